@@ -208,7 +208,7 @@ def test_a_file_in_the_way_of_a_folder_is_one_line(project, capsys):
 
 
 def test_the_demo_makes_its_own_plan(project, capsys):
-    assert refused(capsys, "demo", "--plan", "mine.json").startswith("--plan: Snakemake plans by itself")
+    assert refused(capsys, "demo", "--plan", "mine.json").startswith("--plan: demo makes its own plan")
 
 
 def test_data_that_no_run_reads_are_named(project, capsys):

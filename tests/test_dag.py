@@ -21,7 +21,7 @@ from formerlab.plan.build import build_plan
 from formerlab.plan.show import states
 from formerlab.plan.staleness import RECORDS
 from formerlab.report.catalogue import catalogue
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag")]
@@ -262,7 +262,7 @@ def test_what_crashes_is_tried_again_and_nothing_else(copied, note, tried):
 def test_what_another_process_is_at_is_not_started(copied):
     run = next(iter(of_study(copied, "vision")))
     folder = copied.root / results(copied) / run
-    with noted("train", folder):
+    with stage_note("train", folder):
         done = copied.snakemake("--cores", "1", "--force", f"{results(copied)}/{run}/run.json")
     assert done.returncode == 1
     assert f"train {run} is already running: process {os.getpid()} on " in done.stdout + done.stderr

@@ -35,9 +35,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from formerlab.__main__ import let_signals_interrupt
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 let_signals_interrupt()
-with suppress(KeyboardInterrupt), noted("train", Path("quick")):
+with suppress(KeyboardInterrupt), stage_note("train", Path("quick")):
     Path("quick/begun").touch()
     time.sleep(1000)
 """

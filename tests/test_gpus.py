@@ -44,7 +44,7 @@ def test_jobs_side_by_side_have_distinct_gpus_and_the_third_waits(start):
     first, second = start(), start()
     assert {first.stdout.readline(), second.stdout.readline()} == {"0\n", "3\n"}
     third = start()
-    assert third.stderr.readline() == "waiting for 1 of the GPUs 0, 3: other jobs use them\n"
+    assert third.stderr.readline() == "waiting for free GPUs (1 needed): other jobs use 0, 3\n"
     second.kill()
     assert third.stdout.readline() in ("0\n", "3\n")
 
@@ -54,7 +54,7 @@ def test_small_jobs_share_gpus(start):
     assigned = [job.stdout.readline() for job in jobs]
     assert sorted(assigned) == ["0\n", "0\n", "3\n", "3\n"]
     fifth = start(**{JOBS_PER_GPU: "2"})
-    assert fifth.stderr.readline().startswith("waiting for 1")
+    assert fifth.stderr.readline().startswith("waiting for free GPUs (1 needed)")
     jobs[0].kill()
     assert fifth.stdout.readline() == assigned[0]
 
@@ -82,7 +82,7 @@ def test_a_job_of_two_gets_both_or_none(start):
     one = start()
     free = {"0", "3"} - {one.stdout.readline().strip()}
     both = start(2)
-    assert both.stderr.readline().startswith("waiting for 2")
+    assert both.stderr.readline().startswith("waiting for free GPUs (2 needed)")
     another = start()
     assert another.stdout.readline().strip() in free  # the waiting job has no lock
     for process in (one, another):

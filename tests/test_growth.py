@@ -1,4 +1,4 @@
-"""Progressive growth (arXiv:2410.23168, section 3.3 and Appendix B)."""
+"""Growth of models by parameter tokens (arXiv:2410.23168, section 3.3 and Appendix B)."""
 
 import math
 
@@ -50,7 +50,7 @@ def step(model, optimizer):
 
 
 def trained(parent=PARENT, steps=5):
-    """Return a model in float64 after some training steps, and its optimizer."""
+    """Return a float64 model after some training steps, and its optimizer."""
     model = parent.build(1).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95))
     for _ in range(steps):
@@ -63,17 +63,17 @@ def distance(left, right):
 
 
 DEPTHS = [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=2)]
-KEEPING = [score for score in SCORES if score not in COUNTING_ZEROS]
+PRESERVING = [score for score in SCORES if score not in COUNTING_ZEROS]
 
 
 @pytest.mark.parametrize(
     ("score", "depth"),
-    [*(("l2_gelu", depth) for depth in DEPTHS), *((score, DEPTHS[0]) for score in KEEPING[1:])],
+    [*(("l2_gelu", depth) for depth in DEPTHS), *((score, DEPTHS[0]) for score in PRESERVING[1:])],
     ids=label,
 )
 def test_zero_keys_and_tau_keep_preserve_the_function(score, depth):
-    parts = {"projection": Pattention(tokens=6, score=score), "feedforward": Pattention(tokens=10, score=score)}
-    model, _ = trained(spec(**parts, depth=depth, position=Learned()))
+    layers = {"projection": Pattention(tokens=6, score=score), "feedforward": Pattention(tokens=10, score=score)}
+    model, _ = trained(spec(**layers, depth=depth, position=Learned()))
     assert distance(grow(model), model) < 1e-10
 
 
@@ -100,14 +100,14 @@ def test_old_rows_come_first_and_other_weights_are_copied(init, tau):
     assert grown.embedding.dtype == torch.float64
 
 
-def mixing(model):
+def replace_mixer(model):
     model.mixer = DepthWeightedAverage().build(layers=3).double()
     for alpha in model.mixer.parameters():
         alpha.detach().add_(0.3)
 
 
 CHANGES = {
-    "another mixer": (PARENT, mixing),
+    "another mixer": (PARENT, replace_mixer),
     "a frozen embedding": (PARENT, lambda model: model.embedding.requires_grad_(False)),
     "fewer classes": (IMAGES, lambda model: model.reset_classifier(3)),
     "more classes": (IMAGES, lambda model: model.reset_classifier(9)),
@@ -158,7 +158,7 @@ def test_repeated_growth_keeps_the_first_tau():
 
 
 def test_a_carried_optimizer_takes_the_parents_next_step():
-    """If the function is preserved, old weights take exactly the step that the parent would take."""
+    """If growth preserves the function, the next step changes old weights exactly as in the parent."""
     model, optimizer = trained()
     grown = grow(model)
     carried = torch.optim.AdamW(grown.parameters(), lr=0.01, betas=(0.9, 0.95))
@@ -200,7 +200,7 @@ def test_incompatible_children_are_refused_in_one_line(changes, message):
         ({"tokens": {"projection": 5}}, "cannot grow projection.tokens=6 into 5"),
         ({"init": "zeros"}, "cannot grow with init='zeros'; use random or zero"),
         ({"tau": "fixed"}, "cannot grow with tau='fixed'; use sqrt or keep"),
-        ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattentions of this model are projection, feedforward"),
+        ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattention layers of this model are projection, feedforward"),
     ],
 )
 def test_invalid_arguments_of_grow_are_refused_in_one_line(options, message, monkeypatch):

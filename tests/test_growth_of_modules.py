@@ -54,28 +54,28 @@ def net():
 def test_a_grown_copy_computes_the_same_function_and_its_new_tokens_learn():
     model = net()
     model.rest[2].keys.requires_grad_(False)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
     grown = grow(model.eval(), factor=3)
     assert type(grown) is Net
     assert not grown.training
     assert grown.again is grown.first
-    assert (grow_counts(model), grow_counts(grown)) == ([12, 10], [36, 30])
+    assert (token_counts(model), token_counts(grown)) == ([12, 10], [36, 30])
     torch.testing.assert_close(grown(X), model(X), rtol=0, atol=1e-12)
     assert not grown.rest[2].keys.requires_grad
     grown(X).square().sum().backward()
     assert grown.first.keys.grad[12:].ne(0).any(dim=1).all()
     assert model.first.keys.grad is None
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
     torch.testing.assert_close(grow(grown)(X), model(X), rtol=0, atol=1e-12)
 
 
-def grow_counts(model):
+def token_counts(model):
     return [len(layer.keys) for layer in model.modules() if isinstance(layer, PattentionLayer)]
 
 
 def test_only_the_named_layers_grow():
     grown = grow(net(), tokens={"rest.2": 11})
-    assert grow_counts(grown) == [12, 11]
+    assert token_counts(grown) == [12, 11]
 
 
 class Classifier(nn.Module):
@@ -110,7 +110,7 @@ def test_a_translator_grows_too():
     assert grown.spec.feedforward == Pattention(tokens=8, tau=2.0)
 
 
-def damaged(how):
+def unsupported_net(how):
     model = net()
     if how == "pruned":
         prune.random_unstructured(model.first, "values", 0.5)
@@ -131,10 +131,10 @@ def shell():
     [
         (nn.Linear(2, 2), {}, "cannot grow a Linear: it has no Pattention layer"),
         (net(), {"tokens": {"first": 3}}, "cannot grow first from 12 tokens to 3: growth never removes tokens"),
-        (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattentions of this module are first, rest.2"),
+        (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattention layers of this module are first, rest"),
         (net(), {"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
-        (damaged("shared"), {}, "cannot grow other: its keys are tied to first"),
-        (damaged("pruned"), {}, "cannot grow first: its values are reparametrized or sharded"),
+        (unsupported_net("shared"), {}, "cannot grow other: its keys are tied to first"),
+        (unsupported_net("pruned"), {}, "cannot grow first: its values are reparametrized or sharded"),
         (shell(), {}, "cannot grow a FormerlabForCausalLM: its config also stores the sizes; grow its decoder"),
         (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it belongs to a model"),
     ],
@@ -178,10 +178,10 @@ def test_models_wrapped_by_ddp_or_fsdp_are_refused(process_group):
 
 def test_other_wrappers_use_the_grown_weights():
     wrapped = grow(nn.DataParallel(net()))
-    before = wrapped(X)
+    output = wrapped(X)
     with torch.no_grad():
         next(layer for layer in wrapped.modules() if isinstance(layer, PattentionLayer)).values.mul_(2)
-    assert not torch.equal(wrapped(X), before)
+    assert not torch.equal(wrapped(X), output)
 
 
 @pytest.mark.parametrize(
@@ -202,5 +202,5 @@ def test_invalid_sizes_are_refused(options, message):
 
 
 def test_numpy_sizes_are_accepted():
-    assert grow_counts(grow(net(), tokens={"first": np.int64(14)})) == [14, 10]
-    assert grow_counts(grow(net(), factor=np.float32(1.5))) == [18, 15]
+    assert token_counts(grow(net(), tokens={"first": np.int64(14)})) == [14, 10]
+    assert token_counts(grow(net(), factor=np.float32(1.5))) == [18, 15]

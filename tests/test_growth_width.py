@@ -29,7 +29,7 @@ PARENT = Decoder(
     feedforward=Mlp(bias=True, hidden=20),
 )
 TOKENS = torch.arange(24).reshape(3, 8) % 11
-KEEPING = ("net2net", "hypercloning")
+PRESERVING = ("net2net", "hypercloning")
 
 
 def spec(parent=PARENT, **changes):
@@ -46,8 +46,8 @@ def wider(parent, factor, hidden=None):
     return spec(parent, **changes)
 
 
-def drawn(parent):
-    """Return a model in float64 with random weights, including gains, biases and mixing weights."""
+def random_model(parent):
+    """Return a float64 model with random weights, including gains, biases and mixing weights."""
     model = parent.build(0).double()
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -60,11 +60,11 @@ def grown(model, child, seed=5, **growth):
     return grow_into(model.state_dict(), model.spec, child, Growth(**growth), seed)
 
 
-def distance(one, other):
-    return (one(TOKENS) - other(TOKENS)).abs().max().item()
+def distance(left, right):
+    return (left(TOKENS) - right(TOKENS)).abs().max().item()
 
 
-@pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.parametrize("method", PRESERVING)
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("factor", [2, 3])
 @pytest.mark.parametrize(
@@ -79,53 +79,53 @@ def distance(one, other):
     ids=str,
 )
 def test_integer_factors_keep_the_function(method, noise, factor, changes):
-    model = drawn(spec(**changes))
+    model = random_model(spec(**changes))
     assert distance(grown(model, wider(model.spec, factor), method=method, noise=noise), model) < 1e-10
 
 
-MIXERS_OF_NO_WIDTH = [mixer for mixer in settings(DepthMixer) if mixer.params(3, 8) == mixer.params(3, 16)]
-MIXERS_OF_WIDTH = [mixer for mixer in settings(DepthMixer) if mixer not in MIXERS_OF_NO_WIDTH]
+WIDTH_INDEPENDENT = [mixer for mixer in settings(DepthMixer) if mixer.params(3, 8) == mixer.params(3, 16)]
+WIDTH_DEPENDENT = [mixer for mixer in settings(DepthMixer) if mixer not in WIDTH_INDEPENDENT]
 
 
-@pytest.mark.parametrize("method", KEEPING)
+@pytest.mark.parametrize("method", PRESERVING)
 @pytest.mark.parametrize(
     "changes",
     [
         *({"norm": norm} for norm in settings(Norm)),
         *({"position": position} for position in settings(Position) if position.kind != "sinusoidal"),
-        *({"depth": depth} for depth in [*MIXERS_OF_NO_WIDTH, DepthWeightedAverage(dilation=2)]),
+        *({"depth": depth} for depth in [*WIDTH_INDEPENDENT, DepthWeightedAverage(dilation=2)]),
         *({"feedforward": Mlp(activation=activation, hidden=5)} for activation in ("gelu", "relu", "swiglu")),
     ],
     ids=lambda changes: "-".join(str(label(part)) for part in changes.values()),
 )
 def test_every_kind_of_layer_is_supported(method, changes):
-    model = drawn(spec(**changes))
+    model = random_model(spec(**changes))
     assert distance(grown(model, wider(model.spec, 2), method=method), model) < 1e-10
 
 
-@pytest.mark.parametrize("changes", [{"position": Sinusoidal()}, *({"depth": mixer} for mixer in MIXERS_OF_WIDTH)])
+@pytest.mark.parametrize("changes", [{"position": Sinusoidal()}, *({"depth": mixer} for mixer in WIDTH_DEPENDENT)])
 def test_unsupported_layers_are_refused(changes):
-    model, ((name, part),) = drawn(spec(**changes)), changes.items()
-    with pytest.raises(UserError, match=f"cannot grow {name}.kind={part.kind} by (method=)?net2net"):
+    model, ((name, layer),) = random_model(spec(**changes)), changes.items()
+    with pytest.raises(UserError, match=f"cannot grow {name}.kind={layer.kind} by (method=)?net2net"):
         grown(model, wider(model.spec, 2), method="net2net")
 
 
 def test_padding_copies_the_old_matrix_to_the_top_left_block():
     """Eq. 13 of arXiv:2410.23168; the first heads are the old heads."""
-    model, child = drawn(PARENT), wider(PARENT, 1.5)
+    model, child = random_model(PARENT), wider(PARENT, 1.5)
     new, fresh, old = grown(model, child, method="net2net_pad").state_dict(), child.build(5).state_dict(), 0
     for name, weight in model.state_dict().items():
         corner = tuple(slice(size) for size in weight.shape)
         assert torch.equal(new[name][corner], weight)
-        rest = torch.ones(new[name].shape, dtype=torch.bool)
-        rest[corner] = False
-        assert torch.equal(new[name][rest], fresh[name].double()[rest])
+        outside = torch.ones(new[name].shape, dtype=torch.bool)
+        outside[corner] = False
+        assert torch.equal(new[name][outside], fresh[name].double()[outside])
         old += weight.numel()
     assert old < counted_params(child.build())
 
 
 def test_hypercloning_matches_the_papers_block_matrix():
-    model = drawn(PARENT)
+    model = random_model(PARENT)
     old, new = model.state_dict(), grown(model, wider(PARENT, 2), method="hypercloning").state_dict()
     for name in (
         "blocks.1.attention.query.weight",
@@ -142,19 +142,19 @@ def test_hypercloning_matches_the_papers_block_matrix():
 
 def test_net2net_copies_each_unit_two_or_three_times():
     """Columns of the embedding are channels; the seed determines the copies that follow the old channels."""
-    model = drawn(PARENT)
+    model = random_model(PARENT)
     child = wider(PARENT, 2.5, hidden=20)
-    one, again, other = (grown(model, child, seed, method="net2net").embedding for seed in (5, 5, 6))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert torch.equal(one[:, :12], model.embedding)
-    copies = (one[:, :, None] == model.embedding[:, None, :]).all(0).sum(0)
+    first, same_seed, other_seed = (grown(model, child, seed, method="net2net").embedding for seed in (5, 5, 6))
+    assert torch.equal(first, same_seed)
+    assert not torch.equal(first, other_seed)
+    assert torch.equal(first[:, :12], model.embedding)
+    copies = (first[:, :, None] == model.embedding[:, None, :]).all(0).sum(0)
     assert copies.tolist().count(2) == 6
     assert copies.tolist().count(3) == 6
 
 
 def test_noise_sums_to_zero_over_copies():
-    model = drawn(PARENT)
+    model = random_model(PARENT)
     name = "blocks.0.attention.key.weight"
     plain, noisy = (grown(model, wider(PARENT, 3), method="hypercloning", noise=n).state_dict()[name] for n in (0, 0.4))
     assert not torch.allclose(plain, noisy)
@@ -175,7 +175,7 @@ NO_GAIN = spec(final_norm=LayerNorm(gain=False))
             spec(width=24),
             "cannot grow width=12, heads=2 into width=24, heads=2: every head",
         ),
-        ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: not a multiple, as hyperc"),
+        ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: hypercloning needs a m"),
         ("net2net", PARENT, wider(PARENT, 0.5), "cannot grow width=12 into 6: growth never reduces a size"),
         ("net2net", PARENT, spec(layers=3), "cannot grow layers=2 into layers=3: net2net only adds width"),
         (

@@ -11,16 +11,16 @@ import pytest
 
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
-from formerlab.results.notes import noted, read_note
+from formerlab.results.notes import read_note, stage_note
 
 AT_WORK = """
 import sys
 from pathlib import Path
 from formerlab.__main__ import let_signals_interrupt
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 from formerlab.files import replacing
 let_signals_interrupt()
-with noted(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys.argv[3])) as temporary:
+with stage_note(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys.argv[3])) as temporary:
     temporary.write_text("half")
     print("begun", flush=True)
     input()
@@ -48,15 +48,15 @@ def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(t
     with at_work("train", tmp_path) as first:
         since = read_note("train", tmp_path)["since"]
         who = f"process {first.pid} on {socket.gethostname()}, since {since}"
-        with pytest.raises(UserError) as caught, noted("train", tmp_path):
+        with pytest.raises(UserError) as caught, stage_note("train", tmp_path):
             pytest.fail("both worked")
         assert str(caught.value) == f"{tmp_path}: train is already running here ({who}); wait for it, or stop it"
-        with noted("flow", tmp_path):  # another stage is not blocked
+        with stage_note("flow", tmp_path):  # another stage is not blocked
             assert read_note("train", tmp_path)["state"] == "running"
         first.kill()
         first.wait()
         assert read_note("train", tmp_path)["state"] == "killed"
-        with noted("train", tmp_path):
+        with stage_note("train", tmp_path):
             assert read_note("train", tmp_path)["pid"] == os.getpid()
     assert read_note("train", tmp_path) is None
 
@@ -65,7 +65,7 @@ def test_the_next_start_removes_what_the_killed_one_left_and_nothing_of_who_work
     with at_work("prune", tmp_path, "prune.csv"):
         with at_work("zeroshot", tmp_path, "zeroshot.csv"):
             assert len(left(tmp_path)) == 2
-        with noted("zeroshot", tmp_path):
+        with stage_note("zeroshot", tmp_path):
             (rest,) = left(tmp_path)
             assert rest.startswith(".prune.csv.")
 
@@ -74,7 +74,7 @@ def test_what_it_left_on_another_machine_is_removed_too(tmp_path):
     write_json(tmp_path / ".flow.state.json", {"state": "running", "pid": 7, "host": "node-1.cluster"})
     for name in (".flow.csv.node-1-cluster.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp", ".a.node-2.7.tmp"):
         (tmp_path / name).touch()
-    with noted("flow", tmp_path):
+    with stage_note("flow", tmp_path):
         assert left(tmp_path) == [".a.node-2.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp"]
 
 
@@ -88,6 +88,6 @@ def test_sigterm_stops_a_stage_with_a_note(tmp_path):
 
 
 def test_a_long_reason_is_cut_and_the_note_stays_readable(tmp_path):
-    with pytest.raises(StoppedEarly), noted("train", tmp_path):
+    with pytest.raises(StoppedEarly), stage_note("train", tmp_path):
         raise StoppedEarly("x" * 10_000)
     assert set(read_note("train", tmp_path)["reason"]) == {"x"}

@@ -115,7 +115,7 @@ def test_other_data_are_refused_unless_said_otherwise(project, capsys):
 def test_what_is_not_committed_is_named(project, capsys):
     assert "no run 'small/parnt/seed0'; did you mean small/parent/seed0" in refused(capsys, "small/parnt/seed0")
     shutil.rmtree(project / "results/cached")
-    assert refused(capsys, "small/parent/seed0").endswith("--scale names another")
+    assert refused(capsys, "small/parent/seed0").endswith("choose another with --scale")
 
 
 def test_how_far_rows_are_is_said_column_by_column(tmp_path):

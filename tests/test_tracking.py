@@ -14,12 +14,12 @@ from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_c
 
 from formerlab.__main__ import main
 from formerlab.errors import StoppedEarly, UserError
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 from formerlab.results.read import Results, flatten
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows
 from formerlab.tracking.mlflow import pages, sync
-from formerlab.tracking.rows import MOST_POINTS, seed_entry
+from formerlab.tracking.rows import MAX_POINTS, seed_entry
 
 pytestmark = pytest.mark.xdist_group("mlflow")
 PLAIN = "live/laptop/denseformer/plain-8"
@@ -249,7 +249,7 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
     (folder / "train.csv").write_text("".join(rows["train.csv"].splitlines(keepends=True)[:11]))
     (folder / "run.yaml").write_text(json.dumps(json.loads(rows["run.json"])["spec"]))
     data = root / "data" / json.loads(rows["run.json"])["data"]["name"]
-    with suppress(StoppedEarly), noted("train", folder):
+    with suppress(StoppedEarly), stage_note("train", folder):
         assert synced(tmp_path)["created"] == []  # the data are being prepared again
         raise StoppedEarly("time limit")
     data.mkdir(parents=True, exist_ok=True)
@@ -262,12 +262,12 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
         (status,) = {runs[name].info.status for name in (key, f"{key}/seed0")}
         return status, [point.step for point in curve], [run.info.run_id for run in runs.values()]
 
-    with suppress(StoppedEarly), noted("train", folder):
+    with suppress(StoppedEarly), stage_note("train", folder):
         assert seen()[:2] == ("RUNNING", list(range(10, 101, 10)))
         raise StoppedEarly("time limit")
     *stopped, runs = seen()
     assert stopped == ["KILLED", list(range(10, 101, 10))]
-    with suppress(StoppedEarly), noted("train", folder):  # another start time
+    with suppress(StoppedEarly), stage_note("train", folder):  # another start time
         assert seen() == ("RUNNING", list(range(10, 101, 10)), runs)
         raise StoppedEarly("time limit")
     for name, text in rows.items():
@@ -309,7 +309,7 @@ def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
     results = Results(tmp_path)
     entry = seed_entry(results, results.records()[0])
     points = entry.thinned().query("name == 'train/loss_nats'")
-    assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
+    assert MAX_POINTS / 2 < len(points) <= MAX_POINTS
     assert points["step"].iloc[[0, -1]].tolist() == [1, 5000]
     assert points["time_ms"].is_monotonic_increasing
     assert entry.points.equals(seed_entry(Results(tmp_path), results.records()[0]).points)

@@ -49,14 +49,14 @@ class Spec(BaseModel):
         """Return 16 hexadecimal digits that identify the values of the spec."""
         return fingerprint(self.to_dict())
 
-    def parts(self) -> Iterator["Spec"]:
+    def nested_specs(self) -> Iterator["Spec"]:
         """Yield this spec and all nested specs."""
         yield self
         for name in type(self).model_fields:
             value = getattr(self, name)
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Spec):
-                    yield from item.parts()
+                    yield from item.nested_specs()
 
 
 def variants(union: object) -> tuple[type[Spec], ...]:

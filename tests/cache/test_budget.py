@@ -30,13 +30,13 @@ def test_budgets_resolve_to_counts(budget, length, expected):
 
 @pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, True, float("nan")])
 def test_invalid_budgets_are_refused_with_their_value(budget):
-    with pytest.raises(UserError, match=r"ratio \(a float in"):
+    with pytest.raises(UserError, match=r"fraction \(a float in"):
         resolve_budget(budget, 10)
 
 
 @settings(deadline=None, derandomize=True)
 @given(length=st.integers(1, 5000), percent=st.integers(1, 99))
-def test_ratios_round_half_up(length, percent):
+def test_fractions_round_half_up(length, percent):
     assert resolve_budget(percent / 100, length) == (2 * percent * length + 100) // 200
 
 
@@ -53,7 +53,7 @@ def test_numpy_and_torch_counts_are_accepted(budget):
 
 
 @pytest.mark.parametrize("budget", [np.float32(0.29), np.float16(0.29), np.float64(0.29), torch.tensor(0.29)])
-def test_low_precision_ratios_use_their_printed_value(budget):
+def test_low_precision_fractions_use_their_printed_value(budget):
     assert resolve_budget(budget, 50) == resolve_budget(0.29, 50) == 15
     assert repr(Simulation(H2O(), budget).budget) == "0.29"
 

@@ -224,21 +224,21 @@ def test_policies_that_cannot_evict_are_refused(policy):
 
 
 @pytest.mark.parametrize("policy", [Decay(), H2O(), StreamingLLM(positions="reindexed")], ids=repr)
-@pytest.mark.parametrize("ratio", [0.05, 0.4, 1.0])
-def test_a_ratio_is_a_fraction_of_the_prompt(policy, ratio, tokens):
+@pytest.mark.parametrize("fraction", [0.05, 0.4, 1.0])
+def test_a_budget_may_be_a_fraction_of_the_prompt(policy, fraction, tokens):
     model = decoder(position=Rotary())
-    cache = PrunedCache(policy, ratio, model.position)
-    simulation = Simulation(policy, ratio, position=model.position)
+    cache = PrunedCache(policy, fraction, model.position)
+    simulation = Simulation(policy, fraction, position=model.position)
     assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
-    held = resolve_budget(ratio, TIME)
-    fitting = policy.model_copy(update={"sink": min(policy.sink, held)})  # a ratio retains at most the budget
-    count = PrunedCache(fitting, held, model.position)
+    keys = resolve_budget(fraction, TIME)
+    fitting = policy.model_copy(update={"sink": min(policy.sink, keys)})  # a fraction retains at most the budget
+    count = PrunedCache(fitting, keys, model.position)
     model(tokens, attend=count)
     assert torch.equal(*(model(tokens[:, :2], attend=one, start=TIME) for one in (cache, count)))
     assert cache.bytes() == count.bytes()
 
 
-def test_a_ratio_with_length_supports_single_tokens(tokens):
+def test_a_fraction_with_length_supports_single_tokens(tokens):
     model = decoder()
     cache = PrunedCache(Decay(), 0.4, length=TIME)
     steps = [model(token, attend=cache, start=now) for now, token in enumerate(tokens.split(1, 1))]

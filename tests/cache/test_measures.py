@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, ideal_attention, simulate
-from formerlab.cache.measures import kept_measures
+from formerlab.cache.measures import retention_measures
 
 
 def random_logits(batch=2, heads=2, time=20, seed=0):
@@ -15,7 +15,7 @@ def random_logits(batch=2, heads=2, time=20, seed=0):
 def test_early_share_without_pruning_is_uniform():
     for time in (2, 3, 7, 20):
         _, visible = simulate(Full(), random_logits(time=time), 1.0)
-        actual = {name: value.tolist() for name, value in kept_measures(visible).items()}
+        actual = {name: value.tolist() for name, value in retention_measures(visible).items()}
         even = {"early_share": 0.4, "early_share_10": 0.1, "mean_position": 0.5, "recent_share": 0.4}
         assert actual == {name: pytest.approx([value] * 2, abs=1e-12) for name, value in even.items()}
 
@@ -25,7 +25,7 @@ def test_early_share_counts_straddling_positions_fractionally():
     visible[0, 0, 3, [1, 2, 3]] = True  # 40 % of the 3 earlier positions are 1.2: position 1 counts 0.2
     visible[0, 0, 2, 2] = True  # retains no earlier key: not counted
     visible[0, 0, 1, [0, 1]] = True  # first half: not counted
-    assert kept_measures(visible)["early_share"].item() == pytest.approx(0.1)
+    assert retention_measures(visible)["early_share"].item() == pytest.approx(0.1)
 
 
 def ideal(full, budget):

@@ -94,7 +94,7 @@ def test_a_protected_prompt_is_retained_as_simulated(policy):
 
 
 def test_recent_is_a_fraction_of_the_budget_without_the_prompt():
-    assert H2O(protect="prompt").after_prompt(100).protected(110) == (100, 5)
+    assert H2O(protect="prompt").with_prompt_length(100).protected(110) == (100, 5)
     assert Decay(sink=4, recent=0.25).protected(16) == (4, 4)
     assert Decay(sink=4, recent=1.0).protected(16) == (4, 12)
 
@@ -102,7 +102,7 @@ def test_recent_is_a_fraction_of_the_budget_without_the_prompt():
 @pytest.mark.parametrize("policy", [Random(protect="prompt"), H2O(protect="prompt")], ids=repr)
 def test_engines_agree_on_a_protected_prompt(policy):
     numba_engine = pytest.importorskip("formerlab.cache.numba_engine")
-    policy = policy.after_prompt(5)
+    policy = policy.with_prompt_length(5)
     given = prompt(policy, 9, [37, 24], *tensors(2, 4, 2, 37, 16))
     same(numba_engine.run(policy, given), torch_engine.run(policy, given), [37, 24])
 

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from formerlab.cache import H2O, TOVA, Decay, KeyDiff, Knorm, KVCache, Local, PrunedCache, Random, StreamingLLM
 from formerlab.cache.static import StaticStep, is_static
-from formerlab.evaluation.language.generate import draw
+from formerlab.evaluation.language.generate import sample_token
 from formerlab.layers import DepthWeightedAverage, Learned, Pattention, Rotary
 from formerlab.models import Decoder
 
@@ -58,7 +58,7 @@ def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, 
         prepare(step := StaticStep(model, cache, count))
     seen = []
     for _ in range(count):
-        tokens = torch.stack([draw(row, temperature, None, generator) for row in logits])[:, None]
+        tokens = torch.stack([sample_token(row, temperature, None, generator) for row in logits])[:, None]
         logits = step(tokens) if static else model(tokens, attend=cache, start=cache.length)[:, -1]
         seen.append((tokens, logits))
     return (torch.cat(parts) for parts in zip(*seen, strict=True))

@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 from formerlab.errors import UserError
-from formerlab.evaluation.language.generate import draw, generate, sample
+from formerlab.evaluation.language.generate import generate, sample, sample_token
 
 
 def test_greedy_tokens_are_those_of_full_forward_passes(model):
@@ -17,24 +17,24 @@ def test_greedy_tokens_are_those_of_full_forward_passes(model):
     assert list(sample(model, prompt, tokens=20, temperature=0.0)) == expected[3:]
 
 
-def test_top_k_and_temperature_shape_the_draws():
+def test_top_k_and_temperature_change_the_samples():
     logits = torch.tensor([1.0, 3.0, 2.0, 0.0])
     generator = torch.Generator().manual_seed(0)
-    drawn = [int(draw(logits, 0.5, 2, generator)) for _ in range(2000)]
-    share = drawn.count(1) / len(drawn)
-    assert set(drawn) == {1, 2}
+    sampled = [int(sample_token(logits, 0.5, 2, generator)) for _ in range(2000)]
+    share = sampled.count(1) / len(sampled)
+    assert set(sampled) == {1, 2}
     assert share == pytest.approx(torch.tensor([6.0, 4.0]).softmax(0)[0].item(), abs=0.03)
-    assert {int(draw(logits, 0.0, None, generator)) for _ in range(5)} == {1}
-    assert {int(draw(logits, 100.0, None, generator)) for _ in range(200)} == {0, 1, 2, 3}
+    assert {int(sample_token(logits, 0.0, None, generator)) for _ in range(5)} == {1}
+    assert {int(sample_token(logits, 100.0, None, generator)) for _ in range(200)} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_draw_is_that_of_multinomial(seed):
+def test_a_sample_equals_the_sample_of_multinomial(seed):
     logits = torch.randn(300)
-    drawn = draw(logits, 0.8, 40, torch.Generator().manual_seed(seed))
+    sampled = sample_token(logits, 0.8, 40, torch.Generator().manual_seed(seed))
     values, ids = logits.topk(40)
     probabilities = (values.double() / 0.8).softmax(0).float()
-    assert drawn == ids[torch.multinomial(probabilities, 1, generator=torch.Generator().manual_seed(seed))]
+    assert sampled == ids[torch.multinomial(probabilities, 1, generator=torch.Generator().manual_seed(seed))]
 
 
 def test_pieces_join_to_the_text_and_the_seed_decides(model, tokenizer):
@@ -98,7 +98,7 @@ def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
     words, decoder = FAMILIES[family]
     tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, words[0]: 1, words[1]: 2}, unk_token=words[0]))
     tokenizer.decoder = decoder
-    monkeypatch.setattr("formerlab.evaluation.language.generate.draw", lambda *_: torch.tensor(2))
+    monkeypatch.setattr("formerlab.evaluation.language.generate.sample_token", lambda *_: torch.tensor(2))
     pieces: list[str] = []
     assert generate(model, tokenizer, "the", tokens=3, stream=pieces.append) == " cat cat cat"
     assert "".join(pieces) == " cat cat cat"
@@ -109,7 +109,7 @@ def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
 def test_a_temperature_next_to_zero_takes_the_most_probable_token(temperature):
     generator = torch.Generator().manual_seed(0)
     for logits in ([1.0, 3.0, 2.0], [-5.0, -1.0, -9.0], [0.0, 80.0, -torch.inf]):
-        assert draw(torch.tensor(logits), temperature, None, generator) == 1
+        assert sample_token(torch.tensor(logits), temperature, None, generator) == 1
 
 
 @pytest.mark.parametrize(

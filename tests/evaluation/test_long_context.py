@@ -7,7 +7,15 @@ import pytest
 
 from formerlab.errors import UserError
 from formerlab.evaluation.language.harness import load_tasks
-from formerlab.evaluation.pruning.long_context import SOLVED, TASKS, Text, examples, read_text, score, task_config
+from formerlab.evaluation.pruning.long_context import (
+    SOLVED_LENGTH,
+    TASKS,
+    Text,
+    examples,
+    read_text,
+    score,
+    task_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +66,7 @@ def test_needles_occur_once_and_only_the_asked_ones_are_answers(name, hidden, as
 def test_variables_form_one_chain_in_order(length, text, count):
     for example in examples("variable_tracking", length, 3, count, text):
         head, *rest = example.input.split("Memorize and track")[1:]
-        assert len(rest) == (length >= SOLVED), "a solved example precedes longer texts"
+        assert len(rest) == (length >= SOLVED_LENGTH), "a solved example precedes longer texts"
         asked = (rest or [head])[-1]
         assigned = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", asked)
         assert [name for name, _ in assigned] == example.outputs

@@ -23,8 +23,8 @@ from formerlab.cache import (
 )
 from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.pruning.calibration import calibrated, head_distances
-from formerlab.evaluation.pruning.masks import ALPHAS, follow, mask_dumps, mask_measures, score_trajectories
+from formerlab.evaluation.pruning.calibration import calibrate, head_distances
+from formerlab.evaluation.pruning.masks import ALPHAS, mask_dumps, mask_measures, score_trajectories, track_scores
 from formerlab.evaluation.pruning.passkey import Passkey
 from formerlab.evaluation.pruning.prune import PruneSweep, one_shot_losses, prune
 from formerlab.evaluation.pruning.windows import Configuration, Windows
@@ -155,7 +155,7 @@ def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):
 def test_alpha_of_each_head_is_the_best_for_it(model, streams):
     alphas = (0.0, 0.3, 1.0)
     valid, test = Windows(model, streams["valid"], 20, [0, 1]), Windows(model, streams["test"], 20, [3, 4])
-    chosen, tested = calibrated(valid, test, alphas, 4)
+    chosen, tested = calibrate(valid, test, alphas, 4)
     assert len(chosen) == 3 * 2 * 2
     found = head_distances(valid, alphas, 4)
     by_choice = {
@@ -190,7 +190,7 @@ def test_mask_dumps_show_what_each_query_sees(model, stream):
 def test_scores_are_weighted_means_of_attention(model, stream):
     attention = torch.rand(1, 1, 12, 12, dtype=torch.float64).tril()
     attention /= attention.sum(-1, keepdim=True)
-    scores, missed, _ = follow(attention)
+    scores, missed, _ = track_scores(attention)
     for index, alpha in enumerate(ALPHAS):
         for key, query in ((0, 6), (3, 8), (5, 11)):
             weights = torch.tensor([alpha ** (query - step) for step in range(key, query + 1)], dtype=torch.float64)

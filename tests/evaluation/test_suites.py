@@ -143,8 +143,8 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, sa
     [
         ({"prompt": "Question: {{goal}}"}, r"\{\{goal\}\}: double braces mean.*write \{goal\}"),
         ({"prompt": "{query} {{ doc.goal | trim }}"}, r"write \{doc\}"),
-        ({"prompt": "Question: $goal"}, "names no field"),
-        ({"prompt": "Question: {}"}, "names no field"),
+        ({"prompt": "Question: $goal"}, "contains no field"),
+        ({"prompt": "Question: {}"}, "contains no field"),
         ({"prompt": "Question: {goal"}, "prompt"),
         ({"prompt": "{goal}", "format": "cloze"}, "format=cloze has no prompt"),
         ({"delimiter": "", "format": "pairs"}, "format=pairs has complete sentences"),

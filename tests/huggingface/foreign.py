@@ -18,12 +18,12 @@ LATENT = {
     **{"n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     **{"num_key_value_heads": 4, "intermediate_size": 64, "first_k_dense_replace": 1},
 }
-"""Keys of 16 channels and values of 12."""
+"""Latent attention of DeepSeek: keys have 16 channels and values 12."""
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 
 
 def build(kind, **changes):
-    """Return a model in double precision; llama has two query heads per key head, opt has learned positions."""
+    """Return a double-precision model; llama has two query heads per key-value head, opt has learned positions."""
     ensure_torchvision_imports()
     import transformers
 
@@ -42,9 +42,9 @@ def build(kind, **changes):
         "mamba": ("Mamba", {"state_size": 4}),
         "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
     }
-    name, own = kinds[kind]
+    name, settings = kinds[kind]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{name}Config")(**(SIZES | own | changes))
+    config = getattr(transformers, f"{name}Config")(**(SIZES | settings | changes))
     return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).double().eval()
 
 

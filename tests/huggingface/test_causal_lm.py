@@ -42,9 +42,9 @@ def close(a, b, atol=1e-10):
 
 
 def test_without_pruning_logits_equal_the_models_logits(kind, foreign):
-    text, own = tokens(3, 20), build(kind)
+    text, unwrapped = tokens(3, 20), build(kind)
     with torch.no_grad():
-        expected = own(text).logits
+        expected = unwrapped(text).logits
         close(foreign(text), expected)
         close(foreign(text, attend=Simulation(Full(), 1.0)), expected)
         close(foreign(text, attend=PrunedCache(Decay(), 20)), expected)
@@ -55,25 +55,24 @@ def test_no_token_sees_a_later_token(foreign):
     text, other = tokens(1, 12), tokens(1, 12, seed=9)
     changed = torch.cat((text[:, :7], other[:, 7:]), dim=1)
     for attend in (None, lambda: Simulation(Decay(), 4)):
-        given = {} if attend is None else {"attend": attend()}
-        again = {} if attend is None else {"attend": attend()}
+        first, second = ({} if attend is None else {"attend": attend()} for _ in range(2))
         with torch.no_grad():
-            before, after = foreign(text, **given), foreign(changed, **again)
-        close(before[:, :7], after[:, :7], atol=1e-12)
-        assert (before[:, 7:] - after[:, 7:]).abs().max() > 0.1
-    with torch.no_grad():  # tests the registered mask: a direct call, as in transformers
-        before, after = foreign.model(text).logits, foreign.model(changed).logits
-    close(before[:, :7], after[:, :7], atol=1e-12)
+            logits, changed_logits = foreign(text, **first), foreign(changed, **second)
+        close(logits[:, :7], changed_logits[:, :7], atol=1e-12)
+        assert (logits[:, 7:] - changed_logits[:, 7:]).abs().max() > 0.1
+    with torch.no_grad():  # a direct call, as in transformers, uses the registered mask
+        logits, changed_logits = foreign.model(text).logits, foreign.model(changed).logits
+    close(logits[:, :7], changed_logits[:, :7], atol=1e-12)
 
 
 def test_a_direct_call_is_unchanged(kind, foreign):
-    own, text = build(kind), tokens(2, 9)
+    unwrapped, text = build(kind), tokens(2, 9)
     mask = torch.ones_like(text)
     mask[0, :4] = 0
     with torch.no_grad():
-        close(foreign.model(text, attention_mask=mask).logits[1], own(text, attention_mask=mask).logits[1])
+        close(foreign.model(text, attention_mask=mask).logits[1], unwrapped(text, attention_mask=mask).logits[1])
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": mask}
-    assert torch.equal(foreign.model.generate(text, **options), own.generate(text, **options))
+    assert torch.equal(foreign.model.generate(text, **options), unwrapped.generate(text, **options))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -81,13 +80,13 @@ def test_simulated_and_evicted_logits_are_equal(policy, kind, foreign):
     text = tokens(2, 24)
     with torch.no_grad():
         simulated = foreign(text, attend=Simulation(policy, 6))
-        read_at_once = PrunedCache(policy, 6)
-        prompt = foreign(text[:, :17], attend=read_at_once)
-        rest = [foreign(text[:, [t]], attend=read_at_once, start=t) for t in range(17, 24)]
+        prompt_cache = PrunedCache(policy, 6)
+        prompt = foreign(text[:, :17], attend=prompt_cache)
+        decoded = [foreign(text[:, [t]], attend=prompt_cache, start=t) for t in range(17, 24)]
         full = foreign(text)
     cache = PrunedCache(policy, 6)
     close(stepped(foreign, text, cache), simulated)
-    close(torch.cat((prompt, *rest), dim=1), simulated)
+    close(torch.cat((prompt, *decoded), dim=1), simulated)
     assert cache.kept(1).shape == (2, {"opt": 4, "llama": 2}[kind], 6)
     assert (simulated - full).abs().max() > 0.01
 
@@ -98,11 +97,11 @@ def test_rotated_keys_can_be_reindexed():
         model = CausalLM(build(kind))
         with torch.no_grad():
             simulated = model(text, attend=Simulation(policy, 6, position=model.position))
-            kept = model(text, attend=Simulation(StreamingLLM(sink=2), 6))
+            original_positions = model(text, attend=Simulation(StreamingLLM(sink=2), 6))
         cache = PrunedCache(policy, 6, position=model.position)
         close(stepped(model, text, cache), simulated)
-        assert (simulated - kept)[:, 8:].abs().max() > 0.01
-        close(simulated[:, :7], kept[:, :7])
+        assert (simulated - original_positions)[:, 8:].abs().max() > 0.01
+        close(simulated[:, :7], original_positions[:, :7])
 
 
 def test_a_model_without_positions_is_recognised():
@@ -127,9 +126,9 @@ def test_a_model_without_positions_is_recognised():
 )
 def test_unsupported_models_are_refused(kind, changes, message):
     if kind in ("mpt", "mamba") and TRANSFORMERS.startswith("4."):
-        pytest.skip("transformers 4 fails in MPT in double precision, and names no kinds of layers for Mamba")
+        pytest.skip("transformers 4 does not run MPT in double precision and does not name the layer types of Mamba")
     model = build(kind, **changes)
-    if not changes:  # released models of these kinds do not state it, and a context would not help
+    if not changes:  # released models of these types have no such setting, and a context does not help
         del model.config.max_position_embeddings
     with pytest.raises(UserError, match=message):
         CausalLM(model)
@@ -144,7 +143,7 @@ def test_a_window_longer_than_the_context_is_ignored():
 
 
 def test_modified_attention_is_detected(monkeypatch):
-    """A model whose attention adds a term that our function does not compute."""
+    """The attention of the model multiplies its output by 1.5."""
     from transformers.models.llama import modeling_llama
 
     model = build("llama")

@@ -1,4 +1,4 @@
-"""The commands export and import."""
+"""The commands export-huggingface and import-tokenformer."""
 
 import json
 from types import SimpleNamespace
@@ -20,9 +20,9 @@ from formerlab.integrations.huggingface.neox import load_released
 from formerlab.released import Folder
 
 
-def refused(capsys, *words):
+def error_of(capsys, *words):
     assert main([*map(str, words)]) == EXIT_USER_ERROR
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]  # apart from progress
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]  # other lines are progress
     return error
 
 
@@ -56,19 +56,19 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
     state = load_file(finished / "weights.safetensors")
     made = load_any(Folder(path=str(tmp_path / "out"))).model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in made.items())
-    assert "no job 'study/run/seed1'" in refused(capsys, "export-huggingface", "study/run/seed1", *words)
+    assert "no job 'study/run/seed1'" in error_of(capsys, "export-huggingface", "study/run/seed1", *words)
 
 
 def test_runs_are_exported_by_id_at_any_scale(finished, tmp_path, monkeypatch, capsys):
-    """As in `generate`: the scale of the configuration, here laptop, has no influence on the run."""
+    """The scale of the configuration, here laptop, has no influence on the run, as for the command `generate`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results/live").mkdir(parents=True)
     (tmp_path / "results/live/smoke").symlink_to(finished.parents[2])
     assert main(["export-huggingface", "study/run/seed0", "--out", "out"]) == 0
     assert (tmp_path / "out/model.safetensors").is_file()
-    assert "no finished run" in refused(capsys, "export-huggingface", "study/run/seed1", "--out", "out")
+    assert "no finished run" in error_of(capsys, "export-huggingface", "study/run/seed1", "--out", "out")
     (tmp_path / "results/live/laptop").symlink_to(finished.parents[2])
-    line = refused(capsys, "export-huggingface", "study/run/seed0", "--out", "out")
+    line = error_of(capsys, "export-huggingface", "study/run/seed0", "--out", "out")
     assert "give the folder results/live/laptop/study/run/seed0 or results/live/smoke/study/run/seed0" in line
 
 
@@ -77,7 +77,7 @@ def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
 
     checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=320))
     words = ("import-tokenformer", checkpoint, "--out", tmp_path / "out")
-    assert "no such tokenizer file" in refused(capsys, *words)
+    assert "no such tokenizer file" in error_of(capsys, *words)
     tokenizer.save(str(tmp_path / "20B.json"))
     assert main([*map(str, words), "--tokenizer", str(tmp_path / "20B.json")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -87,7 +87,7 @@ def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded(ids))
     checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=280))
-    assert "needs 290 tokens, more than" in refused(capsys, *words, "--tokenizer", tmp_path / "20B.json")
+    assert "needs 290 tokens, more than" in error_of(capsys, *words, "--tokenizer", tmp_path / "20B.json")
 
 
 @pytest.fixture(scope="module")
@@ -108,23 +108,23 @@ def folders(finished, tokenizer, tmp_path_factory):
 
 
 def test_answers_match_the_harness(folders, task):
-    """Compares with the Hugging Face model of lm-evaluation-harness, in batches of one."""
+    """The reference is the Hugging Face model of lm-evaluation-harness, in batches of one."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = load_any(Folder(path=str(folders / "llama")))
     tasks = load_tasks([task])
-    ours = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).answers(loaded.model))
-    own = HFLM(
+    rows = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).answers(loaded.model))
+    lm = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(folders / "llama"),
         tokenizer=AutoTokenizer.from_pretrained(folders / "llama"),
         batch_size=1,
         add_bos_token=False,
     )
-    reference = lm_eval.evaluate(lm=own, task_dict=tasks, bootstrap_iters=0, log_samples=True)["samples"]["birds_local"]
+    reference = lm_eval.evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)["samples"]["birds_local"]
     for metric in ("acc", "acc_norm", "acc_mutual_info"):
-        assert [row.value for row in ours if row.metric == metric] == [float(sample[metric]) for sample in reference]
+        assert [row.value for row in rows if row.metric == metric] == [float(sample[metric]) for sample in reference]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command answer-tasks: rows per policy and budget, resuming, and the check of the floor."""
+"""The command answer-tasks: rows per policy and budget, resuming, and the smallest mean of the full cache."""
 
 import csv
 
@@ -70,7 +70,7 @@ def test_a_stopped_run_continues_after_its_last_finished_task(folder, tmp_path, 
     assert len(out.read_text().splitlines()) == 3
 
 
-def test_a_task_decides_above_the_floor():
+def test_a_task_decides_if_the_full_cache_is_good_enough():
     rows = [("full", None, None, 1.0, "needle_single_512", "1.0", index, "string_match", index) for index in (0, 1)]
     expected = "| needle_single_512 | string_match | 2 | 0.500 [0.000, 1.000] | yes |"
     assert generative.summary(rows)[-1] == expected
@@ -92,7 +92,7 @@ def test_a_task_decides_above_the_floor():
     ],
 )
 def test_mistakes_give_one_line_before_the_first_answer(folder, tmp_path, capsys, monkeypatch, words, message):
-    monkeypatch.setattr(pruned_lm, "task_scores", lambda *_, **__: pytest.fail("an answer was asked"))
+    monkeypatch.setattr(pruned_lm, "task_scores", lambda *_, **__: pytest.fail("a task was answered"))
     assert main(["answer-tasks", folder, "--out", str(tmp_path / "rows.csv"), *words]) == EXIT_USER_ERROR
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert message in error

@@ -41,7 +41,7 @@ VARIANTS |= {
     layer.__name__: {"depth": mixer(), "position": Learned()}
     for layer, mixer in {type(mixer().build(2, 8)): mixer for mixer in variants(DepthMixer)}.items()
 }
-"""What needs code of its own, and every kind of mixer among it."""
+"""Models that are exported with model code, including every depth mixer."""
 HALVES = Rotary(interleaved=True, fraction=0.5)
 NATIVE = {
     "GPTNeoXForCausalLM": {},
@@ -50,11 +50,11 @@ NATIVE = {
     "LlamaForCausalLM": MODERN | {"key_heads": 1},
     "LlamaForCausalLM, pairs": MODERN | {"position": Rotary(interleaved=True), "logit_scale": "inverse_sqrt_width"},
 }
-"""What fits a layout of transformers, by the class that reads it."""
+"""Models that fit a native layout, by the class of transformers that loads it."""
 
 
 def build(**parts):
-    """Return a model in double precision with all weights away from their initial values."""
+    """Return a double-precision model in which all weights differ from their initial values."""
     spec = {"vocabulary": 290, "layers": 4, "width": 16, "heads": 2, "context": 48, "embedding_std": 0.5} | parts
     model = Decoder(**spec).build(seed=3).double().eval()
     generator = torch.Generator().manual_seed(4)
@@ -64,7 +64,7 @@ def build(**parts):
     return model
 
 
-ELSEWHERE = """
+SCRIPT = """
 import importlib.util, sys
 
 shim = importlib.util.spec_from_file_location("shim", sys.argv[1])  # for a torchvision without its operators
@@ -75,51 +75,51 @@ sys.modules |= dict.fromkeys(["formerlab", "pydantic", "jaxtyping"])  # None: no
 import torch
 from transformers import AutoModelForCausalLM
 
-prompt, found = torch.load(sys.argv[2]), {}
-for place in sys.argv[4:]:
-    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+prompt, results = torch.load(sys.argv[2]), {}
+for folder in sys.argv[4:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     with torch.no_grad():
         logits = model(prompt).logits
-    made = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
-    found[place] = type(model).__name__, logits, made[:, prompt.shape[1] :]
-torch.save(found, sys.argv[3])
+    generated = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    results[folder] = type(model).__name__, logits, generated[:, prompt.shape[1] :]
+torch.save(results, sys.argv[3])
 """
 
 
 def test_an_exported_model_loads_without_this_package(tmp_path):
-    """In a process that cannot import the package, logits and generated tokens match this process."""
+    """A process that cannot import the package computes the same logits and tokens as this process."""
     prompt, expected = tokens(1, 20), {}
     torch.save(prompt, tmp_path / "prompt.pt")
     for number, (name, parts) in enumerate((VARIANTS | NATIVE).items()):
         model = build(**parts).float()
         save_folder(model, None, tmp_path / f"model_{number}")
         with torch.no_grad():
-            own = sample(model, prompt[0].tolist(), tokens=5, temperature=0.0)
-            expected[str(tmp_path / f"model_{number}")] = name, model(prompt), list(own)
-    words = [torchvision_shim.__file__, tmp_path / "prompt.pt", tmp_path / "found.pt", *expected]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ELSEWHERE, *words],
+            generated = sample(model, prompt[0].tolist(), tokens=5, temperature=0.0)
+            expected[str(tmp_path / f"model_{number}")] = name, model(prompt), list(generated)
+    arguments = [torchvision_shim.__file__, tmp_path / "prompt.pt", tmp_path / "results.pt", *expected]
+    process = subprocess.run(
+        [sys.executable, "-I", "-c", SCRIPT, *arguments],
         capture_output=True,
         text=True,
         env=os.environ | {"HF_HOME": str(tmp_path)},
     )
-    assert done.returncode == 0, done.stderr
-    for place, (kind, logits, made) in torch.load(tmp_path / "found.pt").items():
-        name, own_logits, own = expected[place]
+    assert process.returncode == 0, process.stderr
+    for folder, (kind, logits, generated) in torch.load(tmp_path / "results.pt").items():
+        name, expected_logits, expected_tokens = expected[folder]
         assert kind == (name.partition(",")[0] if name in NATIVE else "FormerlabForCausalLM")
-        torch.testing.assert_close(logits, own_logits, rtol=0, atol=1e-5, msg=name)
-        assert made[0].tolist() == own, name
+        torch.testing.assert_close(logits, expected_logits, rtol=0, atol=1e-5, msg=name)
+        assert generated[0].tolist() == expected_tokens, name
 
 
 def test_a_folder_has_the_keys_of_transformers_4_and_5(tokenizer, tmp_path):
     """Version 4.57 ignores `rope_parameters` and finds the tokenizer class by name."""
-    for name, older in {
+    for name, old_keys in {
         "GPTNeoXForCausalLM, pairs": {"rotary_pct": 0.5, "rotary_emb_base": 10000.0},
         "LlamaForCausalLM": {"rope_theta": 10000.0},
         "plain": {},
     }.items():
         save_folder(build(**(VARIANTS | NATIVE)[name]), tokenizer, tmp_path / name, end_of_text=0)
-        assert older.items() <= json.loads((tmp_path / name / "config.json").read_text()).items()
+        assert old_keys.items() <= json.loads((tmp_path / name / "config.json").read_text()).items()
         settings = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
         assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
         assert settings["model_input_names"] == ["input_ids", "attention_mask"]
@@ -133,21 +133,21 @@ def test_the_documented_calls_do_not_prompt(tokenizer, tmp_path):
     """Without `trust_remote_code` transformers asks whether to run the folder's code, also for the tokenizer."""
     page = (Path(__file__).parents[2] / "docs/existing_models.md").read_text()
     (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if '"plain-4"' in block]
-    head = ELSEWHERE.partition("import torch\n")[0]
-    asked = "import builtins, os\nbuiltins.input = lambda *_: os._exit(3)\n"
+    head = SCRIPT.partition("import torch\n")[0]
+    fail_at_prompt = "import builtins, os\nbuiltins.input = lambda *_: os._exit(3)\n"
     save_folder(build(**VARIANTS["plain"]).float(), tokenizer, tmp_path / "plain-4", end_of_text=0)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", head + asked + example, torchvision_shim.__file__],
+    process = subprocess.run(
+        [sys.executable, "-I", "-c", head + fail_at_prompt + example, torchvision_shim.__file__],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env=os.environ | {"HF_HOME": str(tmp_path)},
     )
-    assert done.returncode == 0, done.stderr
-    assert "the dog ran to" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "the dog ran to" in process.stdout
 
 
-def loaded_by_us(folder):
+def load_folder(folder):
     return load_causal_lm({"pretrained_model_name_or_path": str(folder)})
 
 
@@ -171,8 +171,8 @@ def test_a_model_round_trip_is_bit_identical(kind, tmp_path):
     prompt = tokens(2, 20)
     with torch.no_grad():
         assert torch.equal(loaded(prompt, use_cache=False).logits, model(prompt))
-    for back in (loaded.decoder, loaded_by_us(tmp_path / "model").decoder):
-        state = back.state_dict()
+    for decoder in (loaded.decoder, load_folder(tmp_path / "model").decoder):
+        state = decoder.state_dict()
         assert state.keys() == model.state_dict().keys()
         assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     loaded.save_pretrained(tmp_path / "again")
@@ -183,7 +183,7 @@ def test_a_model_round_trip_is_bit_identical(kind, tmp_path):
 
 
 @pytest.mark.parametrize("parts", [VARIANTS["grouped"]])
-def test_left_padded_rows_generate_as_alone(parts, tmp_path):
+def test_left_padded_rows_generate_the_same_as_single_rows(parts, tmp_path):
     loaded = saved(build(**parts), None, tmp_path / "model")
     rows = [tokens(1, length, seed=length) for length in (11, 4, 7)]
     batch, mask = torch.zeros(3, 11, dtype=torch.int64), torch.zeros(3, 11, dtype=torch.int64)
@@ -219,16 +219,15 @@ def test_hidden_states_are_block_inputs_and_the_final_norm_output(kind, tmp_path
     loaded, prompt = saved(build(**VARIANTS[kind]), None, tmp_path / "model"), tokens(2, 12)
     mask = torch.ones_like(prompt)
     mask[0, :5] = 0
-    read = []
-    hooks = [
-        block.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])) for block in loaded.decoder.blocks
-    ]
+    block_inputs = []
+    record_input = lambda _, inputs: block_inputs.append(inputs[0])  # noqa: E731
+    hooks = [block.register_forward_pre_hook(record_input) for block in loaded.decoder.blocks]
     with torch.no_grad():
         out = loaded(prompt, attention_mask=mask, output_hidden_states=True, logits_to_keep=1)
     for hook in hooks:
         hook.remove()
     assert out.logits.shape[1] == 1
-    assert all(map(torch.equal, out.hidden_states[:-1], read))
+    assert all(map(torch.equal, out.hidden_states[:-1], block_inputs))
     assert len(out.hidden_states) == loaded.config.num_hidden_layers + 1
     assert torch.equal((out.hidden_states[-1] @ loaded.decoder.embedding.T)[:, -1:], out.logits)
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
@@ -240,15 +239,20 @@ def test_hidden_states_are_block_inputs_and_the_final_norm_output(kind, tmp_path
 
 def test_logits_to_keep_accepts_indices(tmp_path):
     loaded, prompt = saved(build(position=Learned()), None, tmp_path / "model"), tokens(1, 6)
-    kept = loaded(prompt, logits_to_keep=torch.tensor([2])).logits
-    torch.testing.assert_close(kept[:, 0], loaded(prompt).logits[:, 2], rtol=0, atol=1e-12)
+    selected = loaded(prompt, logits_to_keep=torch.tensor([2])).logits
+    torch.testing.assert_close(selected[:, 0], loaded(prompt).logits[:, 2], rtol=0, atol=1e-12)
 
 
-TWICE = torch.arange(3).repeat(2)[None]
-SWALLOWED = {
-    "position_ids: inconsistent with the cache and attention_mask; give each text its own row": {"position_ids": TWICE},
+PACKED_POSITIONS = torch.arange(3).repeat(2)[None]
+UNSUPPORTED = {
+    "position_ids: inconsistent with the cache and attention_mask; give each text its own row": {
+        "position_ids": PACKED_POSITIONS
+    },
     "position_ids: inconsistent with the cache": {"position_ids": torch.arange(6)[None] + 1},
-    "position_ids: inconsistent with": {"position_ids": TWICE, "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
+    "position_ids: inconsistent with": {
+        "position_ids": PACKED_POSITIONS,
+        "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]]),
+    },
     "seq_idx: this model does not support packed texts": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
     "cu_seq_lens_q: this model does not support": {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3},
     "output_attentions: this model does not support it": {"output_attentions": True},
@@ -258,12 +262,12 @@ SWALLOWED = {
 }
 
 
-@pytest.mark.parametrize("message", SWALLOWED)
+@pytest.mark.parametrize("message", UNSUPPORTED)
 def test_unsupported_arguments_are_refused(message, tmp_path):
     loaded = saved(build(position=Learned()), None, tmp_path / "model")
     with pytest.raises(UserError, match=message) as caught:
-        loaded(tokens(1, 6), **SWALLOWED[message])
-    assert isinstance(caught.value, ValueError), "as transformers' own models raise"
+        loaded(tokens(1, 6), **UNSUPPORTED[message])
+    assert isinstance(caught.value, ValueError), "models of transformers raise ValueError"
 
 
 def test_matching_position_ids_are_accepted(tmp_path):
@@ -313,23 +317,23 @@ def test_mistakes_give_one_line(tmp_path):
     with pytest.raises(
         UserError, match=r"model: weights decoder.final_norm.gain are missing; .* export the model again"
     ):
-        loaded_by_us(folder)
+        load_folder(folder)
     for spec in ({"width": 32}, {"heads": 5}):
         (folder / "config.json").write_text(json.dumps(config | {"spec": config["spec"] | spec}))
         with pytest.raises(UserError, match="not a causal model") as caught:
-            loaded_by_us(folder)
+            load_folder(folder)
         assert "\n" not in str(caught.value)
 
 
 def test_code_in_a_model_folder_never_runs(tmp_path, monkeypatch):
-    """Not even if the user would confirm the prompt."""
+    """The test confirms every prompt of transformers."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    folder, ran = tmp_path / "model", tmp_path / "ran"
+    folder, marker = tmp_path / "model", tmp_path / "marker"
     folder.mkdir()
     classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
     (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
-    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     with pytest.raises(UserError) as caught:
         load_causal_lm({"pretrained_model_name_or_path": str(folder)})
     assert str(folder) in str(caught.value)
-    assert not ran.exists()
+    assert not marker.exists()

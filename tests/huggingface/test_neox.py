@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of the official GPU code, against its formulas in plain torch."""
+"""Imported checkpoints of the official GPU code match its formulas, which are written here in plain torch."""
 
 import math
 
@@ -47,7 +47,7 @@ def attended(q, k, v):
 
 
 def naive_logits(weights, tokens, activation="l2_norm_gelu"):
-    """Return the logits of one sequence by the published formulas, in double precision."""
+    """Return the double-precision logits of one sequence, computed with the published formulas."""
     w = {name: tensor.double() for name, tensor in weights.items()}
 
     def pattention(x, name):

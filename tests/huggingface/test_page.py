@@ -1,4 +1,4 @@
-"""The commands and examples of a documentation page run on small models with the names of the page."""
+"""The commands and examples of docs/existing_models.md run on small models that have the names of the page."""
 
 import re
 import shlex
@@ -17,8 +17,8 @@ EXAMPLES = [block for block in re.findall(r"^```python\n(.*?)^```", MODELS, re.M
 
 
 @pytest.fixture(scope="module")
-def place(finished, tokenizer, tmp_path_factory):
-    """Return a folder with small models under the page's names."""
+def folder(finished, tokenizer, tmp_path_factory):
+    """Return a folder with small models that have the names of the page."""
     from transformers import PreTrainedTokenizerFast
 
     root = tmp_path_factory.mktemp("page")
@@ -27,15 +27,15 @@ def place(finished, tokenizer, tmp_path_factory):
     run.symlink_to(finished)
     end = "<|endoftext|>"
     foreign.build("opt").float().save_pretrained(root / "opt-2.7b")
-    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end)
-    own.save_pretrained(root / "opt-2.7b")
+    fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end)
+    fast_tokenizer.save_pretrained(root / "opt-2.7b")
     written(root / "TokenFormer-150M", made_up(vocabulary=320))
     tokenizer.save(str(root / "TokenFormer-150M/tokenizer.json"))
     return root
 
 
-def test_the_page_runs(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_the_page_runs(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
     assert len(COMMANDS) == 2
     assert len(EXAMPLES) == 4
     for command in COMMANDS:

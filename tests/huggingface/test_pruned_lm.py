@@ -35,18 +35,18 @@ def requests(*prompts, **options):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_answers_of_the_full_cache_match_the_harness(model, fast, batch):
-    asked = requests(*PROMPTS)
-    expected = HFLM(pretrained=model, tokenizer=fast, batch_size=batch).generate_until(asked, disable_tqdm=True)
-    assert PrunedLM(model, fast, batch=batch).generate_until(asked) == expected
+    instances = requests(*PROMPTS)
+    expected = HFLM(pretrained=model, tokenizer=fast, batch_size=batch).generate_until(instances, disable_tqdm=True)
+    assert PrunedLM(model, fast, batch=batch).generate_until(instances) == expected
     assert len({*expected}) == len(PROMPTS)
-    assert PrunedLM(model, fast, Local(), 4, batch=batch).generate_until(asked) != expected
+    assert PrunedLM(model, fast, Local(), 4, batch=batch).generate_until(instances) != expected
 
 
 @pytest.mark.parametrize("policy", [H2O(), Decay()], ids=["h2o", "decay"])
 def test_answers_do_not_depend_on_the_batch(model, fast, policy):
-    asked = requests(*PROMPTS, until=["q"])
-    one, four = (PrunedLM(model, fast, policy, 5, batch=batch).generate_until(asked) for batch in (1, 4))
-    assert one == four
+    instances = requests(*PROMPTS, until=["q"])
+    single, batched = (PrunedLM(model, fast, policy, 5, batch=batch).generate_until(instances) for batch in (1, 4))
+    assert single == batched
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ def test_answers_do_not_depend_on_the_batch(model, fast, policy):
     [
         ("the cat", {"until": [], "max_gen_toks": None}, 1.0, "until: the stop list is empty"),
         ("the cat", {"until": ["", "q"]}, 1.0, "until: an empty stop string"),
-        ("the cat", {"max_gen_toks": foreign.CONTEXT}, 1.0, "max_gen_toks: 64 leave no room for a prompt"),
+        ("the cat", {"max_gen_toks": foreign.CONTEXT}, 1.0, "max_gen_toks: 64 leaves no room for a prompt"),
         ("the cat sat " * 30, {}, 1.0, "a prompt of .* tokens and max_gen_toks=20 exceed the context of 64"),
         ("the cat", {}, 0, "budget 0: give a count of keys"),
         ("the cat", {}, 0.01, "budget 0.01: less than one key for a prompt"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(model, fast, prompt, options, budget, message):
-    asked = requests(prompt, **options)
+    instances = requests(prompt, **options)
     if options.get("max_gen_toks", 1) is None:
-        del asked[0].args[1]["max_gen_toks"]
+        del instances[0].args[1]["max_gen_toks"]
     with pytest.raises(UserError, match=message):
-        PrunedLM(model, fast, Local(), budget).generate_until(asked)
+        PrunedLM(model, fast, Local(), budget).generate_until(instances)
 
 
 def test_an_empty_stop_list_with_a_length_is_supported(model, fast):
-    asked = requests("the cat", until=[], max_gen_toks=3)
-    expected = HFLM(pretrained=model, tokenizer=fast).generate_until(asked, disable_tqdm=True)
-    assert PrunedLM(model, fast).generate_until(asked) == expected
+    instances = requests("the cat", until=[], max_gen_toks=3)
+    expected = HFLM(pretrained=model, tokenizer=fast).generate_until(instances, disable_tqdm=True)
+    assert PrunedLM(model, fast).generate_until(instances) == expected
 
 
 @pytest.fixture
@@ -112,5 +112,5 @@ def test_a_task_is_scored_with_and_without_a_chat_template(model, fast, echo, ca
 
 
 def test_tasks_of_log_probabilities_are_refused(model, fast, task):
-    with pytest.raises(UserError, match="only generative tasks"):
+    with pytest.raises(UserError, match="supports only generative tasks"):
         list(task_scores(PrunedLM(model, fast), load_tasks([task])))

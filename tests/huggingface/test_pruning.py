@@ -34,7 +34,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
 from formerlab.evaluation.pruning.calibration import Headwise
 from formerlab.integrations.huggingface.causal_lm import CausalLM
-from formerlab.integrations.huggingface.modeling import FIELD, FormerlabConfig, FormerlabForCausalLM
+from formerlab.integrations.huggingface.modeling import CACHE_FIELD, FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.pruning import prune
 from formerlab.layers import Learned, Rotary
 from formerlab.models import Decoder
@@ -42,8 +42,8 @@ from formerlab.torchvision_shim import ensure_torchvision_imports
 
 KINDS = ("opt", "llama", "qwen2", "neox")
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-NEW = int(TRANSFORMERS.partition(".")[0]) >= 5
-"""Whether transformers knows `rope_parameters`, and `generate` makes masks that we read for a StaticCache."""
+VERSION_5 = int(TRANSFORMERS.partition(".")[0]) >= 5
+"""Whether transformers has `rope_parameters`, and `generate` makes masks for a StaticCache that `prune` can read."""
 PADDED = [9, 20, 14]
 """True lengths of a batch of 20 columns."""
 
@@ -58,7 +58,7 @@ def generated(model, text, **options):
     return model.generate(text, **(GREEDY | options))[:, text.shape[1] :]
 
 
-def own_tokens(wrapped, text, attend, count=10):
+def sampled_tokens(wrapped, text, attend, count=10):
     return list(sample(wrapped, text[0].tolist(), tokens=count, temperature=0.0, attend=attend))
 
 
@@ -79,10 +79,10 @@ def test_greedy_tokens_match_our_cache(kind, models):
         cases.append((StreamingLLM(sink=2, positions="reindexed"), 0.4))
     for policy, budget in cases:
         make = CompressedCache if isinstance(policy.scorer, SnapKV | ExpectedAttention) else PrunedCache
-        own = own_tokens(wrapped, text, make(policy, budget, wrapped.position))
+        expected = sampled_tokens(wrapped, text, make(policy, budget, wrapped.position))
         with prune(model, policy, budget):
-            assert generated(model, text)[0].tolist() == own, policy
-        assert own != unpruned[0].tolist() or not NEW, "pruning must matter, or this test shows nothing"
+            assert generated(model, text)[0].tolist() == expected, policy
+        assert expected != unpruned[0].tolist() or not VERSION_5, "pruning must change the tokens of this test"
     assert torch.equal(generated(model, text), unpruned)
 
 
@@ -97,7 +97,7 @@ def test_full_does_not_change_generation(kind, models):
 
 
 @pytest.mark.parametrize("kind", ["opt", "neox"])
-def test_left_padded_rows_generate_as_alone(kind, models):
+def test_left_padded_rows_generate_the_same_as_single_rows(kind, models):
     model, (text, mask) = models[kind], padded()
     with prune(model, Decay(), 0.4):
         together = generated(model, text, attention_mask=mask)
@@ -112,10 +112,10 @@ def test_beams_and_samples_match_generation_without_a_cache(kind, models):
     for options in ({"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"do_sample": True, "top_k": 9}):
         with prune(model, Decay(), 6):
             torch.manual_seed(0)
-            kept = generated(model, text, attention_mask=mask, max_new_tokens=5, **options)
+            with_cache = generated(model, text, attention_mask=mask, max_new_tokens=5, **options)
             torch.manual_seed(0)
-            anew = generated(model, text, attention_mask=mask, max_new_tokens=5, use_cache=False, **options)
-        assert torch.equal(kept, anew), options
+            without = generated(model, text, attention_mask=mask, max_new_tokens=5, use_cache=False, **options)
+        assert torch.equal(with_cache, without), options
 
 
 def test_calls_match_a_simulation_and_have_no_gradient(models):
@@ -126,47 +126,47 @@ def test_calls_match_a_simulation_and_have_no_gradient(models):
         out = model(text, labels=text)
         torch.testing.assert_close(out.logits, simulated, rtol=0, atol=1e-10)
         assert not out.loss.requires_grad
-        more = model(text[:, :1], past_key_values=out.past_key_values)
+        next_out = model(text[:, :1], past_key_values=out.past_key_values)
     assert out.past_key_values.get_seq_length() == 21
-    assert more.past_key_values is out.past_key_values
+    assert next_out.past_key_values is out.past_key_values
     assert model(text, labels=text).loss.requires_grad
 
 
 def test_consecutive_positions_are_accepted(models):
-    """Positions of a text that starts later, and arbitrary positions of left padding."""
+    """The test has positions that start at 9, and arbitrary positions of left padding."""
     model, text = models["llama"], tokens(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
-    places = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    padded_positions = {"position_ids": (mask.cumsum(1) - 1).masked_fill(mask == 0, 1), "attention_mask": mask}
     with prune(model, Full(), 6):
-        for given in ({"position_ids": places, "attention_mask": mask}, {"position_ids": torch.arange(9, 15)[None]}):
-            pruned_logits = model(text, **given).logits
-            model.forward, inside = type(model).forward.__get__(model), model.forward
+        for positions in (padded_positions, {"position_ids": torch.arange(9, 15)[None]}):
+            pruned_logits = model(text, **positions).logits
+            model.forward, pruned_forward = type(model).forward.__get__(model), model.forward
             with torch.no_grad():
-                torch.testing.assert_close(pruned_logits[:, -1], model(text, **given).logits[:, -1])
-            model.forward = inside
+                torch.testing.assert_close(pruned_logits[:, -1], model(text, **positions).logits[:, -1])
+            model.forward = pruned_forward
 
 
 def test_a_cache_retains_its_budget(models):
     model, text = models["llama"], tokens(1, 20)
     with prune(model, Decay(), 6):
         cache = model.generate(text, return_dict_in_generate=True, **GREEDY).past_key_values
-    layers, key_heads, channels, keys_and_values, double = 2, 2, 8, 2, 8
-    assert cache.bytes() == 6 * layers * key_heads * channels * keys_and_values * double
+    layers, kv_heads, channels, keys_and_values, float64_bytes = 2, 2, 8, 2, 8
+    assert cache.bytes() == 6 * layers * kv_heads * channels * keys_and_values * float64_bytes
 
 
-def ours(position):
+def formerlab_model(position):
     spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=48, embedding_std=0.5, position=position)
     return FormerlabForCausalLM(FormerlabConfig(spec=spec.to_dict())).double().eval()
 
 
 @pytest.mark.parametrize("position", [Rotary(fraction=0.5), Learned()], ids=lambda position: position.kind)
 def test_formerlab_models_in_transformers_are_pruned(position):
-    model, (text, mask) = ours(position), padded()
+    model, (text, mask) = formerlab_model(position), padded()
     with prune(model, Decay(), 0.4):
         together = generated(model, text, attention_mask=mask)
     for row, length in enumerate(PADDED):
-        own = own_tokens(model.decoder, text[row : row + 1, -length:], PrunedCache(Decay(), 0.4))
-        assert together[row].tolist() == own
+        expected = sampled_tokens(model.decoder, text[row : row + 1, -length:], PrunedCache(Decay(), 0.4))
+        assert together[row].tolist() == expected
 
 
 def test_the_model_is_always_restored():
@@ -174,11 +174,11 @@ def test_the_model_is_always_restored():
     model.set_attn_implementation("eager")
     model.train()
     model.lm_head.eval()
-    modes, before = [module.training for module in model.modules()], dict(model.__dict__)
+    modes, attributes = [module.training for module in model.modules()], dict(model.__dict__)
 
     def check():
         assert [module.training for module in model.modules()] == modes
-        assert model.__dict__ == before
+        assert model.__dict__ == attributes
         assert model.config._attn_implementation == "eager"
 
     with prune(model, Decay(), 6):
@@ -192,27 +192,27 @@ def test_the_model_is_always_restored():
         with pytest.raises((UserError, TypeError, AttributeError)), prune(model, policy, 6):
             model(text, position_ids="none")
         check()
-    own = model.forward  # as the hooks of accelerate set it
-    model.forward = own
+    forward = model.forward
+    model.forward = forward  # hooks of accelerate set this attribute
     with prune(model, Decay(), 6):
         pass
-    assert model.__dict__["forward"] is own
+    assert model.__dict__["forward"] is forward
 
 
-@pytest.mark.parametrize("name", ["past_key_values", FIELD])
-@pytest.mark.parametrize("kind", ["llama", "ours"])
+@pytest.mark.parametrize("name", ["past_key_values", CACHE_FIELD])
+@pytest.mark.parametrize("kind", ["llama", "formerlab"])
 def test_the_callers_cache_is_filled(kind, name, models):
-    model, text = models[kind] if kind in models else ours(Rotary()), tokens(1, 20)
+    model, text = models[kind] if kind in models else formerlab_model(Rotary()), tokens(1, 20)
     for new in (DynamicCache, lambda: StaticCache(config=model.config, max_cache_len=30)):
         with prune(model, Decay(), 6), torch.no_grad():
             expected, cache = model(text).logits, new()
             pieces = [model(piece, **{name: cache}).logits for piece in text.split([5, 1, 1, 13], 1)]
             torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-10)
             assert cache.get_seq_length() == 20
-            if not NEW and new is not DynamicCache:
+            if not VERSION_5 and new is not DynamicCache:
                 continue
-            own, cache = generated(model, text), new()
-            assert torch.equal(generated(model, text, **{name: cache}), own)
+            expected_tokens, cache = generated(model, text), new()
+            assert torch.equal(generated(model, text, **{name: cache}), expected_tokens)
             assert cache.get_seq_length() == 20 + GREEDY["max_new_tokens"] - 1
 
 
@@ -235,8 +235,8 @@ def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
     with prune(model, Decay(), 6):
         expected = tokenizer.decode(model.generate(**inputs, **options)[0, 16:])
         assert expected != tokenizer.decode(unpruned[0, 16:])
-        written = pipe(["once upon a time", "a cat"], batch_size=2, return_full_text=False, **options)
-        assert written[0][0]["generated_text"] == expected
+        outputs = pipe(["once upon a time", "a cat"], batch_size=2, return_full_text=False, **options)
+        assert outputs[0][0]["generated_text"] == expected
         streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
         thread = Thread(target=model.generate, kwargs={**inputs, **options, "streamer": streamer})
         thread.start()
@@ -266,8 +266,8 @@ def test_a_static_cache_of_a_padded_batch_is_refused(models):
 
 def test_a_call_accepts_one_transformers_cache(models):
     text, cache = tokens(1, 4), DynamicCache()
-    for model in (models["llama"], ours(Rotary())):
-        for wrong in ({"cache_params": cache}, {"mems": cache}, {FIELD: ((cache, cache),)}):
+    for model in (models["llama"], formerlab_model(Rotary())):
+        for wrong in ({"cache_params": cache}, {"mems": cache}, {CACHE_FIELD: ((cache, cache),)}):
             with (
                 pytest.raises(UserError, match=f"^{next(iter(wrong))}: give one cache of transformers"),
                 prune(model, H2O(), 6),
@@ -276,16 +276,16 @@ def test_a_call_accepts_one_transformers_cache(models):
     with pytest.raises(UserError, match=r"^cache and past_key_values: give one cache"):
         model(text, cache=cache, past_key_values=DynamicCache())
     with pytest.raises(UserError, match="give a DynamicCache"):
-        model(text, **{FIELD: StaticCache(config=model.config, max_cache_len=30)})
+        model(text, **{CACHE_FIELD: StaticCache(config=model.config, max_cache_len=30)})
 
 
 def test_values_may_be_narrower_than_keys(monkeypatch):
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # annotations require equal widths of keys and values
     model, text = build("deepseek_v3").float(), tokens(1, 20)  # its experts do not support float64
-    own = generated(model, text)
+    unpruned = generated(model, text)
     for policy in (Full(), H2O(), SnapKV()):
         with prune(model, policy, 500):
-            assert torch.equal(generated(model, text), own)
+            assert torch.equal(generated(model, text), unpruned)
     with prune(model, Decay(alpha=0.2), 6):
         in_torch, logits = generated(model, text), model(text).logits
         monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
@@ -296,24 +296,24 @@ def test_values_may_be_narrower_than_keys(monkeypatch):
     torch.testing.assert_close(by_head, logits)
 
 
-def begun(model, budget):
+def filled_cache(model, budget):
     with prune(model, Decay(), budget):
         return model(tokens(1, 9)).past_key_values
 
 
 WRONG_CALLS = {
     "pruned already": lambda model: prune(model, Decay(), 6).__enter__(),
-    "was filled without pruning": lambda model: model(tokens(1, 2), past_key_values=BEGUN["unpruned"]),
-    "was filled with Decay.* and budget 6": lambda model: model(tokens(1, 2), past_key_values=BEGUN["other"]),
-    "use it inside the prune block": lambda model: OUTSIDE(tokens(1, 1), past_key_values=BEGUN["pruned"]),
+    "was filled without pruning": lambda model: model(tokens(1, 2), past_key_values=CACHES["unpruned"]),
+    "was filled with Decay.* and budget 6": lambda model: model(tokens(1, 2), past_key_values=CACHES["other"]),
+    "use it inside the prune block": lambda model: call_unpruned(tokens(1, 1), past_key_values=CACHES["pruned"]),
     r"pad batches on the left \(padding_side='left'\)": lambda model: model(
         tokens(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     ),
     r"shape \(1, 1, 4, 4\): give a number": lambda model: model(tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4)),
-    "a ratio needs a prompt of at least two tokens": lambda model: model(tokens(1, 1)),
+    "a fraction needs a prompt of at least two tokens": lambda model: model(tokens(1, 1)),
     "[34] tokens after the first call": lambda model: generated(model, tokens(1, 8), prefill_chunk_size=4),
     "padding differs from the first call": lambda model: model(
-        tokens(1, 2), attention_mask=torch.tensor([[0, *[1] * 10]]), past_key_values=BEGUN["pruned"]
+        tokens(1, 2), attention_mask=torch.tensor([[0, *[1] * 10]]), past_key_values=CACHES["pruned"]
     ),
     "cannot restore evicted tokens": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
     "output_attentions: a pruned cache returns no attention": lambda model: model(tokens(1, 4), output_attentions=True),
@@ -328,17 +328,18 @@ WRONG_CALLS = {
     "support attention with cu_seq_lens_q": lambda model: model(tokens(1, 6), cu_seq_lens_q=torch.tensor([0, 3, 6])),
     "10 tokens exceed the context of 9": lambda model: model(tokens(1, 10)),
 }
-BEGUN = {}
+CACHES = {}
 
 
-def OUTSIDE(*args, **kwargs):
+def call_unpruned(*args, **kwargs):
     return build("llama")(*args, **kwargs)
 
 
 @pytest.mark.parametrize("message", WRONG_CALLS)
 def test_unsupported_calls_are_refused_in_one_line(message, models):
     model, text = models["llama"], tokens(1, 9)
-    BEGUN.update(unpruned=model(text).past_key_values, pruned=begun(model, 0.4), other=begun(model, 6))
+    pruned, other = filled_cache(model, 0.4), filled_cache(model, 6)
+    CACHES.update(unpruned=model(text).past_key_values, pruned=pruned, other=other)
     context = 9 if "context" in message else None
     with pytest.raises(UserError, match=message) as error, prune(model, Decay(), 0.4, context=context):
         WRONG_CALLS[message](model)
@@ -364,7 +365,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_pos
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-@pytest.mark.skipif(not NEW, reason="these configurations are those of transformers 5")
+@pytest.mark.skipif(not VERSION_5, reason="transformers 4 does not read these configurations")
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

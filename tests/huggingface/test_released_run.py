@@ -35,17 +35,17 @@ measure:
 """
 
 
-def save(kind, place, tokenizer, **changes):
-    """Write a tiny model of transformers with its tokenizer, like a released model."""
+def save(kind, folder, tokenizer, **changes):
+    """Write a tiny model of transformers and its tokenizer to a folder, like a released model."""
     from transformers import PreTrainedTokenizerFast
 
-    foreign.build(kind, **changes).float().save_pretrained(place)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(place)
+    foreign.build(kind, **changes).float().save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
 def project(tokenizer, tmp_path_factory):
-    """A project with two released models and a suite."""
+    """Return a project with two released models and a suite."""
     root = tmp_path_factory.mktemp("project")
     project = Project(root)
     for kind in ("llama", "opt"):
@@ -80,7 +80,7 @@ def project(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(project):
-    """The project after all stages."""
+    """Return the project after all stages."""
     with chdir(project.root):
         for words in (
             *(["data", kind] for kind in ("llama", "opt")),

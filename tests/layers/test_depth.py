@@ -80,7 +80,7 @@ def test_mixers_that_need_a_width_refuse_to_build_without_it():
 @every_mixer
 def test_documented_mixers_start_bit_identical_to_the_plain_stack(spec):
     x, updates = inputs()
-    mixed, plain = (stack(built(one), x, updates) for one in (spec, Identity()))
+    mixed, plain = (stack(built(depth), x, updates) for depth in (spec, Identity()))
     starts_plain = {
         "connect_to_last": getattr(spec, "others", 0.0) == 0,
         "static_hyper_connections": getattr(spec, "streams", 1) == 1,
@@ -174,14 +174,14 @@ def test_recorded_weights_equal_the_mixing_weights(spec):
 def test_indices_of_sub_layers_and_blocks_start_at_1(spec):
     """A mixer that counts from 0 would compute other averages, so it raises an error."""
     acts_on_additions = type(built(spec)).add is not Mixer.add
-    for call, number, what in (("add", 2 * LAYERS, "sub-layer"), ("mix", LAYERS, "block")):
+    for call, count, unit in (("add", 2 * LAYERS, "sub-layer"), ("mix", LAYERS, "block")):
         if (call == "add") != acts_on_additions or type(spec) is Identity:
             continue
-        for wrong in (0, -1, number + 1):
+        for index in (0, -1, count + 1):
             x, history = (mixer := built(spec)).begin(torch.ones(1, 2, WIDTH))
             arguments = (x, x, history) if call == "add" else (x, history)
-            with pytest.raises(ValueError, match=f"{what} {wrong} of {number}: {what}s count from 1 to {number}"):
-                getattr(mixer, call)(wrong, *arguments)
+            with pytest.raises(ValueError, match=f"{unit} {index} of {count}: {unit}s are numbered from 1 to {count}"):
+                getattr(mixer, call)(index, *arguments)
 
 
 @pytest.mark.parametrize("spec", [DepthWeightedAverage(), DynamicDense()], ids=label)
@@ -200,6 +200,6 @@ def test_torch_func_matches_plain_calls(spec):
     mixer, updates = built(spec, perturbed=True).double(), torch.rand(2 * LAYERS, WIDTH, dtype=torch.float64)
     x = torch.randn(3, 2, 5, WIDTH, dtype=torch.float64)
     last = lambda x: stack(mixer, x, updates)[-1]  # noqa: E731
-    torch.testing.assert_close(torch.vmap(last)(x), torch.stack([last(one) for one in x]))
-    expected = torch.stack([torch.autograd.functional.jacobian(lambda y: last(y).sum(), one) for one in x])
+    torch.testing.assert_close(torch.vmap(last)(x), torch.stack([last(sample) for sample in x]))
+    expected = torch.stack([torch.autograd.functional.jacobian(lambda y: last(y).sum(), sample) for sample in x])
     torch.testing.assert_close(torch.vmap(torch.func.grad(lambda y: last(y).sum()))(x), expected)

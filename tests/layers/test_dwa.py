@@ -11,7 +11,7 @@ BLOCKS = 48
 
 
 def index_set(i, k):
-    """Return S_i = { j <= i : j = i (mod k) } by the definition."""
+    """Return S_i = { j <= i : j = i (mod k) }."""
     return [j for j in range(i + 1) if (i - j) % k == 0]
 
 
@@ -77,10 +77,10 @@ class Averaged(torch.nn.Module):
         return tuple(self.mixer.mix(i, x, history) for i, x in enumerate(streams[1:], start=1))
 
 
-def drawn(spec, layers):
+def random_mixer(spec, layers):
     mixer = spec.build(layers).double()
     for alpha in mixer.parameters():
-        torch.nn.init.normal_(alpha)  # negative weights too
+        torch.nn.init.normal_(alpha)  # includes negative weights
     return mixer
 
 
@@ -88,17 +88,17 @@ def drawn(spec, layers):
 @every_path
 def test_values_and_gradients_match_the_list_reference(dilation, period, path, choose):
     spec = DepthWeightedAverage(dilation=dilation, period=period)
-    mixer = choose(drawn(spec, 16), path)
+    mixer = choose(random_mixer(spec, 16), path)
     streams = [torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(17)]
     mixed = Averaged(mixer)(*streams)
     expected = reference(spec, streams, mixer.alphas)
-    wanted = [*streams, *mixer.parameters()]
+    leaf_tensors = [*streams, *mixer.parameters()]
     weights = [torch.randn_like(x) for x in mixed]
     gradients, expected_gradients = (
         torch.autograd.grad(
             sum((w * y).sum() for w, y in zip(weights, ys, strict=True)),
-            wanted,
-            allow_unused=True,  # 4x5 reads X_0 in Y_20, 4x15 never
+            leaf_tensors,
+            allow_unused=True,  # 4x15 never reads X_0
             materialize_grads=True,
         )
         for ys in (mixed, expected)
@@ -111,7 +111,7 @@ LAYERS, SHAPE = 8, (2, 3, 4)
 
 
 def single(layers=LAYERS, **pattern):
-    return drawn(DepthWeightedAverage(**pattern), layers).float()
+    return random_mixer(DepthWeightedAverage(**pattern), layers).float()
 
 
 def leaves(layers=LAYERS):
@@ -123,11 +123,11 @@ def averages(mixer, streams, *, fused=True):
     return Averaged(mixer)(*streams)
 
 
-def both(mixer, streams, loss, wanted):
+def gradients_of_both(mixer, streams, loss, tensors):
     """Return the gradients of a loss of [Y_1, ...] by the fused and by the plain implementation."""
     return [
         torch.autograd.grad(
-            loss(averages(mixer, streams, fused=fused)), wanted, allow_unused=True, materialize_grads=True
+            loss(averages(mixer, streams, fused=fused)), tensors, allow_unused=True, materialize_grads=True
         )
         for fused in (True, False)
     ]
@@ -135,21 +135,22 @@ def both(mixer, streams, loss, wanted):
 
 def test_gradients_of_a_subset_of_the_inputs():
     mixer, streams = single(), leaves()
-    for expected in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
-        torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), expected))
+    for tensors in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
+        fused, plain = gradients_of_both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), tensors)
+        torch.testing.assert_close(fused, plain)
 
 
 def test_backward_runs_twice_from_different_outputs():
     mixer, streams = single(), leaves()
-    wanted = [*streams[:3], *mixer.parameters()]
+    tensors = [*streams[:3], *mixer.parameters()]
     ys = averages(mixer, streams)
     losses = [(ys[-1] ** 2).sum(), (ys[2] ** 3).sum(), (ys[-1] ** 2).sum()]
     results = [
-        torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
+        torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
         for loss in losses
     ]
     torch.testing.assert_close(results[0], results[2])
-    expected = both(mixer, streams, lambda ys: (ys[2] ** 3).sum(), wanted)[1]
+    expected = gradients_of_both(mixer, streams, lambda ys: (ys[2] ** 3).sum(), tensors)[1]
     torch.testing.assert_close(results[1], expected)
 
 
@@ -160,20 +161,21 @@ def test_frozen_weights_compute_no_products_and_save_no_tensors():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         averages(mixer, streams)
     assert saved == []
-    torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), streams))
+    fused, plain = gradients_of_both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), streams)
+    torch.testing.assert_close(fused, plain)
 
 
 @pytest.mark.parametrize(
-    ("dilation", "period", "kept"),
+    ("dilation", "period", "saved_outputs"),
     [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)],
 )
-def test_only_outputs_that_averages_read_are_saved_once(dilation, period, kept):
+def test_only_outputs_that_averages_read_are_saved_once(dilation, period, saved_outputs):
     """With 24 blocks: all outputs and X_0 for 1x1, 15 of 25 for 4x5, multiples of 4 for 4x4."""
     mixer, streams = single(24, dilation=dilation, period=period), leaves(24)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         averages(mixer, streams)
-    assert len(saved) == len(set(saved)) == kept
+    assert len(saved) == len(set(saved)) == saved_outputs
     assert set(saved) <= {x.data_ptr() for x in streams}
 
 
@@ -194,12 +196,12 @@ def test_block_indices_start_at_1():
     mixer = DepthWeightedAverage().build(layers=3)
     x, history = mixer.begin(torch.zeros(1, 2, 4))
     for index in (0, 4):
-        with pytest.raises(ValueError, match=f"block {index} of 3: blocks count from 1"):
+        with pytest.raises(ValueError, match=f"block {index} of 3: blocks are numbered from 1"):
             mixer.mix(index, x, history)
 
 
 def test_a_traced_model_contains_the_average():
-    """A trace cannot contain a kernel that is called by its address."""
+    """A trace cannot contain a C++ kernel, so tracing uses the torch implementation."""
 
     class Stack(torch.nn.Module):
         def __init__(self):

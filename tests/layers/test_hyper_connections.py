@@ -1,4 +1,4 @@
-"""Hyper-Connections against the equations of their papers, and special cases against simpler mixers."""
+"""Hyper-Connections match the equations of their papers, and special cases match simpler mixers."""
 
 import pytest
 import torch
@@ -21,20 +21,20 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 LAYERS = 3
 
 
-def static_reference(mixer, site, streams):
+def static_reference(mixer, index, streams):
     """Eq. 1 of arXiv:2409.19606: A_m (n x 1), A_r (n x n), B (1 x n)."""
     del streams
-    table = mixer.static[site - 1]
+    table = mixer.static[index - 1]
     return table[:, :1], table[:, 1:-1], table[:, -1:].T
 
 
-def dynamic_reference(mixer, site, streams):
+def dynamic_reference(mixer, index, streams):
     """Eq. 10-13 of arXiv:2409.19606."""
     n = len(streams)
     normed = (streams - streams.mean(1, keepdim=True)) / (streams.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-    w_m, w_r, w_beta = mixer.dynamic[site - 1].T.split((1, n, 1), dim=1)
-    s_alpha, s_beta = mixer.scale[site - 1]
-    a_m, a_r, b = static_reference(mixer, site, streams)
+    w_m, w_r, w_beta = mixer.dynamic[index - 1].T.split((1, n, 1), dim=1)
+    s_alpha, s_beta = mixer.scale[index - 1]
+    a_m, a_r, b = static_reference(mixer, index, streams)
     return (
         s_alpha * torch.tanh(normed @ w_m) + a_m,
         s_alpha * torch.tanh(normed @ w_r) + a_r,
@@ -42,14 +42,14 @@ def dynamic_reference(mixer, site, streams):
     )
 
 
-def manifold_reference(mixer, site, streams):
+def manifold_reference(mixer, index, streams):
     """Eq. 7-9 of arXiv:2512.24880, with the residual matrix transposed to replace A_r."""
     n = len(streams)
     flat = streams.reshape(1, -1)
     normed = flat / (flat.square().mean() + 1e-5).sqrt()
-    phi = mixer.dynamic[site - 1].T.split((n, n, n * n), dim=1)
-    biases = mixer.static[site - 1].split((n, n, n * n))
-    pre, post, res = (a * (normed @ p) + b for a, p, b in zip(mixer.scale[site - 1], phi, biases, strict=True))
+    phi = mixer.dynamic[index - 1].T.split((n, n, n * n), dim=1)
+    biases = mixer.static[index - 1].split((n, n, n * n))
+    pre, post, res = (a * (normed @ p) + b for a, p, b in zip(mixer.scale[index - 1], phi, biases, strict=True))
     matrix = res.reshape(n, n).exp()
     for _ in range(mixer.spec.iterations):
         matrix = matrix / matrix.sum(0, keepdim=True)
@@ -68,8 +68,8 @@ def test_a_stack_matches_the_equations(kind, streams):
     actual = stack(mixer, x, updates)[-1]
     for batch, time in ((0, 0), (1, 2)):
         hidden = x[batch, time].expand(streams, WIDTH)
-        for site, update in enumerate(updates, start=1):
-            a_m, a_r, b = REFERENCES[kind](mixer, site, hidden)
+        for index, update in enumerate(updates, start=1):
+            a_m, a_r, b = REFERENCES[kind](mixer, index, hidden)
             read = (hidden.T @ a_m)[:, 0]
             hidden = b.T @ (update[batch, time] * read)[None] + a_r.T @ hidden
         torch.testing.assert_close(actual[batch, time], hidden.sum(0))
@@ -117,8 +117,8 @@ def test_static_weights_have_no_weight_decay_and_translators_are_refused(kind):
     model = tiny(kind())
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = AdamW(weight_decay=0.1).build(model).param_groups
-    still = {names[parameter] for group in groups if not group["weight_decay"] for parameter in group["params"]}
-    assert {name for name in still if name.startswith("mixer.")} == {f"mixer.static.{site}" for site in range(6)}
+    undecayed = {names[parameter] for group in groups if not group["weight_decay"] for parameter in group["params"]}
+    assert {name for name in undecayed if name.startswith("mixer.")} == {f"mixer.static.{index}" for index in range(6)}
     with pytest.raises(ValidationError, match=r"depth.kind=\w+_hyper_connections is not supported"):
         Translator(depth=kind())
 
@@ -126,10 +126,10 @@ def test_static_weights_have_no_weight_decay_and_translators_are_refused(kind):
 @pytest.mark.parametrize("streams", [2, 4])
 def test_start_mixing_lets_the_residual_matrix_learn(streams):
     """Sinkhorn-Knopp returns exp(b) / row sum, because all rows and columns of exp(b) have the same sum."""
-    tokens, some, moved = torch.arange(6)[None], torch.randn(1, 1, streams, 8, dtype=torch.float64), {}
+    tokens, inputs, changes = torch.arange(6)[None], torch.randn(1, 1, streams, 8, dtype=torch.float64), {}
     for start, bias in (("identity", 4.0), ("mixing", 1.0)):
         model = tiny(ManifoldHyperConnections(streams=streams, start=start))
-        first, optimizer = model.mixer.connections(5, some)[1].detach(), AdamW(lr=1e-2).build(model)
+        first, optimizer = model.mixer.connections(5, inputs)[1].detach(), AdamW(lr=1e-2).build(model)
         odds = torch.tensor(2 * bias, dtype=torch.float64).exp()
         torch.testing.assert_close(first[0, 0].diagonal(), (odds / (odds + streams - 1)).expand(streams))
         torch.testing.assert_close(first.sum(-1), torch.ones_like(first[..., 0]))
@@ -137,5 +137,5 @@ def test_start_mixing_lets_the_residual_matrix_learn(streams):
             model(tokens, targets=tokens.flip(1)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        moved[start] = (model.mixer.connections(5, some)[1] - first).abs().max().item()
-    assert moved["mixing"] > 10 * moved["identity"]
+        changes[start] = (model.mixer.connections(5, inputs)[1] - first).abs().max().item()
+    assert changes["mixing"] > 10 * changes["identity"]

@@ -20,7 +20,7 @@ from formerlab.layers.score import l2_gelu
 
 TOKENS, D_IN, D_OUT = 24, 6, 5
 TAU = math.sqrt(TOKENS)
-PARTS = ("x", "keys", "values")
+INPUTS = ("x", "keys", "values")
 
 
 def formula(x, keys, values, tau):
@@ -32,52 +32,52 @@ def mlp(x, keys, values, tau):
     return F.linear(F.gelu(F.linear(x, keys)), values.T)
 
 
-def drawn(*batch, dtype=torch.float64, tokens=TOKENS):
+def random_inputs(*batch, dtype=torch.float64, tokens=TOKENS):
     generator = torch.Generator().manual_seed(1)
     shapes = ((*batch, D_IN), (tokens, D_IN), (tokens, D_OUT))
-    parts = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    return [part.to(dtype).requires_grad_() for part in parts]
+    tensors = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return [tensor.to(dtype).requires_grad_() for tensor in tensors]
 
 
-def gradients(mapped, inputs, tau=TAU):
-    """Return the output and the gradients of a loss that weighs every output differently."""
-    y = mapped(*inputs, tau)
+def gradients(function, inputs, tau=TAU):
+    """Return the output and the gradients of a loss with a different weight for every output."""
+    y = function(*inputs, tau)
     weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     return y.detach(), torch.autograd.grad((y * weight.to(y.dtype)).sum(), inputs)
 
 
-def saved_bytes(mapped, inputs):
+def saved_bytes(function, inputs):
     """Return the bytes of saved activations, without inputs and parameters."""
-    given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    kept = {}
+    input_addresses = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    saved = {}
 
-    def note(tensor):
+    def record(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in given:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in input_addresses:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        y = mapped(*inputs, TAU)
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        y = function(*inputs, TAU)
     del y
-    return sum(kept.values())
+    return sum(saved.values())
 
 
 @pytest.mark.parametrize("batch", [(), (7,), (2, 3, 4), (0,)])
 @pytest.mark.parametrize("tau", [TAU, 0.3])
 def test_values_and_gradients_match_the_formula(batch, tau):
-    inputs = drawn(*batch)
+    inputs = random_inputs(*batch)
     y, actual = gradients(lean_pattention, inputs, tau)
-    expected, wanted = gradients(formula, inputs, tau)
+    expected, expected_gradients = gradients(formula, inputs, tau)
     assert torch.equal(y, expected)
-    for name, gradient, other in zip(PARTS, actual, wanted, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-12, rtol=1e-12, msg=name)
+    for name, gradient, expected_gradient in zip(INPUTS, actual, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-12, rtol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_saves_half_the_activations_of_an_mlp(dtype):
     """It saves the normalised products and one number per row; the MLP saves two numbers per hidden unit."""
-    inputs = drawn(16, dtype=dtype)
+    inputs = random_inputs(16, dtype=dtype)
     assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
     assert 0 < saved_bytes(lean_pattention, inputs) - 16 * TOKENS * dtype.itemsize <= 16 * 4
     assert saved_bytes(formula, inputs) > 2 * saved_bytes(lean_pattention, inputs)
@@ -86,52 +86,51 @@ def test_it_saves_half_the_activations_of_an_mlp(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_autocast_casts_as_for_a_matrix_product(dtype):
     """Output and gradients have the dtypes of the formula under autocast; float64 stays float64."""
-    inputs = drawn(64, dtype=dtype)
+    inputs = random_inputs(64, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16):
         y, actual = gradients(lean_pattention, inputs)
-        expected, wanted = gradients(formula, inputs)
-    assert y.dtype == expected.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
-    for got, other in zip((y, *actual), (expected, *wanted), strict=True):
-        assert got.dtype == other.dtype
-        assert (got - other).norm() < 0.03 * other.norm()
+        reference, expected_gradients = gradients(formula, inputs)
+    assert y.dtype == reference.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
+    for tensor, expected in zip((y, *actual), (reference, *expected_gradients), strict=True):
+        assert tensor.dtype == expected.dtype
+        assert (tensor - expected).norm() < 0.03 * expected.norm()
 
 
 def test_backward_runs_outside_autocast_and_twice():
-    inputs = drawn(8, dtype=torch.float32)
+    inputs = random_inputs(8, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         loss = lean_pattention(*inputs, TAU).float().square().sum()
     first = torch.autograd.grad(loss, inputs, retain_graph=True)
     second = torch.autograd.grad(loss, inputs)
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(map(torch.equal, first, second))
 
 
 COMPILED = """
 import math, torch
-from test_lean_pattention import TAU, drawn, gradients, lean_pattention, saved_bytes
+from test_lean_pattention import TAU, random_inputs, gradients, lean_pattention, saved_bytes
 from torch._dynamo.testing import CompileCounterWithBackend
 counter = CompileCounterWithBackend("aot_eager_decomp_partition")
 compiled = torch.compile(lean_pattention, backend=counter, fullgraph=True)
-inputs = drawn(16, dtype=torch.float32)
-y, found = gradients(compiled, inputs)
-expected, wanted = gradients(lean_pattention, inputs)
-for got, other in zip((y, *found), (expected, *wanted), strict=True):
-    torch.testing.assert_close(got, other, atol=1e-5, rtol=1e-4)
+inputs = random_inputs(16, dtype=torch.float32)
+y, actual = gradients(compiled, inputs)
+expected, expected_gradients = gradients(lean_pattention, inputs)
+torch.testing.assert_close((y, *actual), (expected, *expected_gradients), atol=1e-5, rtol=1e-4)
 assert saved_bytes(compiled, inputs) == saved_bytes(lean_pattention, inputs), saved_bytes(compiled, inputs)
 with torch.autocast("cpu", torch.bfloat16):
-    y, found = gradients(compiled, inputs)
+    y, _ = gradients(compiled, inputs)
     assert y.dtype == torch.bfloat16 and (y - expected).norm() < 0.03 * expected.norm()
 assert counter.frame_count == 2
 """
 
 
 def test_it_compiles_to_one_graph_that_saves_as_few_activations():
-    """Runs in a fresh process without the shape checks of these tests, which torch.compile cannot trace."""
+    """The test runs in a new process without shape checks, which torch.compile cannot trace."""
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     run([sys.executable, "-c", COMPILED], env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True)
 
 
 class Products(TorchDispatchMode):
-    """Records the sizes of the operands of every matrix product."""
+    """Record the sizes of the operands of every matrix product."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +144,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("tokens", [24, 64, 2140])
 def test_padding_for_tensor_cores_does_not_change_results(tokens, monkeypatch):
-    inputs = drawn(3, 5, dtype=torch.float64, tokens=tokens)
+    inputs = random_inputs(3, 5, dtype=torch.float64, tokens=tokens)
     y, expected = gradients(lean_pattention, inputs)
     monkeypatch.setattr(pattention, "_uses_tensor_cores", lambda x: True)
     with Products() as products:
@@ -159,15 +158,15 @@ def test_padding_for_tensor_cores_does_not_change_results(tokens, monkeypatch):
 
 @pytest.mark.parametrize("score", ["l2_gelu", "gelu_l2"])
 def test_torch_func_matches_plain_values_and_gradients(score):
-    """Covers ensembles, per-sample gradients, forward mode and second derivatives."""
+    """The test covers ensembles, per-sample gradients, forward mode and second derivatives."""
     layers = [Pattention(tokens=9, score=score).build(4, 6).double() for _ in range(3)]
     stacked, _ = torch.func.stack_module_state(layers)
     x = torch.randn(3, 5, 4, dtype=torch.float64)
-    one = lambda weights, x: torch.func.functional_call(layers[0], weights, (x,))  # noqa: E731
-    alone = torch.stack([layer(rows) for layer, rows in zip(layers, x, strict=True)])
-    torch.testing.assert_close(torch.vmap(one)(stacked, x), alone)
+    call = lambda weights, x: torch.func.functional_call(layers[0], weights, (x,))  # noqa: E731
+    expected_outputs = torch.stack([layer(rows) for layer, rows in zip(layers, x, strict=True)])
+    torch.testing.assert_close(torch.vmap(call)(stacked, x), expected_outputs)
     torch.testing.assert_close(torch.vmap(layers[0])(x), layers[0](x))
-    loss = lambda weights, x: one(weights, x).square().sum()  # noqa: E731
+    loss = lambda weights, x: call(weights, x).square().sum()  # noqa: E731
     by_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(layers[0].named_parameters()), x)
     for row in range(3):
         expected = torch.autograd.grad(layers[0](x[row]).square().sum(), list(layers[0].parameters()))

@@ -33,7 +33,7 @@ def reference(score, products, tau):
     return tau**2 * activated / activated.abs().sum(-1, keepdim=True)
 
 
-def drawn(tokens=7, d_in=5, d_out=4, **options):
+def random_layer(tokens=7, d_in=5, d_out=4, **options):
     layer = Pattention(tokens=tokens, **options).build(d_in, d_out)
     initialise(layer, 3)
     return layer.double()
@@ -42,7 +42,7 @@ def drawn(tokens=7, d_in=5, d_out=4, **options):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("tau", [None, 1.7])
 def test_the_layer_matches_its_formula(score, tau):
-    layer = drawn(score=score, tau=tau)
+    layer = random_layer(score=score, tau=tau)
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     expected = reference(score, x @ layer.keys.T, math.sqrt(7) if tau is None else tau) @ layer.values
     torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=1e-12)
@@ -51,7 +51,7 @@ def test_the_layer_matches_its_formula(score, tau):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_zero_row_stays_finite(score, dtype):
-    layer = drawn(score=score).to(dtype)
+    layer = random_layer(score=score).to(dtype)
     x = torch.randn(3, 5, dtype=dtype)
     x[1] = 0.0
     x.requires_grad_()

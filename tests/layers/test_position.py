@@ -35,16 +35,15 @@ def test_positions_beyond_the_context_are_refused():
 
 @every_rotary
 def test_rotations_match_the_formula(spec):
-    """As complex numbers, pair i of position t is multiplied by exp(1j t base^(-2i/r))."""
+    """Pair i at position t, as a complex number, is multiplied by exp(1j t base^(-2i/r))."""
     encoding = built(spec)
     rotated = int(8 * spec.fraction)
     q = torch.randn(1, 1, 10, 8)
     pairs = torch.arange(rotated).reshape(-1, 2) if spec.interleaved else torch.arange(rotated).reshape(2, -1).T
     angles = torch.outer(torch.arange(10), 10000.0 ** (-torch.arange(0, rotated, 2) / rotated))
-    before = torch.complex(q[..., pairs[:, 0]], q[..., pairs[:, 1]])
-    turned = encoding.rotate(q, 0)
-    after = torch.complex(turned[..., pairs[:, 0]], turned[..., pairs[:, 1]])
-    torch.testing.assert_close(after, before * torch.polar(torch.ones_like(angles), angles))
+    rotated_q = encoding.rotate(q, 0)
+    inputs, outputs = (torch.complex(x[..., pairs[:, 0]], x[..., pairs[:, 1]]) for x in (q, rotated_q))
+    torch.testing.assert_close(outputs, inputs * torch.polar(torch.ones_like(angles), angles))
 
 
 @every_rotary
@@ -59,22 +58,22 @@ def test_the_gradient_is_the_inverse_rotation(spec):
 @every_rotary
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_native_kernel_matches_torch(spec, dtype, monkeypatch):
-    """Forward and backward, for several memory layouts of the heads, with one and two threads."""
+    """The test covers both passes for several memory layouts of the heads, with one and two threads."""
     encoding = built(spec)
     heads = torch.randn(2, 5, 3, 8).to(dtype)
     for q in (heads.transpose(1, 2), heads.permute(0, 2, 1, 3).contiguous(), heads[:, ::2].transpose(1, 2)):
-        actual = rotated_and_back(encoding, q)
+        native = output_and_gradient(encoding, q)
         torch.set_num_threads(2)
-        assert all(map(torch.equal, actual, rotated_and_back(encoding, q)))
+        assert all(map(torch.equal, native, output_and_gradient(encoding, q)))
         with monkeypatch.context() as patch:
             patch.setattr(rotary_cpu, "_library", lambda: None)
-            for got, expected in zip(actual, rotated_and_back(encoding, q), strict=True):
-                assert got.dtype == dtype
-                assert (got - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
+            for actual, expected in zip(native, output_and_gradient(encoding, q), strict=True):
+                assert actual.dtype == dtype
+                assert (actual - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
 
 
-def rotated_and_back(encoding, q):
+def output_and_gradient(encoding, q):
     q = q.detach().requires_grad_()
-    turned = encoding.rotate(q, 2)
-    (gradient,) = torch.autograd.grad(turned.square().sum(), q)
-    return turned.detach(), gradient
+    rotated = encoding.rotate(q, 2)
+    (gradient,) = torch.autograd.grad(rotated.square().sum(), q)
+    return rotated.detach(), gradient

@@ -1,4 +1,4 @@
-"""Weighted sums of many tensors: the native kernel against the formula, and the choice of implementation."""
+"""Weighted sums match the formula, and unsupported tensors use the torch implementation."""
 
 import pytest
 import torch
@@ -17,23 +17,23 @@ def test_sums_and_products_match_the_formula(dtype, count, size):
     exact = [t.double() for t in tensors]
     expected = sum(w * t for w, t in zip(weights, exact, strict=True))
     torch.testing.assert_close(weighted_sum.weighted_sum(tensors, weights), expected.to(dtype), atol=1e-5, rtol=1e-2)
-    for given in (direct, None):
-        total, products = weighted_sum.weighted_sum_and_products(tensors, weights, x, given)
-        plus = 0 if given is None else given.double()
-        torch.testing.assert_close(total, (expected + plus).to(dtype), atol=1e-5, rtol=1e-2)
-        wanted = [(t * x.double()).sum().item() for t in exact]
-        assert products == pytest.approx(wanted, rel=1e-4, abs=1e-3)
+    for summand in (direct, None):
+        total, products = weighted_sum.weighted_sum_and_products(tensors, weights, x, summand)
+        offset = 0 if summand is None else summand.double()
+        torch.testing.assert_close(total, (expected + offset).to(dtype), atol=1e-5, rtol=1e-2)
+        expected_products = [(t * x.double()).sum().item() for t in exact]
+        assert products == pytest.approx(expected_products, rel=1e-4, abs=1e-3)
     assert weighted_sum.weighted_sum_and_products(tensors, weights, None, direct)[1] == []
 
 
 def test_the_sum_does_not_depend_on_the_number_of_threads():
     tensors, weights = [torch.randn(70_000) for _ in range(5)], torch.randn(5).tolist()
-    one = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
+    single = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
     torch.set_num_threads(2)
-    two = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
-    assert torch.equal(one[0], two[0])
+    double = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
+    assert torch.equal(single[0], double[0])
     if weighted_sum.implementation() == "native":
-        assert one[1] == two[1]
+        assert single[1] == double[1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from fixtures.project import Project, finish
 
 @pytest.fixture
 def project(tmp_path):
-    """A small project in an empty folder."""
+    """Return a small project in an empty folder."""
     return Project(tmp_path)
 
 
@@ -20,7 +20,7 @@ def _planned(tmp_path_factory):
 
 @pytest.fixture
 def finished_plan(_planned, monkeypatch):
-    """The plan of a small project with one seed, with the records of all its products."""
+    """Return the plan of a small project with one seed, whose outputs all have records."""
     root, plan = _planned
     monkeypatch.chdir(root)
     finish(plan)

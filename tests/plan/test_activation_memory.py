@@ -1,4 +1,4 @@
-"""Memory and bytes of a training step that can be counted without a GPU, compared with the plan's estimates."""
+"""Estimates of the plan match the memory and bytes of a training step, which are counted without a GPU."""
 
 import functools
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def unchecked(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_block_keeps_what_the_plan_counts(name):
+def test_a_compiled_block_saves_the_activations_of_the_estimate(name):
     spec = MODELS[name]
     four, two = (counted_bytes(spec.model_copy(update={"layers": layers}), moved=False)[0] for layers in (4, 2))
     planned = 2 * activation_elements(WIDTH, spec.projection, spec.feedforward, spec.depth)
@@ -53,19 +53,19 @@ def moved_with(depth):
 
 
 @pytest.mark.parametrize("mixer", FORMULAS.values(), ids=label)
-def test_a_compiled_step_moves_the_bytes_that_the_hours_follow_from(mixer):
+def test_a_compiled_step_moves_the_bytes_of_the_estimate(mixer):
     """The formulas omit weights per token and half of a small model's streams, which kernels share."""
     mixer = mixer.model_copy(update={"iterations": 2} if hasattr(mixer, "iterations") else {})
     assert moved_with(mixer) - moved_with(PLAIN.depth) == pytest.approx(mixer.bytes_moved(2, WIDTH), rel=0.25)
 
 
 TASK = LanguageModeling(context=128, batch=64)
-SEEN = VisionTransformer(image=32, patch=4, layers=4, width=192, heads=3)
+VISION = VisionTransformer(image=32, patch=4, layers=4, width=192, heads=3)
 STEPS = {
     "decoder": Run(
         study="s", name="n", model=Decoder(vocabulary=512, layers=4, width=256, heads=4, context=128), task=TASK
     ),
-    "vision": Run(study="s", name="n", model=SEEN, task=Classification(batch=64)),
+    "vision": Run(study="s", name="n", model=VISION, task=Classification(batch=64)),
     "translator": Run(
         study="s",
         name="n",
@@ -76,17 +76,17 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_takes_the_memory_of_the_plan(name):
+def test_a_step_uses_the_memory_of_the_estimate(name):
     run = STEPS[name].model_copy(update={"precision": "bfloat16"})
     assert 0.8 < tracked_bytes(run) / memory_bytes(run, BARE) < 1.2
 
 
-def test_recomputed_activations_cost_a_third_more_products():
+def test_recomputed_activations_add_a_third_of_the_matrix_products():
     scale = SimpleNamespace(flops_per_s=None, data={"text": None})
     run = STEPS["decoder"].model_copy(update={"steps": 10**6, "evaluate_every": 10**6})
-    again = run.model_copy(update={"checkpoint_activations": True})
+    checkpointed = run.model_copy(update={"checkpoint_activations": True})
     products = run.flops / 3600 / Hardware(**TABLE["H100"]).flops_per_s("float32", pattention=False)
-    added = hours(again, scale, Hardware(**TABLE["H100"])) - hours(run, scale, Hardware(**TABLE["H100"]))
+    added = hours(checkpointed, scale, Hardware(**TABLE["H100"])) - hours(run, scale, Hardware(**TABLE["H100"]))
     assert added == pytest.approx(products / 3)
 
 
@@ -103,7 +103,7 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_step_on_an_h100_takes_the_memory_and_time_of_the_plan(name):
+def test_estimates_match_measured_memory_and_time_on_an_h100(name):
     sizes, windows, gigabytes, milliseconds = MEASURED[name]
     model, steps = Decoder(**WIDE | sizes), 10**6
     task = LanguageModeling(context=model.context, batch=windows, valid_windows=1)

@@ -10,7 +10,7 @@ import pytest
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
 from formerlab.plan.attempts import Attempts, already_running, killed_for_memory, remove_stale_locks
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 
 SCONTROL = """#!/bin/sh
 case "$5" in
@@ -50,16 +50,16 @@ def end(folder, error, monkeypatch, job, stage="train"):
     if error is None:
         write_json(folder / f".{stage}.state.json", NOTE | {"pid": job, "slurm_job": str(job)})
         return
-    with pytest.raises(type(error)), noted(stage, folder):
+    with pytest.raises(type(error)), stage_note(stage, folder):
         raise error
 
 
 @pytest.mark.parametrize("job", KILLED)
-def test_slurm_says_what_killed_a_job(job):
+def test_jobs_killed_for_memory_are_recognised(job):
     assert killed_for_memory(str(job)) is KILLED[job]
 
 
-def test_memory_grows_with_every_kill_for_it_and_with_nothing_else(attempts, tmp_path, monkeypatch):
+def test_only_kills_for_memory_are_counted(attempts, tmp_path, monkeypatch):
     ends = (None, 1), (StoppedEarly("saved"), 7), (None, 4), (ValueError("crash"), 3), (None, 2), (UserError("no"), 8)
     grown = [attempts.memory_kills("train", "run", 1)]
     for attempt, (error, job) in enumerate(ends, start=2):
@@ -99,23 +99,23 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
         ([""], [False]),
     ],
 )
-def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, decisions):
+def test_saved_work_continues_and_a_crash_is_retried_three_times(attempts, tmp_path, monkeypatch, ends, decisions):
     end(tmp_path / "run", SAVED, monkeypatch, 3)  # the note of an earlier call, which is not an attempt
     assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends) == decisions
 
 
-def test_a_stage_that_begins_anew_is_stopped_a_few_times(attempts, tmp_path, monkeypatch):
+def test_a_stage_that_cannot_resume_is_retried_three_times(attempts, tmp_path, monkeypatch):
     ends = [KeyboardInterrupt()] * 4  # as at the time limit of the job
     assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends, stage="speed") == [True, True, True, False]
 
 
 @pytest.mark.parametrize("job", ["", "77"])
-def test_where_another_process_is_at_work_nothing_is_tried_again(attempts, tmp_path, monkeypatch, job):
+def test_a_job_that_another_process_runs_is_not_retried(attempts, tmp_path, monkeypatch, job):
     """The lock shows the other process, even if Slurm does not answer."""
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("PATH", str(tmp_path))
     attempts.memory_kills("train", "run", 1)
-    with noted("train", tmp_path / "run"):
+    with stage_note("train", tmp_path / "run"):
         assert not attempts.should_retry("train", "run", 1)
 
 
@@ -138,23 +138,23 @@ echo "24|/elsewhere|"
         ("flow", "a/b/seed0", None, None),
     ],
 )
-def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note, who):
+def test_waiting_and_running_slurm_jobs_are_named(tmp_path, scontrol, stage, name, note, who):
     (scontrol / "squeue").write_text(SQUEUE.format(root=tmp_path))
     (scontrol / "squeue").chmod(0o755)
     if note:
         write_json(tmp_path / name / f".{stage}.state.json", NOTE | {"slurm_job": note})
-    said = already_running({(stage, name): None}, lambda stage, name: tmp_path / name, tmp_path)
+    message = already_running({(stage, name): None}, lambda stage, name: tmp_path / name, tmp_path)
     if who is None:
-        assert said is None
+        assert message is None
     else:
         stop = f"Wait for it or stop it with `scancel {who}` (work is saved)"
-        assert said.startswith(f"{stage} {name} is already running: Slurm job {who}. {stop}")
+        assert message.startswith(f"{stage} {name} is already running: Slurm job {who}. {stop}")
 
 
-def test_a_process_at_work_is_named(tmp_path):
-    with noted("train", tmp_path):
-        said = already_running({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
-    assert said.startswith(f"train x is already running: process {os.getpid()} on ")
+def test_a_running_process_is_named(tmp_path):
+    with stage_note("train", tmp_path):
+        message = already_running({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
+    assert message.startswith(f"train x is already running: process {os.getpid()} on ")
 
 
 HOLD = (
@@ -164,7 +164,7 @@ HOLD = (
 
 
 @pytest.mark.parametrize(("owner", "stays"), [(socket.gethostname(), False), ("another-machine", True), (None, True)])
-def test_a_lock_goes_where_this_machine_left_it(tmp_path, owner, stays):
+def test_only_locks_of_this_machine_are_removed(tmp_path, owner, stays):
     (tmp_path / "locks").mkdir()
     lock = tmp_path / "locks/0.input.lock"
     lock.touch()
@@ -174,7 +174,7 @@ def test_a_lock_goes_where_this_machine_left_it(tmp_path, owner, stays):
     assert lock.exists() == stays
 
 
-def test_a_lock_stays_while_its_owner_lives_and_goes_after_a_kill(tmp_path):
+def test_a_lock_stays_until_its_owner_is_killed(tmp_path):
     words = [sys.executable, "-c", HOLD]
     with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         owner.stdout.readline()

@@ -29,13 +29,13 @@ def plan(request, plans):
     return plans[request.param]
 
 
-def test_every_study_has_runs_at_every_scale_but_where_rates_are_searched(plan):
+def test_every_study_has_runs_at_every_scale(plan):
     studies = set(plan["studies"]) if plan["scale"] not in ("pretrained", "released") else {"decay"}
     unsearched = {"decay", "combined"} if plan["scale"] == "pilot" else set()
     assert studies - unsearched == {job["study"] for job in made_runs(plan).values()}
 
 
-def test_resolved_specs_are_runs_that_say_everything(plan):
+def test_resolved_specs_are_complete_runs(plan):
     for name, job in plan["train"].items():
         run = Run.model_validate(job["spec"])
         assert (run.id, run.init_id, run.fingerprint()) == (name, job["init"], job["spec_hash"])
@@ -43,15 +43,15 @@ def test_resolved_specs_are_runs_that_say_everything(plan):
 
 
 def test_parents_come_first_and_with_higher_priority(plan):
-    seen = []
+    earlier = []
     for name, job in plan["train"].items():
-        assert job["init"] is None or job["init"] in seen
-        seen.append(name)
+        assert job["init"] is None or job["init"] in earlier
+        earlier.append(name)
         children = [child["priority"] for child in plan["train"].values() if child["init"] == name]
         assert job["priority"] == max(children, default=0) + max(1, round(3600 * job["cost"]["hours"]))
 
 
-def test_released_models_are_read_in_their_own_tokens(plan):
+def test_released_models_read_text_in_their_tokens(plan):
     assert bool(plan["load"]) == (plan["scale"] in ("released", "pretrained", "paper"))
     if plan["scale"] in ("released", "pretrained"):  # the released model has its own shape
         assert plan["decode"]["decay"]["runs"] == ["decay/released-smollm2-135m-instruct/seed0"]
@@ -63,7 +63,7 @@ def test_released_models_are_read_in_their_own_tokens(plan):
         assert job["cost"]["flops"] == 0
 
 
-def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
+def test_figures_that_wait_for_the_same_jobs_are_rendered_in_one_job(plan):
     def waits(inputs):
         return {(path.rpartition("/")[0], WRITER[path.rpartition("/")[2]]) for path in inputs}
 
@@ -77,7 +77,7 @@ def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
         assert all(waits(entry["inputs"]) == awaited[-1][1] for entry in job["drawings"].values())
         for key in ("inputs", "outputs"):
             assert set(job[key]) == {path for entry in job["drawings"].values() for path in entry[key]}
-    assert all(other not in awaited[:place] for place, other in enumerate(awaited))
+    assert all(group not in awaited[:index] for index, group in enumerate(awaited))
     assert len({path for job in plan["draw"].values() for path in job["outputs"]}) == 4 * sum(
         len(job["drawings"]) for job in plan["draw"].values()
     )
@@ -109,7 +109,7 @@ SEEDS = [
 ]
 
 
-def test_seeds_are_those_of_config_then_run_then_study_then_scale_and_those_of_a_parent(project):
+def test_the_most_specific_seeds_are_used_and_need_parents(project):
     hashes = set()
     for file, text, seeds in SEEDS:
         project.lay_over(project.scale if file == "scale" else file, text)
@@ -122,8 +122,8 @@ def test_seeds_are_those_of_config_then_run_then_study_then_scale_and_those_of_a
     assert hashes == {0, 1, 5, 6, 7, 8, 9}
     project.lay_over(project.config, "seeds: null")
     project.lay_over(project.scale, "studies: {small: {runs: {child: {seeds: [5, 4]}}}}")
-    refused = "small.runs.child: seed 4 has no parent, since 'parent' has seeds 5, 6, 7; give both the same"
-    assert project.mistake() == f"{project.scale}: {refused}"
+    refused = "small.runs.child: seed 4 has no parent, because 'parent' has seeds 5, 6, 7; give both runs"
+    assert project.mistake().startswith(f"{project.scale}: {refused}")
 
 
 def test_a_child_keeps_or_recomputes_tau(project):
@@ -134,14 +134,14 @@ def test_a_child_keeps_or_recomputes_tau(project):
     assert tau(set={"small.runs.child.growth.tau": "sqrt"}) is None
 
 
-def test_questions_are_asked_where_the_data_have_any(project):
+def test_zero_shot_jobs_need_questions(project):
     assert set(project.plan()["zeroshot"]) == {"small/plain/seed0", "small/plain/seed1"}
     without = project.plan(set={"scale.data.text.questions": 0})
     assert without["zeroshot"] == {}
     assert [job["settings"]["questions"] for job in without["prune"].values()] == [False, False]
 
 
-def test_only_data_that_a_run_reads_are_prepared(project):
+def test_only_data_sets_of_runs_are_prepared(project):
     project.lay_over(project.scale, "data: {other: {tokenizer: {kind: bpe, vocabulary: 400}}}")
     assert list(project.plan()["data"]) == ["text"]
     plan = project.plan(set={"small.runs.plain.data": "other"})
@@ -149,7 +149,7 @@ def test_only_data_that_a_run_reads_are_prepared(project):
     assert plan["train"]["small/plain/seed0"]["spec"]["model"]["vocabulary"] == 400
 
 
-def test_the_source_of_data_follows_the_text_and_not_its_place(project):
+def test_the_source_fingerprint_depends_on_the_text_and_not_on_its_path(project):
     def state(path):
         source = {"kind": "files", "train": [str(path)]}
         return project.plan(data={"text": {"source": source, "questions": 0}})["data"]["text"]["source"]
@@ -165,7 +165,7 @@ def test_the_source_of_data_follows_the_text_and_not_its_place(project):
     assert state(moved) == first
 
 
-def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project, monkeypatch):
+def test_prepared_data_stay_up_to_date_without_their_text(project, monkeypatch):
     monkeypatch.chdir(project.root)
 
     def plan():

@@ -53,10 +53,9 @@ MODELS = TRAIN | EVALUATED
 
 
 class Package:
-    """A copy of the package in which hashes can be computed with one file edited.
+    """A copy of the package, to compute hashes with one edited file.
 
-    Only the cached results of the edited module are dropped, because parsing all modules takes too long for so many
-    tests.
+    Only the cached results of the edited module are dropped, because parsing all modules for each test takes too long.
     """
 
     def __init__(self, root, patch):
@@ -159,11 +158,11 @@ def test_editing_a_module_changes_the_jobs_that_use_it(package, file, affected):
     assert package.changed_by(file, new_code) == affected
 
 
-def test_helpers_of_helpers_count(package):
+def test_indirect_imports_are_hashed(package):
     assert package.changed_by("files.py", new_code) == set(JOBS)
 
 
-def test_the_registered_claims_count_for_their_verdicts(package):
+def test_the_registered_claims_are_hashed_for_verdicts(package):
     modules = code.closure(["formerlab.report.claims.registry"], frozenset())
     assert "report/claims/claims.yaml" in code.files_of(modules)
     before, path = code.hash_of(modules), package.root / "report/claims/claims.yaml"
@@ -171,7 +170,7 @@ def test_the_registered_claims_count_for_their_verdicts(package):
     assert code.hash_of(modules) != before
 
 
-def test_published_values_count_for_what_shows_them(package):
+def test_published_values_are_hashed_for_figures_that_show_them(package):
     changed = package.changed_by("report/published/published_results.csv", lambda text: text + "\n")
     assert changed == {"draw denseformer_depth", "draw decay_table"}
 
@@ -194,7 +193,7 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("edit", [*READ, *COMPUTED])
-def test_what_computes_counts_and_what_people_read_does_not(package, edit):
+def test_only_edits_of_code_change_the_hash(package, edit):
     expected = {"train dense", "zeroshot dense"} if edit in COMPUTED else set()
     assert package.changed_by("layers/depth/dwa.py", (READ | COMPUTED)[edit]) == expected
 
@@ -229,13 +228,13 @@ def test_adding_a_variant_changes_no_job(package, file, edit):
     )
 
 
-def test_importing_from_another_module_counts(package):
+def test_importing_from_another_module_changes_the_hash(package):
     shutil.copy(package.root / "layers/score.py", package.root / "layers/other.py")
     changed = package.changed_by("layers/pattention.py", lambda text: text.replace("layers.score", "layers.other"))
     assert changed == {"train tokens", "train mixed", "train grown"}
 
 
-def test_a_hash_is_the_same_under_every_python():
+def test_hashes_do_not_depend_on_the_python_version():
     """Data prepared with one Python version are not stale with another; 3.11, 3.12 and 3.13 give this text."""
     (statement,) = ast.parse("""def f(*a): return f"{', '.join(a)}\\n" """).body
     join = "Call(func=Attribute(value=Constant(value=', '), attr='join', ctx=Load()), args=[Name(id='a', ctx=Load())])"

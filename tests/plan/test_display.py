@@ -73,7 +73,7 @@ def show(monkeypatch, tmp_path):
     return shown
 
 
-def test_a_file_gets_a_line_per_stage_and_no_carriage_return(show):
+def test_a_log_file_has_a_line_per_stage_and_no_carriage_return(show):
     lines = show(EVERYTHING)
     assert not {"\r", "\x1b"} & set("".join(lines))
     assert lines[0] == "scale tiny: 6 jobs to do; details in logs/tiny/"
@@ -98,7 +98,7 @@ def test_the_bar_weighs_jobs_by_their_predicted_cost(show):
 
 
 @pytest.mark.parametrize("quiet", [(), ("progress",)])
-def test_a_failure_names_its_log_and_how_it_ends(show, tmp_path, quiet):
+def test_a_failure_prints_its_log_file_and_the_last_lines(show, tmp_path, quiet):
     log = tmp_path / "train.log"
     log.write_text("1\n2\n3\nerror: no such file\n")
     lines = show(
@@ -110,7 +110,7 @@ def test_a_failure_names_its_log_and_how_it_ends(show, tmp_path, quiet):
     assert any("1 failed" in line for line in lines) == (not quiet)
 
 
-def test_what_a_cluster_refuses_is_said_once_with_its_own_words(show):
+def test_a_refusal_of_the_cluster_is_printed_once(show):
     refused = "sbatch failed. The error message was 'sbatch: error:\n  no such partition'.\n"
     jobs = [
         (started(job, "train", f"a/b/seed{job}", "of an earlier attempt"), failed(job, refused)) for job in range(3)
@@ -121,7 +121,7 @@ def test_what_a_cluster_refuses_is_said_once_with_its_own_words(show):
     assert lines[-1].startswith("3 jobs did not finish")
 
 
-def test_what_is_tried_again_and_succeeds_is_no_failure(show, tmp_path):
+def test_a_job_that_succeeds_after_a_restart_is_no_failure(show, tmp_path):
     log = tmp_path / "train.log"
     log.write_text("done\nwarning: the server is away\n")
     first, again = started(7, "train", "a/b/seed1"), started(7, "train", "a/b/seed1", str(log))
@@ -131,12 +131,12 @@ def test_what_is_tried_again_and_succeeds_is_no_failure(show, tmp_path):
     assert "1 of 6 jobs" in lines[-1]
 
 
-def test_what_nobody_asked_to_see_is_not_shown(show):
+def test_quiet_options_are_respected(show):
     assert show(EVERYTHING, quiet=("progress",)) == []
     assert show([started(0, "all"), finished(0)], {"all": 1}) == []
 
 
-def test_a_dry_run_is_a_line_per_stage(show):
+def test_a_dry_run_prints_a_line_per_stage(show):
     lines = [line.split()[:2] for line in show(EVERYTHING, dry=True)]
     assert lines == [["train", "3"], ["draw", "2"], ["claims", "1"], ["total", "6"]]
 
@@ -144,12 +144,12 @@ def test_a_dry_run_is_a_line_per_stage(show):
 @pytest.mark.parametrize(
     ("target", "meant"), [("visoin", "vision"), ("figurs/tiny/one.pdf", PLAN["draw"]["one"]["outputs"][0])]
 )
-def test_an_unknown_target_is_one_line_with_what_it_may_mean(show, target, meant):
+def test_an_unknown_target_gives_one_line_with_a_suggestion(show, target, meant):
     said = f"MissingRuleException:\nNo rule to produce {target} (if you use input functions make sure that they work)."
     assert show([said], counts={}) == [f"no target '{target}'; did you mean {meant}?"]
 
 
-def test_an_unwritable_cache_ends_in_one_line_and_status_2(show, tmp_path):
+def test_an_unwritable_cache_gives_one_line_and_status_2(show, tmp_path):
     (tmp_path / "cache").touch()
     file = io.StringIO()
     with pytest.raises(SystemExit, match=r"^2$"):

@@ -26,7 +26,7 @@ def project(tmp_path, monkeypatch):
     return project
 
 
-def test_the_timed_runs_are_those_of_the_patterns(project):
+def test_timed_runs_match_the_patterns(project):
     plan = project.plan(seeds=[0, 1])
     assert plan["speed"]["small"]["runs"] == ["small/deep-3/seed0", "small/deep-4/seed0"]
     assert plan["speed"]["small"]["settings"]["repetitions"] == 5
@@ -34,7 +34,7 @@ def test_the_timed_runs_are_those_of_the_patterns(project):
     assert plan["train"]["small/deep-3/seed0"]["equal_time"] is None
 
 
-def test_only_what_decides_speed_is_timed_again(project):
+def test_only_settings_that_affect_speed_change_the_timing_job(project):
     def configuration(**given):
         return project.plan(set=given)["speed"]["small"]["configuration"]
 
@@ -64,7 +64,7 @@ class Arguments:
     id = "small/matched/seed0"
 
 
-def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, capsys):
+def test_an_equal_time_run_trains_for_the_measured_time(project, monkeypatch, capsys):
     plan, trained = project.plan(), []
 
     def train_stage(run, data, out, *, parent, runtime):

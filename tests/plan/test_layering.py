@@ -34,7 +34,7 @@ trees = st.recursive(
 
 
 @pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
-def test_the_more_particular_layer_wins(project, height):
+def test_more_specific_settings_override_general_settings(project, height):
     project.write("mine.yaml", "{}")
     project.lay_over("config.yaml", "overlay: mine.yaml")
     for name, (file, text) in list(LAYERS.items())[:height]:
@@ -43,7 +43,7 @@ def test_the_more_particular_layer_wins(project, height):
     assert project.run(set={"small.runs.plain.steps": 7})["steps"] == 7
 
 
-def test_another_kind_replaces_the_mapping_below(project):
+def test_a_mapping_of_another_kind_replaces_the_base(project):
     x = Tree({"a": {"kind": "x", "p": 1}})
     assert merge(x, Tree({"a": {"kind": "y", "q": 2}})) == {"a": {"kind": "y", "q": 2}}
     assert merge(x, Tree({"a": {"kind": "x", "q": 2}})) == {"a": {"kind": "x", "p": 1, "q": 2}}
@@ -62,7 +62,7 @@ def test_another_kind_replaces_the_mapping_below(project):
         ({"train": ["a.txt"], "valid": ["b.txt"]}, {"train": ["own.txt"]}, {"train", "valid"}),
     ],
 )
-def test_alternatives_that_exclude_each_other_replace_each_other(project, below, above, left):
+def test_paths_and_splits_replace_each_other(project, below, above, left):
     for name in ("own.txt", "a.txt", "b.txt"):
         project.write(name, name)
     below, above = (
@@ -75,7 +75,7 @@ def test_alternatives_that_exclude_each_other_replace_each_other(project, below,
     assert {key for key in ("paths", "train", "valid", "test") if source[key]} == left
 
 
-def test_a_data_set_of_another_kind_replaces_the_one_below(project):
+def test_a_data_set_of_another_kind_replaces_the_base(project):
     """A data set without `kind` is text, so that image keys merged over it leave no key of the text."""
     before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
     images = {"kind": "images", "source": {"kind": "digits"}}
@@ -84,7 +84,7 @@ def test_a_data_set_of_another_kind_replaces_the_one_below(project):
 
 
 @given(st.tuples(trees, trees, trees))
-def test_merging_is_associative_leaves_its_arguments_alone_and_knows_the_files(given):
+def test_merging_is_associative_and_stores_files_without_changing_its_arguments(given):
     a, b, c = (Tree(tree, file) for tree, file in zip(given, "abc", strict=True))
     assert merge(merge(a, b), c) == merge(a, merge(b, c))
     assert merge(a, Tree()) == merge(Tree(), a) == a
@@ -115,7 +115,7 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
-def test_every_way_to_give_a_key_says_the_same(project, key, value, text, file):
+def test_all_ways_to_set_a_key_are_equivalent(project, key, value, text, file):
     """A key may be in `set` or outside, in config.yaml, in an overlay or on the command line, or in the edited file."""
     before = project.plan()
     on_command_line = project.plan(set={key: value})
@@ -132,7 +132,7 @@ def test_every_way_to_give_a_key_says_the_same(project, key, value, text, file):
     assert project.plan() == on_command_line
 
 
-def test_the_scale_of_the_command_line_wins_over_files(project):
+def test_the_scale_of_the_command_line_overrides_files(project):
     """This includes files with `scale: {...}`."""
     scale = project.plan()["scale"]
     project.write("mine.yaml", "scale: laptop")
@@ -142,7 +142,7 @@ def test_the_scale_of_the_command_line_wins_over_files(project):
     assert project.plan(overlay="mine.yaml", scale=scale) == project.plan(scale=scale, set={"scale.defaults.steps": 77})
 
 
-def test_a_field_keeps_its_type_where_it_stands_alone():
+def test_a_text_that_is_one_field_keeps_the_type_of_its_value():
     point = {"n": 3, "x": 0.5, "on": True}
     tree = {"layers": "{n}", "rate": "{x}", "flag": "{on}", "text": "n={n}", "list": ["{n}", "plain"]}
     filled = {"layers": 3, "rate": 0.5, "flag": True, "text": "n=3", "list": [3, "plain"]}
@@ -150,7 +150,7 @@ def test_a_field_keeps_its_type_where_it_stands_alone():
     assert [type(value) for value in fill(tree, point).values()] == [type(value) for value in filled.values()]
 
 
-def test_a_sweep_of_rates_is_one_entry_of_an_overlay_and_needs_no_tracked_file(tmp_path):
+def test_an_overlay_can_define_a_sweep_of_learning_rates(tmp_path):
     project = Project(tmp_path)
     project.lay_over(project.scale, "studies: {small: {only: [plain]}}")
     sweep = '{study: {small: {runs: {"mine-{lr}": {grid: {lr: [1.0e-3, 2.5e-4, 3.0]}, optimizer: {lr: "{lr}"}}}}}}'

@@ -1,4 +1,4 @@
-"""The plan file is named by everything it depends on, so an existing file is valid."""
+"""The name of a plan file depends on all inputs of the plan, so an existing file is valid."""
 
 import os
 import subprocess
@@ -18,17 +18,15 @@ def _another_process_makes_plans(monkeypatch):
     monkeypatch.setattr(locate, "_make", MAKE)
 
 
-def test_the_snakefile_needs_neither_torch_nor_pydantic():
-    ours, heavy = (
-        "formerlab.plan.locate, formerlab.plan.attempts, formerlab.plan.staleness",
-        ("torch", "pydantic", "pandas"),
-    )
-    script = f"import sys, {ours}; print([module for module in {heavy} if module in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_the_snakefile_imports_no_heavy_library():
+    modules = "formerlab.plan.locate, formerlab.plan.attempts, formerlab.plan.staleness"
+    heavy = ("torch", "pydantic", "pandas")
+    script = f"import sys, {modules}; print([module for module in {heavy} if module in sys.modules])"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
-def test_a_plan_is_made_once_and_then_found(project):
+def test_a_plan_is_created_once(project):
     path = ensure_plan(project.root, {})
     assert path.parent == project.root / ".formerlab" / "plans"
     assert read_plan(path) == project.plan()
@@ -43,7 +41,7 @@ def test_another_checkouts_environment_is_refused(project):
         ensure_plan(project.root, {})
 
 
-def test_a_mistake_is_one_line_and_leaves_no_plan(project):
+def test_a_mistake_gives_one_line_and_no_plan(project):
     project.lay_over(project.config, "scal: smoke")
     with pytest.raises(UserError) as caught:
         ensure_plan(project.root, {})
@@ -65,7 +63,7 @@ def test_a_mistake_is_one_line_and_leaves_no_plan(project):
     ],
     ids=["config", "scale", "study", "overlay", "new text", "edited text", "removed text", "touched text"],
 )
-def test_the_name_follows_what_the_plan_depends_on(project, edit):
+def test_the_file_name_depends_on_all_inputs_of_the_plan(project, edit):
     project.write("overlay.yaml", "small.steps: 3")
     project.write("texts/a.txt", "words")
     project.lay_over(project.config, "{overlay: overlay.yaml, data: {text: {source: {kind: files, paths: [texts]}}}}")
@@ -84,7 +82,7 @@ def texts(project):
 
 
 @pytest.mark.parametrize("paths", ["texts", "texts/*.txt", "texts/**"])
-def test_a_link_to_what_is_not_there_is_named_in_one_line(project, texts, paths):
+def test_a_broken_link_gives_one_line(project, texts, paths):
     (texts / "gone.txt").symlink_to("/nowhere")
     project.lay_over(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
     with pytest.raises(UserError) as caught:
@@ -93,7 +91,7 @@ def test_a_link_to_what_is_not_there_is_named_in_one_line(project, texts, paths)
     assert str(caught.value) == f"{texts}/gone.txt: {remedy}"
 
 
-def test_hidden_files_are_no_texts_and_links_may_lead_in_a_circle(project, texts):
+def test_hidden_files_are_ignored_and_links_may_form_cycles(project, texts):
     before = plan_path(project.root, {})
     (texts / ".#a.txt").symlink_to("an editor's mark")
     assert plan_path(project.root, {}) == before
@@ -105,7 +103,7 @@ def test_hidden_files_are_no_texts_and_links_may_lead_in_a_circle(project, texts
     assert plan_path(project.root, {}) != before
 
 
-def test_what_is_edited_while_it_is_planned_is_planned_anew(project, monkeypatch):
+def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
     made = []
 
     def make(root, given, path):
@@ -130,7 +128,7 @@ def test_what_is_edited_while_it_is_planned_is_planned_anew(project, monkeypatch
         ({"data": {"text": {"source": {"kind": "hub", "files": {"mine": ["text [1].txt"]}}}}}, "text [1].txt"),
     ],
 )
-def test_what_the_command_line_names_is_watched_too(project, given, file):
+def test_files_of_the_command_line_are_watched(project, given, file):
     project.write(file, "{}")
     before = plan_path(project.root, given)
     assert before != plan_path(project.root, {})
@@ -138,7 +136,7 @@ def test_what_the_command_line_names_is_watched_too(project, given, file):
     assert plan_path(project.root, given) != before
 
 
-def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
+def test_the_file_name_depends_on_the_code(project, monkeypatch, tmp_path_factory):
     package = tmp_path_factory.mktemp("package")
     monkeypatch.setattr(source_hashes, "PACKAGE", package)
     names = set()
@@ -148,7 +146,7 @@ def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
     assert len(names) == 2
 
 
-def test_what_snakemake_leaves_as_text_is_read_as_yaml():
+def test_text_of_snakemake_is_parsed_as_yaml():
     """Snakemake reads `set={a: 1.0e-3}` and `seeds=[0, 1]` with text instead of numbers."""
     text = {
         "seeds": ["0", "1"],

@@ -29,7 +29,11 @@ MISTAKES = [
     (CONFIG, "smal: {steps: 3}", "smal: unknown key (value {'steps': 3}); did you mean small?"),
     (CONFIG, "small: {stepps: 3}", "small.stepps: unknown key (value 3); did you mean steps?"),
     (CONFIG, "set: 5", "set: Input should be an object (got 5)"),
-    (OVERLAY, "overlay: other.yaml", "overlay: an overlay cannot name another; write the keys of both into one file"),
+    (
+        OVERLAY,
+        "overlay: other.yaml",
+        "overlay: an overlay cannot name another overlay; write the keys of both into one",
+    ),
     (OVERLAY, "set: {small.plain.steps: 3}", "set: small.plain: unknown key (value ...; write <study>.<key>, <study>"),
     (SCALE, small("onlyy: [plain]"), "studies.small.onlyy: unknown key (value ['plain']); did you mean only?"),
     (STUDY, "runs: {plain: {stepps: 3}}", "small.runs.plain.stepps: unknown key (value 3); did you mean steps?"),
@@ -155,7 +159,7 @@ MISTAKES = [
         *(("vision.model.channels", 3, 1), ("vision.model.classes", 5, 10)),
     ],
 )
-def test_a_model_whose_sizes_its_data_do_not_fit_is_refused(key, value, needs):
+def test_a_model_that_does_not_fit_its_data_is_refused(key, value, needs):
     study, given = key.partition(".")[0], {"scale": "smoke", "set": {key: value}}
     with pytest.raises(
         UserError, match=rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"
@@ -166,7 +170,7 @@ def test_a_model_whose_sizes_its_data_do_not_fit_is_refused(key, value, needs):
 @pytest.mark.parametrize(
     ("file", "text", "answer"), MISTAKES, ids=[f"{file}: {text}"[:70] for file, text, _ in MISTAKES]
 )
-def test_a_mistake_is_answered_in_one_line_that_names_its_file(project, file, text, answer):
+def test_a_mistake_gives_one_line_with_its_file(project, file, text, answer):
     project.plan()
     given = {"overlay": OVERLAY} if file == OVERLAY else yaml.safe_load(text) if file == LINE else {}
     if file == OVERLAY:
@@ -189,7 +193,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "answer"), BROKEN.values(), ids=BROKEN)
-def test_a_file_that_is_no_yaml_mapping_is_named_with_the_line(project, text, answer):
+def test_a_file_that_is_no_yaml_mapping_is_named_with_its_line(project, text, answer):
     project.write(project.config, text)
     assert answer in project.mistake()
 
@@ -199,7 +203,7 @@ def test_a_missing_file_is_named(project):
     assert project.mistake().startswith(f"config.yaml: not in {project.root.resolve()}; run this in a project")
 
 
-def test_a_mapping_merged_from_merged_mappings_has_no_key_twice(project):
+def test_nested_yaml_merge_keys_have_no_duplicate_keys(project):
     project.write(
         project.study,
         """

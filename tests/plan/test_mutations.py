@@ -1,7 +1,7 @@
-"""Randomly changed configurations give a plan or a one-line error.
+"""Randomly changed configurations give a plan or an error of one line.
 
-Changes are drawn with fixed seeds, in config.yaml, the scale, the study and an overlay, for runs that the scale keeps,
-leaves out or has no values for.
+The changes are sampled with fixed seeds, in config.yaml, the scale, the study and an overlay, and affect runs that the
+scale includes, leaves out or has no values for.
 """
 
 import copy
@@ -141,7 +141,7 @@ def mutated(files, random):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_mutation_is_planned_or_refused_in_one_line_that_names_a_place(seed, files, answer):
+def test_a_mutation_gives_a_plan_or_one_line_with_a_file(seed, files, answer):
     random, refused = Random(seed), 0
     for _ in range(40):
         line = answer(mutated(files, random))

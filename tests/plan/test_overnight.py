@@ -33,7 +33,7 @@ def chain_flops(runs, name):
     return run.flops + (chain_flops(runs, run.init) if run.init else 0)
 
 
-def test_headlines_have_five_seeds_and_comparisons_at_least_three(studies):
+def test_main_results_have_five_seeds_and_comparisons_at_least_three(studies):
     of_study = studies["tokenformer"]
     assert [seeds(of_study, f"{arm}-chosen") for arm in ARMS] == [[0, 1, 2, 3, 4]] * 3
     for study, of_all in studies.items():
@@ -53,7 +53,7 @@ def test_headlines_have_five_seeds_and_comparisons_at_least_three(studies):
         ("denseformer", "annealed-dwa-4x5-24", "annealed-whole-sparse-"),
     ],
 )
-def test_rates_searched_at_the_full_length_differ_from_the_arm_in_rate_alone(studies, study, chosen, searched):
+def test_searched_runs_differ_from_the_arm_only_in_the_learning_rate(studies, study, chosen, searched):
     arm = next(run for run in studies[study] if run.name == chosen)
     others = {run.name: run for run in studies[study] if run.name.startswith(searched)}
     assert len(others) >= 2
@@ -62,7 +62,7 @@ def test_rates_searched_at_the_full_length_differ_from_the_arm_in_rate_alone(stu
         assert run.model_copy(update={"name": chosen, "optimizer": arm.optimizer, "seed": arm.seed}) == arm
 
 
-def test_growth_and_scratch_on_the_whole_text_read_it_as_often_as_the_longer_run_reads_its_own(runs):
+def test_runs_on_the_whole_text_have_equal_tokens_and_fewer_than_twice_the_epochs(runs):
     grown, scratch = runs["annealed-random-sqrt-all"], runs["annealed-scratch-all"]
     assert (grown.tokens, grown.task, grown.schedule) == (scratch.tokens, scratch.task, scratch.schedule)
     assert grown.tokens == runs["annealed-random-sqrt-long"].tokens
@@ -71,7 +71,7 @@ def test_growth_and_scratch_on_the_whole_text_read_it_as_often_as_the_longer_run
     assert longer.tokens / (end - first) < 2 * grown.tokens  # in epochs: less than twice as often
 
 
-def test_combined_shares_no_seed_with_the_runs_it_repeats(studies):
+def test_combined_has_other_seeds_than_the_runs_that_it_repeats(studies):
     combined, others = ({run.seed for run in studies[study]} for study in ("combined", "tokenformer"))
     assert not combined & others
 
@@ -86,7 +86,7 @@ def test_arms_of_one_budget_have_equal_width_rotary_share_parameters_and_tokens(
     assert max(sizes) / min(sizes) < 1.03
 
 
-def test_two_budgets_differ_in_steps_alone(runs):
+def test_two_budgets_differ_only_in_steps(runs):
     for arm in ARMS:
         short, long = runs[f"{arm}-chosen"], runs[f"long-{arm}-chosen"]
         assert long.steps == 8 * short.steps
@@ -94,7 +94,7 @@ def test_two_budgets_differ_in_steps_alone(runs):
         assert short.model_copy(update=same) == long
 
 
-def test_stages_and_their_controls_read_what_no_run_from_scratch_reads(runs):
+def test_stages_and_their_controls_read_text_that_runs_from_scratch_do_not_read(runs):
     for run in (run for run in runs.values() if run.data != "second" and "-large-" not in run.name):
         if not run.name.endswith("-all"):
             assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
@@ -106,7 +106,7 @@ def test_a_stage_has_a_tenth_of_its_parents_tokens(runs):
     assert runs["grown-double-2"].tokens == 2 * runs["grown-random-sqrt-2"].tokens == 4 * runs["grown-half-2"].tokens
 
 
-def test_on_the_second_domain_what_grew_has_equal_parameters_and_all_have_equal_rate_and_tokens(runs):
+def test_arms_on_the_second_domain_have_equal_parameters_rates_and_tokens(runs):
     arms = {name: run for name, run in runs.items() if name.startswith("continued-")}
     assert {run.data for run in arms.values()} == {"second"}
     assert len({(run.steps, run.task, run.schedule, run.optimizer) for run in arms.values()}) == 1
@@ -119,7 +119,7 @@ def test_on_the_second_domain_what_grew_has_equal_parameters_and_all_have_equal_
     assert {run.init for name, run in arms.items() if "tokenformer" in name} == {PARENT}
 
 
-def test_the_parent_trained_on_costs_the_stage_or_reads_its_tokens(runs):
+def test_continued_parents_have_the_flops_or_the_tokens_of_the_stage(runs):
     for size, parent in ((2, PARENT), (3, "grown-random-sqrt-2")):
         stage, control = runs[f"grown-random-sqrt-{size}"], runs[f"trained-on-{size}"]
         assert (control.init, stage.init, control.growth) == (parent, parent, None)
@@ -130,7 +130,7 @@ def test_the_parent_trained_on_costs_the_stage_or_reads_its_tokens(runs):
 
 
 @pytest.mark.parametrize(("length", "share"), [("short", 0.1), ("medium", 0.4), ("long", 0.8)])
-def test_annealed_stages_and_the_parent_trained_on_share_flops_data_and_the_end_of_their_schedule(runs, length, share):
+def test_annealed_stages_and_continued_parents_have_equal_flops_data_and_schedules(runs, length, share):
     stages = [runs[f"annealed-{arm}-{length}"] for arm in ("random-sqrt", "zero-keep")]
     control = runs[f"annealed-trained-on-{length}"]
     for stage in stages:
@@ -143,7 +143,7 @@ def test_annealed_stages_and_the_parent_trained_on_share_flops_data_and_the_end_
     ("scratch", "grown"),
     [("tokenformer-scratch-2", "grown-random-sqrt-2"), ("annealed-scratch-long", "annealed-random-sqrt-long")],
 )
-def test_from_scratch_costs_what_the_chain_costs(runs, scratch, grown):
+def test_training_from_scratch_has_the_flops_of_the_chain(runs, scratch, grown):
     scratch, grown = runs[scratch], runs[grown]
     assert scratch.model == grown.model.model_copy(update={
         part: getattr(grown.model, part).model_copy(update={"tau": getattr(scratch.model, part).tau})
@@ -162,7 +162,7 @@ def test_the_envelope_has_three_sizes_at_three_budgets(runs):
         assert max(costs) / min(costs) < 1.15
 
 
-def test_images_grow_beside_their_parent_trained_on_for_the_same_flops(studies):
+def test_grown_and_continued_image_models_have_equal_flops(studies):
     runs = {run.name: run for run in studies["vision"]}
     grown, control = runs["grown-random-sqrt"], runs["trained-on"]
     assert control.init == grown.init

@@ -44,7 +44,7 @@ def project(project, tmp_path, monkeypatch):
     return project
 
 
-def test_without_the_variable_one_line_names_it_and_the_source_and_nothing_is_prepared(project, monkeypatch, capsys):
+def test_without_the_variable_one_line_names_the_variable_and_the_source(project, monkeypatch, capsys):
     monkeypatch.delenv(DATA_VARIABLE)
     plan = project.plan()
     assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${DATA_VARIABLE}/books"], "no path of a machine"
@@ -60,7 +60,7 @@ def test_without_the_variable_one_line_names_it_and_the_source_and_nothing_is_pr
     assert f"error: {start}" in capsys.readouterr().err
 
 
-def test_a_missing_file_a_changed_one_and_one_that_is_not_listed_are_named(project, tmp_path):
+def test_missing_changed_and_unlisted_files_are_named(project, tmp_path):
     two, three = (tmp_path / f"public/books/{name}.txt" for name in ("two", "three"))
     project.plan()
     before = plan_path(project.root, {})
@@ -80,7 +80,7 @@ def test_files_are_read_once(project, monkeypatch):
     project.plan()
 
 
-def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
+def test_a_folder_of_many_files_has_one_hash(project, tmp_path):
     folder = tmp_path / "public/books"
     command = "find * -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum"
     printed = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, check=True).stdout
@@ -98,7 +98,7 @@ def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
 
 
 @pytest.mark.parametrize("scale", ["pilot", "overnight"])
-def test_the_scales_name_what_the_manifest_lists(scale):
+def test_all_files_of_the_scales_are_in_the_manifest(scale):
     manifest = read_manifest(ROOT)
     listed = [path for one in manifest.values() for path in (*one.files, *one.folders)]
     data = yaml.safe_load((ROOT / "workflow/scales" / f"{scale}.yaml").read_text())["data"]

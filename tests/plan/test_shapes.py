@@ -37,7 +37,7 @@ def test_every_size_at_workstation_is_a_multiple_of_64(runs):
     assert not odd
 
 
-def test_tokenformers_that_are_to_match_have_the_parameters_of_their_transformer(runs):
+def test_matched_tokenformers_have_the_parameters_of_their_transformer(runs):
     def block(spec):
         model = spec["model"]
         return 8 * model["projection"]["tokens"] + 2 * model["feedforward"]["tokens"]

@@ -1,4 +1,4 @@
-"""Initial models of the scales: the loss of a uniform guess, and positions that attention heads can tell apart."""
+"""Initial models of the small scales have the loss of a uniform distribution and rotate all channels."""
 
 import math
 
@@ -30,7 +30,7 @@ def loss_at_first(model):
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight"])
-def test_small_models_start_at_the_loss_of_a_uniform_guess_and_rotate_all_channels(scale):
+def test_small_models_start_at_the_uniform_loss_and_rotate_all_channels(scale):
     for run in decoders(scale):
         uniform = math.log(run.model.vocabulary)
         assert loss_at_first(run.model) == pytest.approx(uniform, rel=0.05), run.id

@@ -19,14 +19,14 @@ def plan(finished_plan):
     return finished_plan
 
 
-def test_finished_products_are_current(plan):
+def test_finished_outputs_are_up_to_date(plan):
     staleness = Staleness(plan)
     assert {staleness.check(stage, name) for stage in RECORDS for name in plan[stage]} == {("finished", "")}
     assert staleness.stale() == {}
     assert staleness.write_stale(staleness.folder("exact", "claims")) is None
 
 
-def test_data_made_with_another_tokenizer_than_there_is_now_are_stale(plan):
+def test_data_of_an_earlier_tokenizer_are_stale(plan):
     plan = plan | {"data": plan["data"] | {"more": plan["data"]["text"] | {"out": "more", "tokenizer": "text"}}}
     change(plan, "data", "text", tokenizer={"sha256": "one"})
     write_json(Staleness(plan).record("data", "more"), read_json(Staleness(plan).record("data", "text")))
@@ -35,14 +35,14 @@ def test_data_made_with_another_tokenizer_than_there_is_now_are_stale(plan):
     assert Staleness(plan).check("data", "more") == ("stale", "changed since: tokenizer")
 
 
-def test_a_run_without_the_optimizer_that_another_goes_on_with_is_stale(plan):
+def test_a_run_without_the_optimizer_that_another_run_needs_is_stale(plan):
     plan = plan | {"train": plan["train"] | {RUN: plan["train"][RUN] | {"keep_optimizer": True}}}
-    assert Staleness(plan).check("train", RUN) == ("stale", f"no {OPTIMIZER}, which another run continues with")
+    assert Staleness(plan).check("train", RUN) == ("stale", f"no {OPTIMIZER}, which another run needs")
     Staleness(plan).record("train", RUN).with_name(OPTIMIZER).touch()
     assert Staleness(plan).check("train", RUN).current
 
 
-def test_a_product_whose_rows_were_deleted_is_stale_and_the_file_is_named(plan):
+def test_an_output_without_its_rows_is_stale(plan):
     for stage, file in (("train", "test.csv"), ("zeroshot", "zeroshot.csv")):
         change(plan, stage, RUN, rows_sha256={file: "0" * 64})
         path = Staleness(plan).record(stage, RUN).with_name(file)
@@ -52,7 +52,7 @@ def test_a_product_whose_rows_were_deleted_is_stale_and_the_file_is_named(plan):
         assert Staleness(plan).check(stage, RUN).current
 
 
-def test_a_run_whose_weights_were_cut_short_is_stale_and_so_is_what_is_made_of_it(plan):
+def test_a_run_with_damaged_weights_is_stale_with_its_measurements(plan):
     path = Staleness(plan).record("train", RUN).with_name("weights.safetensors")
     save_file({"weight": np.zeros((3, 5), np.float32)}, path)
     assert Staleness(plan).check("train", RUN).current
@@ -64,7 +64,7 @@ def test_a_run_whose_weights_were_cut_short_is_stale_and_so_is_what_is_made_of_i
     path.unlink()
 
 
-def test_a_record_whose_numbers_were_edited_is_made_again(plan):
+def test_an_edited_record_is_stale(plan):
     path = Staleness(plan).record("train", RUN)
     write_record(path, read_json(path))
     assert Staleness(plan).check("train", RUN).current
@@ -74,7 +74,7 @@ def test_a_record_whose_numbers_were_edited_is_made_again(plan):
     assert ("train", RUN) in staleness.stale()
 
 
-def test_a_run_whose_spec_was_edited_is_stale(plan):
+def test_a_run_with_an_edited_spec_is_stale(plan):
     spec = plan["train"][RUN]["spec"]
     change(plan, "train", RUN, spec=spec)
     assert Staleness(plan).check("train", RUN).current
@@ -82,7 +82,7 @@ def test_a_run_whose_spec_was_edited_is_stale(plan):
     assert Staleness(plan).check("train", RUN) == ("stale", "changed since: configuration")
 
 
-def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_or_data(plan):
+def test_given_weights_are_up_to_date_for_any_code_but_not_for_other_settings(plan):
     change(plan, "train", RUN, code_hash="old")
     assert Staleness(plan).check("train", RUN) == ("stale", "changed since: code")
     plan = plan | {"train": plan["train"] | {RUN: plan["train"][RUN] | {"given": True}}}
@@ -91,7 +91,7 @@ def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_
     assert Staleness(plan).check("train", RUN) == ("stale", "changed since: configuration")
 
 
-def test_rows_are_objected_to_for_their_own_stage_and_where_nobody_planned_them(plan):
+def test_rows_are_stale_by_stage_or_because_they_are_not_planned(plan):
     change(plan, "zeroshot", RUN, code_hash="old")
     staleness = Staleness(plan)
     assert staleness.staleness_reason("train", RUN) == ""
@@ -100,7 +100,7 @@ def test_rows_are_objected_to_for_their_own_stage_and_where_nobody_planned_them(
     assert staleness.staleness_reason("train", "other/run/seed0") == UNPLANNED
 
 
-def test_the_list_of_what_is_stale_is_younger_than_all_of_it_and_written_once(plan, tmp_path):
+def test_the_list_of_stale_outputs_is_newer_than_the_outputs_and_written_once(plan, tmp_path):
     change(plan, "train", RUN, spec_hash="old")
     record = Staleness(plan).record("train", RUN)
     ahead = time.time() + 3600
@@ -115,7 +115,7 @@ def test_the_list_of_what_is_stale_is_younger_than_all_of_it_and_written_once(pl
     assert Staleness(plan).write_stale(tmp_path) != path
 
 
-def test_a_record_that_cannot_be_read_is_named_and_made_again(plan):
+def test_an_unreadable_record_is_failed(plan):
     for text in ("{", "[]"):
         Staleness(plan).record("train", RUN).write_text(text)
         staleness = Staleness(plan)

@@ -11,7 +11,7 @@ from fixtures.project import Project, finish
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import read_json, write_json
 from formerlab.plan.show import report, states
-from formerlab.results.notes import noted, read_note
+from formerlab.results.notes import read_note, stage_note
 
 DATA = ("data", "text")
 PLAIN, PARENT, CHILD = (("train", f"small/{run}/seed0") for run in ("plain", "parent", "child"))
@@ -43,19 +43,19 @@ def change(path, **keys):
     write_json(path, read_json(path) | keys)
 
 
-def test_nothing_is_there_at_first(plan):
+def test_all_jobs_are_missing_at_first(plan):
     assert set(states_of(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
     assert set(states_of(plan).values()) == {("missing", "")}
     assert report(plan).endswith("scale smoke: 7 missing")
     assert report(plan, problems_only=True) == "no stage failed after its start"
 
 
-def test_what_is_done_is_finished_a_diverged_run_too_and_others_are_named(plan, finished):
+def test_finished_and_diverged_jobs_are_up_to_date_and_unplanned_runs_are_named(plan, finished):
     assert set(states_of(plan).values()) == {("finished", "")}
     change(finished / "small/plain/seed0/run.json", status="diverged")
     assert (states_of(plan)[PLAIN], states_of(plan)[ASKED]) == (("diverged", ""), ("finished", ""))
     (finished / "small/child").rename(finished / "small/another")
-    assert "not in the plan, so not in figures and counts: small/another/seed0" in report(plan)
+    assert "not in the plan, and therefore not in figures and counts: small/another/seed0" in report(plan)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_what_is_done_is_finished_a_diverged_run_too_and_others_are_named(plan, 
         ("data/text/manifest.json", {"source_fingerprint": "old"}, DATA, "changed since: text"),
     ],
 )
-def test_what_no_longer_fits_the_plan_is_stale(plan, finished, file, keys, stale, detail):
+def test_outputs_that_differ_from_the_plan_are_stale(plan, finished, file, keys, stale, detail):
     change(finished / file, **keys)
     assert states_of(plan)[stale] == ("stale", detail)
 
 
-def test_what_was_made_from_something_stale_is_stale(plan, finished):
+def test_outputs_of_stale_inputs_are_stale(plan, finished):
     change(finished / "small/parent/seed0/run.json", spec_hash="old")
     assert states_of(plan)[CHILD] == ("stale", "small/parent/seed0 is stale")
     assert states_of(plan)[PLAIN] == ("finished", "")
@@ -87,8 +87,8 @@ def test_what_was_made_from_something_stale_is_stale(plan, finished):
     assert states_of(plan)[CHILD] == ("stale", "text is stale; small/parent/seed0 is missing")
 
 
-def test_a_stage_at_work_is_running(plan, finished):
-    with noted("train", finished / "small/plain/seed0"):
+def test_a_working_stage_is_running(plan, finished):
+    with stage_note("train", finished / "small/plain/seed0"):
         state, detail = states_of(plan)[PLAIN]
         assert state == "running"
         assert detail.startswith("since 20")
@@ -105,9 +105,9 @@ def test_a_stage_at_work_is_running(plan, finished):
         (StoppedEarly("stopped after step 3"), "stopped", "stopped after step 3; log logs/x.log"),
     ],
 )
-def test_a_stage_that_ended_early_says_why_and_where_its_log_is(plan, finished, monkeypatch, error, state, detail):
+def test_a_stage_that_ended_early_has_a_reason_and_a_log(plan, finished, monkeypatch, error, state, detail):
     monkeypatch.setenv("FORMERLAB_LOG", "logs/x.log")
-    with pytest.raises(type(error)), noted("train", finished / "small/plain/seed0"):
+    with pytest.raises(type(error)), stage_note("train", finished / "small/plain/seed0"):
         raise error
     assert states_of(plan)[PLAIN] == (state, detail)
     text = report(plan, problems_only=True)

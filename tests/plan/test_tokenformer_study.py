@@ -23,7 +23,7 @@ def cumulative(runs, name):
     return run.flops + (cumulative(runs, run.init) if run.init else 0)
 
 
-def test_from_scratch_costs_what_the_chain_costs(runs):
+def test_training_from_scratch_has_the_flops_of_the_chain(runs):
     scratch = [name for name in runs if name.startswith("tokenformer-scratch-")]
     assert "tokenformer-scratch-4" in scratch
     for name in scratch:

@@ -1,7 +1,7 @@
 """Run `formerlab` in processes that send themselves a signal at a chosen call, or with a limited file size.
 
-test_killed.py starts this script. It reads one JSON order per line on stdin and answers each with one JSON line on
-stdout. Every order runs in a fork of this process, which has only imported the package.
+test_killed.py starts this script. It reads one JSON order per line on stdin and answers each order with one JSON line
+on stdout. Every order runs in a fork of this process, which has only imported the package.
 """
 
 import json
@@ -51,7 +51,7 @@ def run_and_exit(order, calls):
     if order["at_call"] is not None:
         sys.setprofile(at_every_call)
     try:
-        code = main(order["words"])
+        code = main(order["command"])
     except BaseException:
         traceback.print_exc()
     finally:

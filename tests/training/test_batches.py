@@ -80,13 +80,13 @@ def test_prefetched_batches_are_equal(case, monkeypatch):
 def test_a_thread_prefetches_batches_up_to_the_last_step(monkeypatch, tmp_path):
     run = RUNS["decoder"].model_copy(update={"steps": 9})
     data, _ = data_of(run, tmp_path)
-    made, draw = [], type(run.task).train_batch
+    made, train_batch = [], type(run.task).train_batch
 
-    def noted(task, stream, seed, step, *chosen):
+    def batch_and_note(task, stream, seed, step, *micro_batches):
         made.append((step, threading.current_thread().name))
-        return draw(task, stream, seed, step, *chosen)
+        return train_batch(task, stream, seed, step, *micro_batches)
 
-    monkeypatch.setattr(type(run.task), "train_batch", noted)
+    monkeypatch.setattr(type(run.task), "train_batch", batch_and_note)
     coming = batches(run, data, DataPosition(), 5, ELSEWHERE)
     next(coming)
     while len(made) < 1 + AHEAD:

@@ -129,7 +129,7 @@ def machine() -> str:
 
 
 def data_of(run, folder):
-    """Return training and validation data of a run's task, drawn from fixed seeds."""
+    """Return training and validation data of a run's task, sampled with fixed seeds."""
     random = np.random.default_rng(7)
     if isinstance(run.task, LanguageModeling):  # a walk through the vocabulary, which a model can learn
         walk = np.cumsum(random.integers(0, 4, 2300)) % run.model.vocabulary

@@ -114,21 +114,19 @@ def test_carry_continues_with_the_parents_moments(parent, data, tmp_path):
 
 
 def test_a_damaged_parent_is_named(parent, data, tmp_path):
-    own, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
-    (own / "optimizer.pt").unlink()
+    parent_copy, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
+    (parent_copy / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again to write this file"):
-        trained(carrying, data, tmp_path / "child", own)
+        trained(carrying, data, tmp_path / "child", parent_copy)
     trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "weights.safetensors", own)
+    shutil.copy(tmp_path / "other" / "weights.safetensors", parent_copy)
     with pytest.raises(UserError, match=r"weights.safetensors: differs from weights_sha256 in run.json; delete this"):
-        trained(KEEPING, data, tmp_path / "child", own)
+        trained(KEEPING, data, tmp_path / "child", parent_copy)
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
 
 
-def test_a_checkpoint_of_another_parent_is_moved_aside_and_a_result_refused(
-    parent, data, tmp_path, monkeypatch, capsys
-):
+def test_a_checkpoint_of_another_parent_is_superseded_and_a_result_refused(parent, data, tmp_path, monkeypatch, capsys):
     trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
     interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", tmp_path / "other")
     trained(KEEPING, data, tmp_path / "child", parent)
@@ -172,7 +170,8 @@ def stepped(module, optimizer, steps=6):
         optimizer.zero_grad()
 
 
-def held(old_tokens):
+def limited(old_tokens):
+    """Return `Tokens`, their optimizer with limited updates of old tokens, and the weights of the parent."""
     module = Tokens()
     optimizer = AdamW(lr=0.02, weight_decay=0.3).build(module)
     parent = {"keys": module.keys[:OLD].detach().clone(), "embedding": module.embedding.detach().clone()}
@@ -182,7 +181,7 @@ def held(old_tokens):
 
 def test_a_fraction_of_the_rate_equals_adamw_at_that_rate():
     """In the reference, old rows are a separate parameter with a quarter of the learning rate."""
-    module, optimizer, parent = held(0.25)
+    module, optimizer, parent = limited(0.25)
     plain = Tokens()
     old, new = (nn.Parameter(part.clone()) for part in plain.keys.detach().split((OLD, NEW)))
     settings = {"betas": (0.9, 0.95), "weight_decay": 0.3}
@@ -198,7 +197,7 @@ def test_a_fraction_of_the_rate_equals_adamw_at_that_rate():
 
 
 def test_frozen_rows_are_bit_identical_and_excluded_from_the_gradient_norm():
-    module, optimizer, parent = held("freeze")
+    module, optimizer, parent = limited("freeze")
     plain = Tokens()
     free = list(stepped(plain, AdamW(lr=0.02, weight_decay=0.3).build(plain)))
     norms = list(stepped(module, optimizer))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from small_runs import MODEL, bits, interrupted, small, trained, write_plan
 
-from formerlab.results.notes import noted, read_note
+from formerlab.results.notes import read_note, stage_note
 from formerlab.training.record import CHECKPOINT
 
 pytestmark = pytest.mark.xdist_group("killed")  # the tests share a process that takes seconds to start
@@ -34,9 +34,9 @@ class Processes:
             [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
 
-    def run(self, *words, signal="SIGKILL", at_call=None, function=None, **limits):
+    def run(self, *command, signal="SIGKILL", at_call=None, function=None, **limits):
         """Run a command; the process gets the signal at its n-th call (of the named function); 0 only counts calls."""
-        order = {"words": [str(word) for word in words], "signal": signal, "at_call": at_call, "function": function}
+        order = {"command": [str(word) for word in command], "signal": signal, "at_call": at_call, "function": function}
         order |= limits
         print(json.dumps(order), file=self.server.stdin, flush=True)
         return json.loads(self.server.stdout.readline())
@@ -58,14 +58,14 @@ def uninterrupted_bits(data, tmp_path_factory):
     return bits(out)
 
 
-def train_words(run, data, folder, **changes):
+def train_command(run, data, folder, **changes):
     """Write a plan of one run; return the command that trains it with a checkpoint after every step."""
     return "train", run.id, "--plan", write_plan(run, data, folder, **changes), "--checkpoint-seconds", "0"
 
 
 @pytest.fixture
-def words(data, tmp_path):
-    return train_words(RUN, data, tmp_path)
+def command(data, tmp_path):
+    return train_command(RUN, data, tmp_path)
 
 
 @pytest.fixture
@@ -73,8 +73,10 @@ def out(tmp_path):
     return tmp_path / "results" / RUN.id
 
 
-def test_the_documented_command_trains(words, out, uninterrupted_bits):
-    done = subprocess.run([sys.executable, "-m", "formerlab", *words], env=ENVIRONMENT, capture_output=True, text=True)
+def test_the_documented_command_trains(command, out, uninterrupted_bits):
+    done = subprocess.run(
+        [sys.executable, "-m", "formerlab", *command], env=ENVIRONMENT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert "train study/run/seed3  step 12/12" in done.stderr
     assert bits(out) == uninterrupted_bits
@@ -83,20 +85,20 @@ def test_the_documented_command_trains(words, out, uninterrupted_bits):
 @pytest.fixture(scope="module")
 def calls(processes, data, tmp_path_factory):
     """Return the number of calls of an uninterrupted run."""
-    done = processes.run(*train_words(RUN, data, tmp_path_factory.mktemp("counted")), at_call=0)
+    done = processes.run(*train_command(RUN, data, tmp_path_factory.mktemp("counted")), at_call=0)
     assert done["status"] == 0, done["output"]
     return done["calls"]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, words, out, uninterrupted_bits, calls):
+def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, command, out, uninterrupted_bits, calls):
     """The first kill hits anywhere in the run; in some cases two more kills hit the continued run."""
     moments = random.Random(seed)
-    first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
+    first = processes.run(*command, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
     for _ in range(2 if seed < 2 else 0):
-        assert processes.run(*words, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
-    assert processes.run(*words)["status"] == 0
+        assert processes.run(*command, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
+    assert processes.run(*command)["status"] == 0
     assert bits(out) == uninterrupted_bits
     assert not list(out.rglob("*.tmp"))
     assert not (out / "checkpoint").exists()
@@ -105,43 +107,43 @@ def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, words,
 @pytest.fixture(scope="module")
 def fsyncs(processes, data, tmp_path_factory):
     """Return the number of fsync calls of an uninterrupted run."""
-    return processes.run(*train_words(RUN, data, tmp_path_factory.mktemp("written")), function="fsync", at_call=0)[
+    return processes.run(*train_command(RUN, data, tmp_path_factory.mktemp("written")), function="fsync", at_call=0)[
         "calls"
     ]
 
 
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
-def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, words, out, uninterrupted_bits, fsyncs):
+def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, command, out, uninterrupted_bits, fsyncs):
     """os.fsync is called for run.yaml, for checkpoints with four tables, six tables, the weights and the record."""
     curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
     last = [*curves, "test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
     names = ["run.yaml", *["last.pt", *curves] * ((fsyncs - len(last)) // 5), *last]
-    killed = processes.run(*words, function="fsync", at_call=names.index(written) + 1)
+    killed = processes.run(*command, function="fsync", at_call=names.index(written) + 1)
     assert killed["status"] == -9
     assert not (out / written).exists()
     assert [path.name for path in out.rglob(f".{written}.*.tmp")]
-    assert processes.run(*words)["status"] == 0
+    assert processes.run(*command)["status"] == 0
     assert bits(out) == uninterrupted_bits
     assert not list(out.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
-def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, words, out, uninterrupted_bits):
-    stopped = processes.run(*words[:4], signal=signal, function="train_batch", at_call=6)
+def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, command, out, uninterrupted_bits):
+    stopped = processes.run(*command[:4], signal=signal, function="train_batch", at_call=6)
     assert stopped["status"] == 75
     assert f"study/run/seed3: stopped after step 6 of 12 ({signal}); run again to continue" in stopped["output"]
     assert json.loads((out / ".train.state.json").read_text())["state"] == "stopped"
     assert not (out / "run.json").exists()
-    again = processes.run(*words[:4])
+    again = processes.run(*command[:4])
     assert again["status"] == 0
     assert "continuing after step 6" in again["output"]
     assert bits(out) == uninterrupted_bits
     assert not (out / ".train.state.json").exists()
 
 
-def test_the_second_of_two_processes_names_the_owner_of_the_run(processes, words, out):
-    with noted("train", out):
-        second = processes.run(*words)
+def test_the_second_of_two_processes_names_the_owner_of_the_run(processes, command, out):
+    with stage_note("train", out):
+        second = processes.run(*command)
         assert second["status"] == 2
         assert second["output"].startswith(f"error: {out}: train is already running here (process {os.getpid()} on ")
         assert second["output"].count("\n") == 1
@@ -150,23 +152,23 @@ def test_the_second_of_two_processes_names_the_owner_of_the_run(processes, words
 
 @pytest.mark.parametrize(("function", "status"), [("test_rows", 75), ("save_file", 0), ("hashes_of_rows", 0)])
 def test_a_signal_during_the_test_saves_the_run_and_a_later_signal_lets_it_finish(
-    function, status, processes, words, out, uninterrupted_bits
+    function, status, processes, command, out, uninterrupted_bits
 ):
-    ended = processes.run(*words, signal="SIGTERM", function=function, at_call=2 if status else 1)
+    ended = processes.run(*command, signal="SIGTERM", function=function, at_call=2 if status else 1)
     assert ended["status"] == status
     if status:
         assert "stopped during the test, 2 of " in ended["output"]
-        again = processes.run(*words, at_call=0, function="test_rows")
+        again = processes.run(*command, at_call=0, function="test_rows")
         groups = int(re.search(r"2 of (\d+) groups", ended["output"])[1])
         assert (again["status"], again["calls"]) == (0, groups - 2)
     assert bits(out) == uninterrupted_bits
 
 
-def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, words, out, uninterrupted_bits):
-    stopped = processes.run(*words, "--time-limit", "0.000001", "--margin", "0")
+def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, command, out, uninterrupted_bits):
+    stopped = processes.run(*command, "--time-limit", "0.000001", "--margin", "0")
     assert stopped["status"] == 75
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
-    assert processes.run(*words, "--time-limit", "1000")["status"] == 0
+    assert processes.run(*command, "--time-limit", "1000")["status"] == 0
     assert bits(out) == uninterrupted_bits
 
 
@@ -175,14 +177,14 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(
     largest_file, stays_out, processes, data, tmp_path, uninterrupted_bits
 ):
     """The disk is full at the checkpoint after the sixth step or, without checkpoints, at the results."""
-    words = train_words(RUN, data, tmp_path)
+    command = train_command(RUN, data, tmp_path)
     out = tmp_path / "results" / RUN.id
     if stays_out == CHECKPOINT:
-        assert processes.run(*words[:4], signal="SIGTERM", function="train_batch", at_call=6)["status"] == 75
+        assert processes.run(*command[:4], signal="SIGTERM", function="train_batch", at_call=6)["status"] == 75
         good = (out / CHECKPOINT).read_bytes()
     else:
-        words = words[:4]
-    failed = processes.run(*words, largest_file=largest_file)
+        command = command[:4]
+    failed = processes.run(*command, largest_file=largest_file)
     assert failed["status"] == 2, failed["output"]
     (output,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
     assert output.startswith(f"error: {out / stays_out}: could not be written, is the disk full? Make room")
@@ -194,7 +196,7 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(
         assert (out / CHECKPOINT).read_bytes() == good
     else:
         assert not (out / stays_out).exists()
-    again = processes.run(*words)
+    again = processes.run(*command)
     assert again["status"] == 0, again["output"]
     assert ("continuing after step 6" in again["output"]) == (stays_out == CHECKPOINT)
     assert bits(out) == uninterrupted_bits

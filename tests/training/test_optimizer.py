@@ -55,12 +55,12 @@ def test_weight_decay_by_parameter_group(mixing, kind, of):
 @BOTH
 @pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True)])
 def test_mixing_weights_have_their_learning_rate_and_first_step(step, trained, kind, of):
-    """The result depends only on the step."""
+    """The settings depend only on the step."""
     model = of.build()
     spec = kind(lr=0.1, mixing_lr_factor=0.25, mixing_start_step=3)
     optimizer = spec.build(model)
-    for one in (5, 0, step):
-        spec.prepare(model, optimizer, one, factor=0.5)
+    for any_step in (5, 0, step):
+        spec.prepare(model, optimizer, any_step, factor=0.5)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -115,8 +115,8 @@ def test_muon_matches_torch_on_block_matrices_and_adamw_on_other_parameters(tmp_
         for ours, other in zip(model.parameters(), twin.parameters(), strict=True):
             ours.grad = torch.randn_like(ours)
             other.grad = ours.grad.clone()
-        for one in (optimizer, *reference):
-            one.step()
+        for each in (optimizer, *reference):
+            each.step()
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
     optimizer.found_inf = torch.ones(())
     optimizer.step()

@@ -92,9 +92,9 @@ def test_provenance_is_taken_at_the_start(data, tmp_path, monkeypatch):
     assert trained(RUN, data, tmp_path)["git"]["commit"] == "before"
 
 
-def git(folder, *words):
+def git(folder, *arguments):
     who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
 
 
 def test_the_commit_is_from_the_repository_of_the_package(tmp_path, monkeypatch):

@@ -29,12 +29,12 @@ WHOLE = small(
     task=LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=6),
 )
 RUN = WHOLE.model_copy(update={"optimizer": AdamW(lr=0.01, mixing_start_step=5)})
-"""With weights that wait for their first step."""
+"""A run whose mixing weights are trained from step 5 on."""
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"} | {"OMP_NUM_THREADS": "1"}
 
 
 SRUN = """#!/bin/sh
-# Slurm's srun in this test: starts what it is given once for each of two machines, which are both this one.
+# Replaces Slurm's srun: starts the command twice, as if on two machines.
 echo "$@" >>"$SRUN_CALLS"
 while [ "${1#--}" != "$1" ]; do shift; done
 "$@" & first=$!
@@ -47,9 +47,9 @@ wait $first && exit $second
 def train(data, tmp_path):
     """Return a function that trains a run with two processes in `results`."""
 
-    def call(*words, run=RUN, environment=(), **job):
+    def call(*options, run=RUN, environment=(), **job):
         plan = write_plan(run, data, tmp_path, gpus=2, **job)
-        command = [sys.executable, "-m", "formerlab", "train", run.id, "--plan", str(plan), *words]
+        command = [sys.executable, "-m", "formerlab", "train", run.id, "--plan", str(plan), *options]
         return subprocess.run(command, env=ENVIRONMENT | dict(environment), capture_output=True, text=True)
 
     return call
@@ -63,7 +63,7 @@ def test_two_processes_match_one_process_after_a_stop(train, data, tmp_path):
     assert (out / "checkpoint/last.pt").exists()
     done = train()
     assert done.returncode == 0, done.stderr
-    learned_as_alone(out, data, tmp_path)
+    assert_matches_one_process(out, data, tmp_path)
 
 
 def test_two_machines_with_fsdp_match_one_process(train, data, tmp_path):
@@ -76,9 +76,10 @@ def test_two_machines_with_fsdp_match_one_process(train, data, tmp_path):
     done = train(run=WHOLE, nodes=2, sharded=True, environment=environment)
     assert done.returncode == 0, done.stderr
     assert calls.read_text().count("\n") == 1
-    asked = "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
-    assert calls.read_text().startswith(asked)
-    learned_as_alone(tmp_path / "results" / WHOLE.id, data, tmp_path, WHOLE)
+    assert calls.read_text().startswith(
+        "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
+    )
+    assert_matches_one_process(tmp_path / "results" / WHOLE.id, data, tmp_path, WHOLE)
 
 
 FAULTY = """
@@ -93,7 +94,7 @@ if "RANK" in os.environ:
     def take(steps):
         if os.environ["RANK"] == "1":
             raise {error}
-        time.sleep(3600)  # as in a sum of gradients on GPUs, to which the other process does not come
+        time.sleep(3600)  # like a sum of gradients on GPUs that waits for the other process
 
     Steps.take = take
 """
@@ -110,7 +111,7 @@ def test_a_failed_process_ends_the_other_and_its_error_is_shown(failure, train, 
     (tmp_path / "sitecustomize.py").write_text(FAULTY.format(error=error))
     began = time.monotonic()
     done = train(run=WHOLE, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
-    assert time.monotonic() - began < 300, "without the mend the other process waits for an hour"
+    assert time.monotonic() - began < 300, "the process that did not fail waited for the failed process"
     assert done.returncode == status, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(line)
@@ -135,7 +136,7 @@ def test_steps_with_fewer_sentences_than_micro_batches_are_divided(tmp_path):
     parts = [len(run.task.step_batches(stream, run.seed, step)) for step in range(8)]
     assert {1, 2, 3} <= set(parts)
     forked(2, one_of_two, *free_ports(1), run, pairs, tmp_path / "out")
-    learned_as_alone(tmp_path / "out", pairs, tmp_path, run)
+    assert_matches_one_process(tmp_path / "out", pairs, tmp_path, run)
 
 
 def one_of_two(rank, port, run, data, out):
@@ -143,7 +144,7 @@ def one_of_two(rank, port, run, data, out):
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 
 
-def learned_as_alone(out, data, tmp_path, run=RUN):
+def assert_matches_one_process(out, data, tmp_path, run=RUN):
     assert not (out / ".train.state.json").exists()
     alone = trained(run, data, tmp_path / "alone")
     record = json.loads((out / "run.json").read_text())
@@ -152,8 +153,8 @@ def learned_as_alone(out, data, tmp_path, run=RUN):
     assert record["model_flops_utilisation"] == pytest.approx(share)
     assert record["final"] == pytest.approx(alone["final"], rel=1e-5)
     for name in ("train", "eval", "test"):
-        for together, one in zip(rows(out, name), rows(tmp_path / "alone", name), strict=True):
-            assert numbers(together) == pytest.approx(numbers(one), rel=1e-4), name
+        for actual, expected in zip(rows(out, name), rows(tmp_path / "alone", name), strict=True):
+            assert numbers(actual) == pytest.approx(numbers(expected), rel=1e-4), name
 
 
 def numbers(row):

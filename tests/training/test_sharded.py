@@ -33,11 +33,11 @@ RUNS = (
 )
 TOLERANCES = ({"rel": 1e-4, "abs": 1e-6}, {"rel": 2e-3})
 PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
-"""Processes, the step from which they go on, and the one after which they stop."""
+"""Number of processes, step from which they resume, and step after which they stop."""
 
 
-def one_of_three(rank, ports, data, folder):
-    """Take part in every phase that includes this rank; a phase begins when all processes finished the previous one."""
+def run_as_one_of_three(rank, ports, data, folder):
+    """Take part in every phase that includes this rank; a phase begins when all processes finished the last phase."""
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
             joining(rank, count, ports[len(RUNS) * phase + index], split=True)
@@ -65,37 +65,37 @@ def numbers(row):
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_changing_numbers_of_processes_match_one_process(data, tmp_path):
     ports = free_ports(len(PHASES) * len(RUNS))
-    forked(3, one_of_three, ports, data, tmp_path)
+    forked(3, run_as_one_of_three, ports, data, tmp_path)
     for index in range(len(RUNS)):
-        learned_as_alone(index, data, tmp_path / str(index), tmp_path / f"alone-{index}")
+        assert_matches_one_process(index, data, tmp_path / str(index), tmp_path / f"alone-{index}")
 
 
-def learned_as_alone(index, data, together, alone):
+def assert_matches_one_process(index, data, together, alone):
     run = RUNS[index]
     trained(run, data, alone)
     assert not (together / "checkpoint").exists()
     for name in ("train", "eval", "test"):
-        for one, other in zip(rows(alone, name), rows(together, name), strict=True):
-            assert numbers(other) == pytest.approx(numbers(one), **TOLERANCES[index]), name
+        for expected_row, row in zip(rows(alone, name), rows(together, name), strict=True):
+            assert numbers(row) == pytest.approx(numbers(expected_row), **TOLERANCES[index]), name
     if run.precision == "float32":
         expected, actual = (load_file(out / "weights.safetensors") for out in (alone, together))
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-def one_of_two_that_counts(rank, port, data, out):
+def measure_as_one_of_two(rank, port, data, out):
     """Between two micro-batches a process stores only its shards of weights, gradients and moments."""
     joining(rank, 2, port, split=True)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
-    held, micro_batch_context = [], processes.micro_batch_context
+    sizes, micro_batch_context = [], processes.micro_batch_context
 
     def counting(model, *, last):
-        held.append(tensor_bytes())
+        sizes.append(tensor_bytes())
         return micro_batch_context(model, last=last)
 
     before = tensor_bytes()
     with patch.object(processes, "micro_batch_context", counting):
         train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
-    assert max(held) - before < 1.05 * run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT / 2
+    assert max(sizes) - before < 1.05 * run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT / 2
 
 
 def tensor_bytes():
@@ -110,10 +110,10 @@ def tensor_bytes():
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_gradients_stay_sharded_between_micro_batches(data, tmp_path):
-    forked(2, one_of_two_that_counts, *free_ports(1), data, tmp_path)
+    forked(2, measure_as_one_of_two, *free_ports(1), data, tmp_path)
 
 
-def one_of_two_that_diverge(rank, port, data, out):
+def diverge_as_one_of_two(rank, port, data, out):
     joining(rank, 2, port, split=True)
     run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
@@ -121,7 +121,7 @@ def one_of_two_that_diverge(rank, port, data, out):
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_sharded_processes_agree_on_divergence(data, tmp_path):
-    forked(2, one_of_two_that_diverge, *free_ports(1), data, tmp_path)
+    forked(2, diverge_as_one_of_two, *free_ports(1), data, tmp_path)
     assert read_json(tmp_path / "run.json")["status"] == "diverged"
 
 

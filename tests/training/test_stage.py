@@ -88,16 +88,16 @@ def test_a_run_stopped_twice_is_bit_identical(data, tmp_path, monkeypatch, capsy
 
 
 def test_deterministic_runs_set_the_mode_of_torch(data, tmp_path, monkeypatch):
-    told, train = [], stage.train
+    modes, train = [], stage.train
 
-    def watched(*given):
-        told.append(torch.are_deterministic_algorithms_enabled())
-        return train(*given)
+    def train_and_note(*arguments):
+        modes.append(torch.are_deterministic_algorithms_enabled())
+        return train(*arguments)
 
-    monkeypatch.setattr(stage, "train", watched)
+    monkeypatch.setattr(stage, "train", train_and_note)
     for expected in (True, False):
         trained(small(steps=1), data, tmp_path / str(expected), deterministic=expected)
-    assert told == [True, False]
+    assert modes == [True, False]
 
 
 def _a_run_imports_no_compiler(data, out):
@@ -110,14 +110,14 @@ def test_a_run_without_compile_imports_no_compiler(data, tmp_path):
         call(_a_run_imports_no_compiler, data, tmp_path)
 
 
-def test_a_resumed_run_draws_no_initial_values(data, tmp_path, monkeypatch, finished):
+def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, finished):
     """The model is built without values, so that a process stores the weights once."""
     interrupted(monkeypatch, 7, RUN, data, tmp_path)
 
-    def drawn(*_):
-        raise AssertionError("values were drawn")
+    def sampled(*_):
+        raise AssertionError("values were sampled")
 
-    monkeypatch.setattr(torch.Tensor, "normal_", drawn)
+    monkeypatch.setattr(torch.Tensor, "normal_", sampled)
     trained(RUN, data, tmp_path)
     assert bits(tmp_path) == bits(finished)
 

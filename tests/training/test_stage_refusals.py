@@ -29,7 +29,7 @@ def times(folder):
 
 
 @pytest.mark.parametrize("why", ["checkpoint of another run (spec is ", "broken"])
-def test_an_unusable_checkpoint_is_moved_aside(why, finished, data, tmp_path, monkeypatch, capsys):
+def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(why, finished, data, tmp_path, monkeypatch, capsys):
     if why == "broken":
         (tmp_path / "checkpoint").mkdir()
         for name in ("last.pt", "previous.pt"):

@@ -21,12 +21,12 @@ def test_signals_are_recorded_and_handlers_are_restored(number):
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-@pytest.mark.parametrize(("left", "margin"), [((), 30), ((50, 10), 50)])
-def test_a_time_limit_stops_early_by_its_margin(left, margin, monkeypatch):
+@pytest.mark.parametrize(("raised", "margin"), [((), 30), ((50, 10), 50)])
+def test_a_time_limit_stops_early_by_its_margin(raised, margin, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     stop = StopRequest(time_limit_s=100, margin_s=30)
-    for seconds in left:
+    for seconds in raised:
         stop.raise_margin(seconds)
     now += 99.9 - margin
     assert stop() is None

@@ -41,10 +41,10 @@ def there():
 
 
 def losses(run, model, examples, valid, stop=lambda: None):
-    """Train; return the losses."""
-    state, place = State(model, run.optimizer.build(model)), model.state_dict().popitem()[1].device
+    """Train a model and return the losses."""
+    state, device = State(model, run.optimizer.build(model)), model.state_dict().popitem()[1].device
     assert train(run, state, examples, valid, Hooks(save=lambda state: None, stop=stop)) is None
-    assert {tensor.device for tensor in model.state_dict().values()} == {place}
+    assert {tensor.device for tensor in model.state_dict().values()} == {device}
     return [row[2] for row in state.rows["train"]] + [row[4] for row in state.rows["eval"]]
 
 

@@ -1,9 +1,9 @@
 """Cache budgets, with one rounding rule for all policies.
 
-A budget counts the keys retained between steps. The query's own key is additional, so a query sees budget + 1 keys. The
-rule rounds once, because rounding the recent part and the scored part separately gives a policy fewer keys on short
-inputs, and comparisons of policies would measure that difference. (H2O's code rounds down both halves, which reduces a
-budget of 40 % to 36.5 % on inputs of 10 to 40 tokens.)
+A budget is the number of keys that are retained between steps. The query's own key is additional, so a query sees
+budget + 1 keys. The rule rounds once. If the recent and the scored keys were rounded separately, policies would have
+different numbers of keys on short inputs. (H2O's code rounds down both halves, which reduces a budget of 40 % to 36.5 %
+on inputs of 10 to 40 tokens.)
 """
 
 from decimal import ROUND_HALF_UP, Decimal
@@ -31,13 +31,13 @@ class Scalar(Protocol):
 
 
 AnyBudget = int | float | Scalar
-"""A budget as callers pass it."""
+"""The types of budgets that callers may pass."""
 
 
 def plain_budget(budget: AnyBudget) -> Any:
     """Convert a budget from numpy or torch to a Python number; return any other value unchanged.
 
-    A float of less than 64 bits becomes the decimal number that it prints as: float32 0.29 becomes 0.29.
+    A float with fewer than 64 bits is converted to its printed decimal number: float32 0.29 becomes 0.29.
     """
     if isinstance(budget, int | float) or getattr(budget, "ndim", None) != 0:
         return float(budget) if isinstance(budget, float) else budget
@@ -51,9 +51,9 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
     """Return the number of keys retained between steps: a count unchanged, a fraction as round_half_up(fraction *
     length) (the official implementations round down).
 
-    A fraction of 1.0 disables pruning, including pruning of tokens that are generated later. The fraction is the
-    decimal number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary floating point gives 14.
-    The result may be 0 for a very short sequence; its queries then see only their own key.
+    A fraction of 1.0 disables pruning, including pruning of tokens that are generated later. Products use the printed
+    decimal number of the fraction: 0.29 of 50 is 14.5 and rounds up to 15, but binary floating point gives 14. The
+    result may be 0 for a very short sequence, whose queries then see only their own key.
 
     Raises UserError for a count below 1 or a fraction outside (0, 1].
     """
@@ -64,7 +64,7 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
         return UNLIMITED
     if isinstance(budget, float) and 0 < budget < 1:
         return int((_decimal(budget) * int(length)).quantize(Decimal(1), rounding=ROUND_HALF_UP))
-    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a ratio (a float in (0, 1])")
+    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a fraction (a float in (0, 1])")
 
 
 def floor_fraction(fraction: float, total: int) -> int:

@@ -1,4 +1,4 @@
-"""The evicting KV cache."""
+"""A KV cache that evicts keys step by step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,9 +26,12 @@ from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
 
-INITIAL_SLOTS = 64  # fewer if the budget is smaller
-SIMD = 16  # slots per vector register; buffer sizes are multiples of it
-COMPILE_THRESHOLD = 2**15  # elements of a layer's keys above which loading the compiled step pays
+INITIAL_SLOTS = 64
+"""Initial number of slots, if the budget is not smaller."""
+SIMD = 16
+"""Number of slots in a vector register; buffer sizes are multiples of it."""
+COMPILE_THRESHOLD = 2**15
+"""Number of elements in the keys of a layer from which the compiled step is faster, including its loading time."""
 
 
 @dataclass
@@ -42,11 +45,11 @@ class Store:
     budget: int
     """Cache budget of the layer in keys."""
     length: int = 0
-    """Number of tokens so far, including evicted ones."""
+    """Number of tokens so far, including evicted tokens."""
     sink_keys: list[KeyHeads] = field(default_factory=list)
-    """The first keys as they entered, for policies that rotate them again for every query."""
+    """The first keys at their original positions, for policies that rotate these keys again for every query."""
     step: Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads] | None = None
-    """The compiled step on the current buffers; None runs the torch step."""
+    """The compiled step on the current buffers, or None for the torch step."""
 
     @property
     def capacity(self) -> int:
@@ -54,7 +57,7 @@ class Store:
         return self.keys.shape[2]
 
     def grow(self, capacity: int) -> None:
-        """Add empty slots up to at least `capacity`."""
+        """Add empty slots up to a total of at least `capacity`."""
         capacity = -(-capacity // SIMD) * SIMD
         added = capacity - self.capacity
         self.keys, self.values = F.pad(self.keys, (0, 0, 0, added)), F.pad(self.values, (0, added))
@@ -74,7 +77,7 @@ class Store:
         self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, position: Start, initial: Scores | None
     ) -> Heads:
         """Write the token at `position` into an empty slot, evict if needed, and return its attention output."""
-        slot = self.state.admit(position)
+        slot = self.state.assign_slot(position)
         self._write(slot.expand(-1, k.shape[1], -1), k, v)
         queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
         logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
@@ -99,10 +102,10 @@ class Store:
 class PrunedCache:
     """An attention function with a KV cache that retains at most `budget` keys per key-value head between steps.
 
-    A prompt is pruned as if its tokens were fed one by one; the outputs equal those of `Simulation` with the same
-    budget. A fraction refers to `length` tokens, by default the length of the prompt (the first call); the resulting
+    A prompt gives the same result as feeding its tokens one by one, and the same outputs as `Simulation` with the same
+    budget. A fraction refers to `length` tokens, by default the length of the prompt (the first call). The resulting
     count, at least one, stays constant while decoding. `position` is the model's position encoding; only policies that
-    re-index the retained keys need it. For inference only: gradients do not flow through the cache. All sequences of a
+    re-index the retained keys need it. The cache is for inference: gradients do not flow through it. All sequences of a
     batch have the same length.
 
     Raises UserError for a policy that needs attention to evicted keys, for an invalid budget, and for a fraction
@@ -122,9 +125,9 @@ class PrunedCache:
         self.budget = budget
         self.position = policy.check_position(position)
         self._layers: dict[int, Store] = {}
-        self._settled = False
+        self._count_is_known = False
         if isinstance(budget, int) or budget == 1.0 or length is not None:
-            self._settle(length or 0)
+            self._resolve_budget(length or 0)
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
@@ -141,23 +144,23 @@ class PrunedCache:
         outputs = [self._step(layer, store, *token) for token in tokens]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
-    def _settle(self, length: int) -> None:
-        """Resolve the budget to a count of at least one key."""
-        self._settled = True
+    def _resolve_budget(self, length: int) -> None:
+        """Resolve the budget for `length` tokens to a count of at least one key."""
+        self._count_is_known = True
         self._budget = max(1, resolve_budget(self.budget, length))
 
     def _begin(self, length: int) -> None:
-        """Resolve the budget and the protected tokens from the length of the prompt, which is the first call."""
-        if not self._settled:
+        """Resolve the budget and the protected tokens from the length of the prompt (the first call)."""
+        if not self._count_is_known:
             if length == 1:
                 raise UserError(
                     f"budget {self.budget!r} is a fraction of a prompt of one token; give length, or a count of keys"
                 )
-            self._settle(length)
+            self._resolve_budget(length)
         if self.policy.sink > self._budget:  # a fraction of a short prompt
             self.policy = self.policy.model_copy(update={"sink": self._budget})
         if self.policy.protect is not None:
-            self.policy = self.policy.after_prompt(length)
+            self.policy = self.policy.with_prompt_length(length)
             self.policy.check_budget(self._budget)
         self._sink = self.policy.protected(self._budget)[0] if self.policy.reindexes_positions else 0
 
@@ -169,11 +172,11 @@ class PrunedCache:
         if self.policy.reindexes_positions:  # recompute with new positions; the retained keys do not change
             out = Simulation(self.policy, budget, position=self.position)(layer, q, k, v)
         count = min(self.policy.capacity(budget), time)
-        kept = marked_indices(last >= time, count)
+        retained = marked_indices(last >= time, count)
         store = self._layers[layer] = self._empty(layer, count, k, v)
-        store.keys[:, :, :count] = k.take_along_dim(kept[..., None], 2)
-        store.values[..., :count] = v.take_along_dim(kept[..., None], 2).transpose(-1, -2)
-        store.state.positions[..., :count], store.state.scores[..., :count] = kept, scores.gather(-1, kept)
+        store.keys[:, :, :count] = k.take_along_dim(retained[..., None], 2)
+        store.values[..., :count] = v.take_along_dim(retained[..., None], 2).transpose(-1, -2)
+        store.state.positions[..., :count], store.state.scores[..., :count] = retained, scores.gather(-1, retained)
         store.length, store.sink_keys = time, [k[:, :, : self._sink]]
         return out
 
@@ -188,7 +191,7 @@ class PrunedCache:
         return store
 
     def _grow(self, store: Store, slots: int) -> None:
-        """Add slots up to the budget, and compile a step for the new buffers if that pays."""
+        """Add slots up to the budget, and load the compiled step for the new buffers if they are large."""
         store.grow(min(slots, self.policy.capacity(store.budget) + 1))
         engine, same_widths = None, store.keys.shape[3] == store.values.shape[2]  # numba needs d_key = d_value
         large = store.keys.device.type == "cpu" and store.keys.numel() >= COMPILE_THRESHOLD
@@ -230,7 +233,7 @@ class PrunedCache:
 
     @property
     def length(self) -> int:
-        """Number of tokens so far, including evicted ones, which is the position of the next token."""
+        """Number of tokens so far, including evicted tokens; the next token has this position."""
         return min((store.length for store in self._layers.values()), default=0)
 
     @property
@@ -239,7 +242,7 @@ class PrunedCache:
         counts = [(store, self.policy.capacity(store.budget)) for store in self._layers.values()]
         return bool(counts) and all(count <= store.length and count < store.capacity for store, count in counts)
 
-    def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
+    def kept(self, layer: int) -> Int[Tensor, "batch key_heads retained"]:
         """Return the positions of the layer's retained keys in ascending order."""
         store = self._layers[layer]
         positions = store.state.positions.sort(-1).values[..., : self._count(store)]

@@ -25,15 +25,16 @@ Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
 Times = Int[Tensor, " time"]
 PromptScores = Float[Tensor, "#batch head_groups time"]
-VECTOR = 16  # elements; torch's softmax does not vectorise shorter rows
+VECTOR = 16
+"""Smallest number of slots; torch's softmax does not vectorise shorter rows."""
 
 
 @dataclass
 class CacheState:
     """The retained keys of one layer, one set per head group.
 
-    There are more slots than retained keys. An evicted key leaves an empty slot, and the next key is written into it,
-    so keys never move. The order of the slots has no meaning; `positions` gives the position of each key.
+    There are more slots than retained keys. The next key is written into the slot of an evicted key, so keys never
+    move. The order of the slots has no meaning; `positions` has the position of each key.
     """
 
     positions: Positions
@@ -51,9 +52,9 @@ class CacheState:
     max_capacity: int
     """Largest capacity of the batch."""
     vacant: Slot | None = None
-    """An empty slot of every head group, or None before it is searched."""
+    """An empty slot of every head group, or None if it is not known."""
 
-    def admit(self, position: Start) -> Slot:
+    def assign_slot(self, position: Start) -> Slot:
         """Assign an empty slot of every head group to the key at this position, and return the slots."""
         slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
         write(self.positions, slot, position)
@@ -123,7 +124,7 @@ class Eviction(Protecting):
 
     @property
     def is_online(self) -> bool:
-        """True: each step needs past attention only."""
+        """Whether each step needs only past attention; True for all stepwise policies except H2O's official masks."""
         return True
 
     @property
@@ -143,7 +144,7 @@ class Eviction(Protecting):
         return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> PromptScores | None:
-        """Return the scores that the keys at these positions enter the cache with; None means 0."""
+        """Return the initial scores of the keys at these positions; None means 0."""
         return None
 
     def cast_initial_scores(
@@ -194,13 +195,13 @@ class Eviction(Protecting):
         first_score, slot_keys = None, None
         last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=logits.device)
         for query in range(time):
-            own_slot = state.admit(query)
+            query_slot = state.assign_slot(query)
             if initial is not None:
-                first_score = initial[..., query : query + 1].to(logits.dtype).expand(own_slot.shape)
+                first_score = initial[..., query : query + 1].to(logits.dtype).expand(query_slot.shape)
             columns = state.positions.clamp(max=time).long()
             index = columns[:, :, None].expand(-1, key_heads, groups, -1)
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
-            self.rescore(state, attention, own_slot, first_score)
+            self.rescore(state, attention, query_slot, first_score)
             if "keys" in self.needs and keys is not None:  # undefined for empty slots
                 slot_keys = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
             slot = state.evict(query, self.eviction_priority(state, slot_keys, query))
@@ -226,7 +227,7 @@ Engine = Callable[[Eviction, Prompt], Pruned]
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
-    """Return a number if all counts are equal, because a number compares faster than a tensor."""
+    """Return a number if all counts are equal, because comparisons with a number are faster, otherwise a tensor."""
     if len(set(counts)) == 1:
         return counts[0]
     return on_device(counts, device).int()[:, None, None]

@@ -36,8 +36,8 @@ class Buffer:
 class KVCache:
     """An attention function with a full KV cache, so that each token is computed once.
 
-    Call `model(prompt, attend=cache)`, then `model(token, attend=cache, start=cache.length)` for each new token. For
-    inference only: gradients do not flow through the cache. All sequences of a batch have the same length.
+    Call `model(prompt, attend=cache)`, then `model(token, attend=cache, start=cache.length)` for each new token. The
+    cache is for inference: gradients do not flow through it. All sequences of a batch have the same length.
     """
 
     def __init__(self, capacity: int = 64) -> None:
@@ -61,7 +61,7 @@ class KVCache:
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Append keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys up to each query."""
         keys, values = self.append(layer, k, v)
-        prompt = q.shape[2] == keys.shape[2]  # a square causal mask; a single token sees all keys and needs no mask
+        prompt = q.shape[2] == keys.shape[2]  # needs a causal mask; a single token sees all keys and needs no mask
         mask = self.mask(layer, q, keys)
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
@@ -79,7 +79,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Number of tokens in the cache, which is the position of the next token."""
+        """Number of tokens in the cache; the next token has this position."""
         return min((buffer.length for buffer in self._layers.values()), default=0)
 
     def bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Statistics of the retained keys, one value per unpadded sequence, for the metrics of the pruning study."""
+"""Statistics of the retained keys for the metrics of the pruning study, with one value per unpadded sequence."""
 
 import torch
 from jaxtyping import Float
@@ -9,24 +9,24 @@ from formerlab.cache.policies.policy import largest
 from formerlab.cache.simulation import Square, SquareMask
 
 
-def kept_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
+def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
     """Return the fractions of retained keys in the first 40 %, the first 10 % and the last 40 % of the positions before
     a query, and the mean position of retained keys (0 is the first, 1 the last).
 
-    Retained keys are the keys that a query sees besides its own. The means run over heads and over the queries in the
-    second half of each sequence that see a retained key; NaN without such a query. A position that straddles a boundary
-    counts fractionally, so a uniform choice, or no pruning, gives an early fraction of exactly 0.4 and a mean position
-    of 0.5. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    Retained keys are the keys that a query sees in addition to its own key. Values are means over heads and over the
+    queries in the second half of each sequence that see a retained key, or NaN without such a query. A position on a
+    boundary is counted fractionally, so a uniform choice, or no pruning, gives an early fraction of exactly 0.4 and a
+    mean position of 0.5. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
     """
     position = torch.arange(visible.shape[-1], device=visible.device)
     query = position[:, None]
     inside = [(fraction * query.double() - position).clamp(0, 1) for fraction in (0.4, 0.1, 0.6)]
     weights = torch.stack([*inside, (position.double() + 0.5) / query.clamp(min=1)], dim=-1)
-    kept = (visible & (position < query)).double()
-    count = kept.sum(-1)
-    counted = (2 * position >= len(position)) & (count > 0)
-    means = torch.einsum("bhqk,qkm->mbhq", kept, weights) / count.clamp(min=1)
-    early, early_10, not_recent, mean = (means * counted).sum((2, 3)) / counted.sum((1, 2))
+    retained = (visible & (position < query)).double()
+    count = retained.sum(-1)
+    included = (2 * position >= len(position)) & (count > 0)
+    means = torch.einsum("bhqk,qkm->mbhq", retained, weights) / count.clamp(min=1)
+    early, early_10, not_recent, mean = (means * included).sum((2, 3)) / included.sum((1, 2))
     return {"early_share": early, "early_share_10": early_10, "mean_position": mean, "recent_share": 1 - not_recent}
 
 
@@ -47,7 +47,8 @@ def distance_to_ideal(probabilities: Square, ideal: Square, *, skip: int = 0) ->
     """Return 1 - cosine similarity of each attention row and its ideal row, as the mean over queries and heads.
 
     Compute both from the same logits; otherwise the result includes the drift of the hidden states under pruning.
-    `skip` leaves out the first positions as keys and queries; skip = 1 removes the attention sink. (Claim
+    `skip` is the number of first positions that are left out as keys and queries; skip = 1 removes the attention sink.
+    (Claim
     decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
     """
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()

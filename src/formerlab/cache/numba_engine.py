@@ -15,7 +15,8 @@ from formerlab.layers.shapes import Heads, KeyHeads
 
 Array = NDArray[Any]
 DTYPES = (torch.float32, torch.float64)
-LARGE = 2**19  # elements of a layer's buffers above which a second thread pays
+LARGE = 2**19
+"""Number of elements in the buffers of a layer from which a second thread is faster."""
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
@@ -39,7 +40,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
 
 
 class Step:
-    """The decoding step on the buffers of a cache; create a new one when the buffers grow."""
+    """The decoding step on the buffers of a cache. Create a new step when the buffers grow."""
 
     def __init__(self, policy: Eviction, keys: Tensor, values: Tensor, state: CacheState, budgets: list[int]) -> None:
         batch, _, capacity, d_head = keys.shape

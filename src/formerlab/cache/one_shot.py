@@ -1,4 +1,4 @@
-"""One-shot compression: a KV cache that evicts keys once, after the prompt."""
+"""One-shot compression: a KV cache that evicts keys only once, after the prompt."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,8 @@ from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
-QUERY_CHUNK = 128  # queries whose attention is in memory at a time
+QUERY_CHUNK = 128
+"""Number of queries whose attention is computed at a time."""
 
 
 class CompressedCache(KVCache):
@@ -33,11 +34,11 @@ class CompressedCache(KVCache):
     Later tokens see the retained keys and each other. Later keys are never evicted, so the cache grows with every
     token. A fraction refers to the prompt length and gives at least one key. Keys keep their original positions. Heads
     that retain fewer keys than others (`HeadAdaptive`) have empty slots, which attention masks. `position` is the
-    model's position encoding; only policies that use queries before rotation need it. For inference only: gradients do
-    not flow through the cache. All sequences of a batch have the same length.
+    model's position encoding; only policies that use queries before rotation need it. The cache is for inference:
+    gradients do not flow through it. All sequences of a batch have the same length.
 
     Step-by-step eviction also prunes while the prompt is read and while decoding, which is harder at the same budget.
-    Report the two modes in separate tables.
+    Report results of the two modes in separate tables.
 
     Raises UserError for a policy that has no score for the keys of a prompt, for an unsuitable `position`, and for an
     invalid budget.
@@ -54,7 +55,7 @@ class CompressedCache(KVCache):
                 f"{policy!r} cannot compress: its score is not declared linear (decay S + gain p); define `linear`"
             )
         if scorer.protect is not None:
-            raise UserError(f"{policy!r}: compression evicts keys of the prompt, so leave protect='prompt' out")
+            raise UserError(f"{policy!r}: compression evicts keys of the prompt; leave out protect='prompt'")
         if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy
@@ -85,7 +86,7 @@ class CompressedCache(KVCache):
     def _select(
         self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads
     ) -> tuple[Bool[Tensor, "batch key_heads time"], int]:
-        """Return a mask of the retained keys (protected, or of largest importance) and their mean number per head."""
+        """Return the mask of retained keys (protected keys and keys of largest importance), and their mean per head."""
         policy, scorer = self.policy.layer_policy, self.policy.scorer
         assert isinstance(scorer, OneShot | Eviction)
         batch, _, time, _ = q.shape
@@ -119,7 +120,7 @@ class CompressedCache(KVCache):
 
     @property
     def length(self) -> int:
-        """Number of tokens so far, including evicted ones, which is the position of the next token."""
+        """Number of tokens so far, including evicted tokens; the next token has this position."""
         return min(self._lengths.values(), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
@@ -134,7 +135,7 @@ class CompressedCache(KVCache):
 
 
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-    """Return the score of each key of a prompt; a step-by-step policy scores the prompt without eviction."""
+    """Return the score of each key of a prompt. Step-by-step policies score the prompt without eviction."""
     if isinstance(policy, OneShot):
         return policy.importance(prompt, position)
     assert isinstance(policy, Eviction), "CompressedCache refuses such a policy"

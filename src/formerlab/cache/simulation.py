@@ -94,8 +94,8 @@ def simulate(
     with torch.no_grad():
         inputs = Layer(by_group(logits.detach(), groups), budgets, sequence_lengths, layer, keys, state)
         self_mask = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        by_key_head = (policy.visible(inputs) | self_mask) & inputs.causal
-        visible = by_key_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
+        by_kv_head = (policy.visible(inputs) | self_mask) & inputs.causal
+        visible = by_kv_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
     probabilities = masked_softmax(logits, visible).to(logits.dtype)
     if lengths is None:
         return probabilities, visible
@@ -112,11 +112,11 @@ def _check_prompt(policy: Policy) -> None:
 class Simulation:
     """An attention function that simulates pruning in one forward pass over whole sequences.
 
-    Use: `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
-    create a new one for every forward pass. With `observe`, which receives the masks of every layer, or if a gradient
-    is needed, eviction runs in torch with masks. Otherwise it runs in `engine` (default: the fastest). `position` is
-    the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the number of
-    prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
+    Call `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
+    create a new object for every forward pass. With `observe`, a function that gets the masks of every layer, or if a
+    gradient is needed, eviction runs in torch with masks. Otherwise it runs in `engine` (default: the fastest).
+    `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
+    number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 
     Raises UserError for an invalid budget, for a one-shot policy, and for protect="prompt" without `prompt`.
     """
@@ -132,7 +132,7 @@ class Simulation:
         prompt: int = 0,
     ) -> None:
         budget = check_configuration(policy, budget)
-        self.policy = policy.after_prompt(prompt) if prompt and isinstance(policy, Protecting) else policy
+        self.policy = policy.with_prompt_length(prompt) if prompt and isinstance(policy, Protecting) else policy
         self._layer_policy = self.policy.layer_policy
         _check_prompt(self.policy)
         self.budget = budget
@@ -155,14 +155,14 @@ class Simulation:
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         policy = self._layer_policy
         stepwise = isinstance(policy, Eviction) and policy.is_online and not policy.reindexes_positions
-        by_engine = stepwise and self.observe is None and not gradient
-        out, self._cache_sizes[layer] = (self._by_engine if by_engine else self._by_mask)(prompt)
+        run = self._run_engine if stepwise and self.observe is None and not gradient else self._run_with_mask
+        out, self._cache_sizes[layer] = run(prompt)
         if self.lengths is None:
             return out
         padding = torch.arange(q.shape[2], device=q.device) >= on_device(lengths, q.device)[:, None]
         return out.masked_fill(padding[:, None, :, None], 0.0)
 
-    def _by_engine(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
+    def _run_engine(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
         policy = self._layer_policy
         assert isinstance(policy, Eviction)
         q, k, v, lengths = prompt.q, prompt.k, prompt.v, prompt.lengths
@@ -174,13 +174,13 @@ class Simulation:
         retained = (last >= ends) & (torch.arange(q.shape[2], device=q.device) < ends)
         return out, retained.double().sum(-1).mean(1) / ends[:, 0, 0]
 
-    def _by_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
+    def _run_with_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
         q, k, v, budgets, lengths = prompt.q, prompt.k, prompt.v, prompt.budgets, prompt.lengths
         groups, layer = q.shape[1] // k.shape[1], prompt.layer
         queries = by_group(q * q.shape[-1] ** -0.5, groups)
         logits = queries @ k.unsqueeze(2).transpose(-1, -2)
         if self.policy.reindexes_positions and self.position is not None:
-            logits = self._reindexed(logits, queries, k, budgets, self.position)
+            logits = self._reindex_logits(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
         probabilities, visible = simulate(
             self.policy, flat, self.budget, lengths=lengths, groups=groups, keys=k, state=self._state, layer=layer
@@ -195,7 +195,7 @@ class Simulation:
         retained = torch.where(sees_all, on_device(capacities, q.device)[:, None], last - 1)
         return out.flatten(1, 2), retained.double().mean(1) / ends
 
-    def _reindexed(
+    def _reindex_logits(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
     ) -> Float[Tensor, "batch key_heads groups time time"]:
         """Return the logits with the sink of each sequence moved directly before the sliding window.
@@ -220,6 +220,6 @@ class Simulation:
     def realised_budget(self) -> Float[Tensor, " batch"]:
         """Measured cache size: retained keys after the last eviction of each sequence, as a fraction of its length.
 
-        Averaged over layers and heads; 1 for `Full`.
+        The value is a mean over layers and heads; it is 1 for `Full`.
         """
         return torch.stack(list(self._cache_sizes.values())).mean(0)

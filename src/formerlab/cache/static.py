@@ -1,7 +1,7 @@
 """A decoding step with constant shapes, which torch.compile traces as one graph and a CUDA graph replays.
 
 Other caches count their tokens in Python. Here the position is a tensor on the device, keys and values are written into
-preallocated buffers, and masks are computed from the position, so that no step reads a number on the host.
+preallocated buffers, and masks are computed from the position. A step therefore reads no number on the host.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ from formerlab.cache.kv import Buffer, KVCache
 from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 
-WARM_UP = 2  # eager steps before CUDA graph capture; they load libraries and allocate memory
+WARM_UP = 2
+"""Number of eager steps before CUDA graph capture, which load libraries and allocate memory."""
 
 
 def is_static(cache: Any) -> bool:
@@ -24,7 +25,7 @@ def is_static(cache: Any) -> bool:
 
     Policies that renumber the retained keys are not supported.
     """
-    if hasattr(cache, "is_full"):  # a PrunedCache, whose import would make this module depend on every policy
+    if hasattr(cache, "is_full"):  # a PrunedCache; without its import, this module does not depend on every policy
         return bool(cache.is_full and not cache.policy.reindexes_positions)
     return type(cache) is KVCache and cache.length > 0
 

@@ -1,4 +1,4 @@
-"""Simulate step-by-step eviction over whole sequences with the fastest suitable engine: Triton, numba or this loop."""
+"""Simulate step-by-step eviction over whole sequences with the fastest suitable engine: Triton, numba or torch."""
 
 import functools
 import logging
@@ -15,13 +15,14 @@ from formerlab.cache.policies.policy import Prompt, by_group, masked_softmax
 log = logging.getLogger(__name__)
 
 NUMBA_THRESHOLD = 2**17
-"""Pairs of query and retained key, over batch and heads, above which loading the numba engine pays."""
+"""Number of pairs of query and retained key, over batch and heads, from which the numba engine is faster, including its
+loading time."""
 MAX_LOGITS = 2**26
-"""Upper limit of logits in memory in the torch engine on a CPU (at least one sequence)."""
+"""Largest number of logits in memory in the torch engine on a CPU (at least one sequence)."""
 MAX_LOGITS_ON_GPU = 2**30
-"""The same limit on a GPU with enough free memory; small chunks would leave a GPU idle."""
+"""Largest number of logits in memory on a GPU with enough free memory; small chunks do not keep a GPU busy."""
 BYTES_PER_LOGIT = 32
-"""Free memory that a logit needs: the logit, its probability and masks, some of them twice."""
+"""Bytes of free memory per logit, for the logit, its probability and masks; some of them are stored twice."""
 
 
 def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
@@ -34,7 +35,7 @@ def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pru
 
 
 def choose(policy: Eviction, prompt: Prompt) -> Engine:
-    """Return the engine for a prompt: Triton on a GPU, numba on a CPU where it pays, otherwise torch."""
+    """Return the engine for a prompt: Triton on a GPU, numba for large prompts on a CPU, otherwise torch."""
     engine, heads = None, prompt.q.shape[1]
     if prompt.q.is_cuda:
         engine = load_triton()
@@ -51,7 +52,7 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
 
 @functools.cache
 def load_numba() -> ModuleType | None:
-    """Return the numba engine, or None without numba; logs once which engine runs."""
+    """Return the numba engine, or None if numba is not installed. Logs the engine once."""
     try:
         from formerlab.cache import numba_engine
     except ImportError as error:
@@ -62,7 +63,7 @@ def load_numba() -> ModuleType | None:
 
 
 def load_triton() -> ModuleType | None:
-    """Return the Triton engine, or None without Triton."""
+    """Return the Triton engine, or None if Triton cannot run."""
     if not kernels.usable("pruned attention"):
         return None
     from formerlab.cache import triton_engine

@@ -1,4 +1,4 @@
-"""Helpers shared by the commands: load the plan, record stage notes, assign GPUs, check a stage against the plan."""
+"""Functions shared by the commands: load the plan, write stage notes, lock GPUs, check a job against the plan."""
 
 import argparse
 import sys
@@ -9,26 +9,27 @@ from typing import Any
 
 import yaml
 
-from formerlab.commands.gpus import explaining_memory, locked_gpus
+from formerlab.commands.gpus import explain_out_of_memory, locked_gpus
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import variable
 from formerlab.plan import code, source_hashes
 from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan
 from formerlab.plan.staleness import Staleness
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 
 Plan = dict[str, Any]
 Command = Callable[[argparse.Namespace], None]
-WITHOUT_GPU = ("data", "exact")
-AGAIN = "start snakemake again, which makes a new plan"
+CPU_STAGES = ("data", "exact")
+"""Stages that use no GPU."""
+PLAN_AGAIN = "start snakemake again, which makes a new plan"
 
 
 def add_command(
     commands: Any, function: Command, name: str = "", text: str = "", *, configured: bool = True
 ) -> argparse.ArgumentParser:
-    """Add a command and return its parser; `configured` adds the options of a configuration.
+    """Add a command and return its parser; `configured` adds the options of `add_configuration`.
 
-    The default name and help text are the name and the first docstring line of the function.
+    The default name of the command is the name of the function; the default help text is its first docstring line.
     """
     first = text or (function.__doc__ or "").partition("\n")[0].rstrip(".")
     text = first[:1].lower() + first[1:]
@@ -51,8 +52,8 @@ def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None)
     parser.add_argument("--plan", type=Path, help=text)
 
 
-def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the command-line values in the form of config.yaml."""
+def command_line_config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of --scale, --overlay and --set with the keys of config.yaml. Raises UserError."""
     overrides = {key: value for key in ("scale", "overlay") if (value := getattr(arguments, key))}
     for item in arguments.set:
         key, equals, value = item.partition("=")
@@ -60,14 +61,14 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"--set {item}: expected KEY=VALUE")
         try:
             overrides.setdefault("set", {})[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+        except (yaml.YAMLError, ValueError):  # PyYAML raises ValueError for an impossible date
             raise UserError(f"--set {item}: {value!r} is not a YAML value; put it in quotes") from None
     return overrides
 
 
 def find_plan(arguments: argparse.Namespace) -> Path:
-    """Return the path of the plan: --plan, or the environment variable, or the plan built from the configuration."""
-    overrides = given_values(arguments)
+    """Return the path of the plan: --plan, the environment variable, or a plan that is built from the configuration."""
+    overrides = command_line_config(arguments)
     if arguments.plan is not None:
         if arguments.set or arguments.overlay:
             raise UserError(
@@ -80,12 +81,12 @@ def find_plan(arguments: argparse.Namespace) -> Path:
 
 
 def load_plan(arguments: argparse.Namespace) -> Plan:
-    """Read the plan that the arguments name."""
+    """Read the plan at the path that `find_plan` returns."""
     return read_plan(find_plan(arguments))
 
 
-def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
-    """Return a job of the plan. Raises UserError with similar names for an unknown name."""
+def find_job(plan: Plan, stage: str, name: str) -> dict[str, Any]:
+    """Return a job of the plan. Raises UserError with similar names if the plan has no such job."""
     jobs: dict[str, dict[str, Any]] = plan[stage]
     if name not in jobs:
         raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
@@ -93,28 +94,29 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
-    """Run a job with a note of its state and with locked GPUs; yield whether its output is already up to date.
+def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
+    """Run the block as a job of the plan; yield whether the output of the job is already up to date.
 
-    Raises UserError with the differing files and a remedy if the code or inputs of the job differ from the plan, before
-    it starts or at its end, and if another process runs the same job. The results of a job whose code was edited while
-    it ran are discarded.
+    The state of the job is noted in its folder, and its GPUs are locked. Raises UserError if code or inputs of the job
+    differ from the plan before it starts or at its end, or if another process runs the same job; the message names the
+    differing files and a remedy. If the code of a job is edited while it runs, its results are discarded.
     """
     first = (variable("RANK") or "0") == "0"
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
-    with noted(stage, staleness.folder(stage, name)) if first else nullcontext():
+    with stage_note(stage, staleness.folder(stage, name)) if first else nullcontext():
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)
         for base in staleness.dependencies(stage, name):
             if not staleness.check(*base).current:
                 remedy = f"run python -m formerlab {' '.join(base)} first"
-                raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {AGAIN}, or {remedy}")
+                raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {PLAN_AGAIN}, or {remedy}")
         output = staleness.check(stage, name)
-        if not output.current and stage not in ("train", "data"):  # these remove their records after reading inputs
+        # The stages train and data read their inputs before they remove their old record.
+        if not output.current and stage not in ("train", "data"):
             staleness.record(stage, name).unlink(missing_ok=True)  # an old record must not describe new files
         if not output.current and output.state != "missing":
             print(f"{job}: running again, because its result is {output}", file=sys.stderr)
         modules_before = set(sys.modules)
-        with locked_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), explaining_memory(stage, name):
+        with locked_gpus("cpu" if stage in CPU_STAGES else plan["device"]), explain_out_of_memory(stage, name):
             yield output.current
         if not first:
             return
@@ -123,23 +125,28 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         imported = sys.modules.keys() & set(modules) - modules_before
         if late := sorted(file for file in edited if code.module_of(file) in imported):
             staleness.record(stage, name).unlink(missing_ok=True)
-            raise UserError(f"{job}: {some(late)} was edited while it ran, so its results were discarded; {AGAIN}")
+            raise UserError(f"{job}: {some(late)} was edited while it ran, so its results were discarded; {PLAN_AGAIN}")
         if not staleness.check(stage, name).current:
-            raise UserError(f"{job}: its result is already {staleness.check(stage, name)}; {AGAIN}")
+            raise UserError(f"{job}: its result is already {staleness.check(stage, name)}; {PLAN_AGAIN}")
         print(f"{job}: results in {staleness.record(stage, name).parent}", file=sys.stderr)
 
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:
-    """Raise UserError if the code of a job changed after it was planned, or while this process started."""
+    """Raise UserError if the code of a job changed after the plan was made, or while this process started.
+
+    `sources` are the hashes of all source files in the plan, and `planned` is the hash of the code of the job.
+    """
     current = source_hashes.current()
     if sources == source_hashes.AT_START == current:
         return
     try:
         same, files = code.hash_of(modules) == planned, code.files_of(modules)
-    except (OSError, SyntaxError):  # a module is gone or half written
+    except (OSError, SyntaxError):  # a module was removed, or is being written
         same, files = False, {*sources, *current}
     if not same:
         changed = some(sorted(source_hashes.differing(sources, current) & files))
-        raise UserError(f"{job}: its code has changed since it was planned ({changed}); {AGAIN}, or undo the change")
+        raise UserError(
+            f"{job}: its code has changed since it was planned ({changed}); {PLAN_AGAIN}, or undo the change"
+        )
     if edited := source_hashes.differing(source_hashes.AT_START, current) & files:
         raise UserError(f"{job}: {some(sorted(edited))} was edited while the job started; start the job again")

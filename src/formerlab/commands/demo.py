@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import yaml
 
-from formerlab.commands.context import add_command, given_values
+from formerlab.commands.context import add_command, command_line_config
 from formerlab.commands.results import write_report
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR, UserError
 from formerlab.plan.locate import ensure_plan, read_plan
@@ -21,7 +21,9 @@ from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
-"""Time for a stage to save its work when the demo is stopped; a slower stage resumes from its last checkpoint."""
+"""Time in seconds in which a stage can save its work when the demo is stopped. A stage that needs more time resumes
+from its last checkpoint.
+"""
 LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -35,7 +37,7 @@ def add_parsers(commands: Any) -> None:
 def demo(arguments: argparse.Namespace) -> None:
     """Run all jobs of a scale and show the results.
 
-    Ctrl-C ends all jobs within two seconds and prints that no work is lost.
+    Ctrl-C ends all jobs within two seconds; a message then says that no work is lost.
     """
     try:
         status = _run(arguments)
@@ -50,9 +52,9 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run all jobs, write report.html and print the headline tables; return the exit status of the DAG."""
     from formerlab.report.headline import headline
 
-    overrides = given_values(arguments)
+    overrides = command_line_config(arguments)
     if arguments.plan is not None:
-        raise UserError("--plan: Snakemake plans by itself; give --scale, --set or --overlay")
+        raise UserError("--plan: demo makes its own plan; give --scale, --set or --overlay")
     plan = read_plan(ensure_plan(Path.cwd(), overrides))
     status = _snakemake(overrides, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
@@ -80,14 +82,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _options(scale: str, arguments: argparse.Namespace) -> str:
-    """Return the options with which another command finds the plan of this call."""
+    """Return the options that select the plan of this call in other commands, as text for a shell."""
     overlay = ["--overlay", arguments.overlay] if arguments.overlay else []
     return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 
 
 def _snakemake(overrides: dict[str, Any], *options: str) -> int:
     """Call Snakemake with the same configuration in a new process group, which does not receive Ctrl-C."""
-    # One line of YAML per value. YAML text is used because the YAML parser reads JSON's `1e-05` as text.
+    # Write each value as one line of YAML; the YAML parser would read JSON's `1e-05` as text.
     texts = {
         key: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
         for key, value in overrides.items()
@@ -99,7 +101,7 @@ def _snakemake(overrides: dict[str, Any], *options: str) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the cleanup takes only seconds
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # do not interrupt the short cleanup
             signal.signal(number, signal.SIG_IGN)
         _stop(process)
         for lock in set(LOCKS.glob("*")) - locks:  # Snakemake was killed and cannot remove it
@@ -108,11 +110,14 @@ def _snakemake(overrides: dict[str, Any], *options: str) -> int:
 
 
 def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
-    """Kill Snakemake, which would report every stage as failed, then interrupt its jobs and give them time to save."""
+    """Kill Snakemake, then interrupt its jobs and kill them after `SECONDS_TO_SAVE`.
+
+    Snakemake is killed first, because it would report every interrupted job as failed.
+    """
     jobs = psutil.Process(snakemake.pid).children(recursive=True)
     snakemake.kill()
     snakemake.wait()
     with suppress(ProcessLookupError):
-        os.killpg(snakemake.pid, signal.SIGINT)  # the `tee -i` of each stage ignores it and keeps logging
+        os.killpg(snakemake.pid, signal.SIGINT)  # `tee -i`, which writes the log of a stage, ignores the signal
         psutil.wait_procs(jobs, timeout=SECONDS_TO_SAVE)
         os.killpg(snakemake.pid, signal.SIGKILL)

@@ -21,14 +21,15 @@ from filelock import FileLock, Timeout
 
 from formerlab.errors import StoppedEarly, UserError, reason
 from formerlab.files import read_json, variable
-from formerlab.results.notes import noted, read_note
+from formerlab.results.notes import read_note, stage_note
 from formerlab.training.runtime import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
-"""Variable with the folder of the lock files; default: formerlab-<user id> in the folder of temporary files."""
+"""Environment variable with the folder of the lock files; default: formerlab-<user id> in the temporary folder."""
 JOBS_PER_GPU = "FORMERLAB_JOBS_PER_GPU"
-"""Variable with the number of single-GPU jobs that share a GPU; default: 1. Small models leave most of a GPU idle."""
+"""Environment variable with the number of single-GPU jobs that share a GPU; default: 1. Small models use only a small
+part of a GPU."""
 NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 OUT_OF_MEMORY = "OutOfMemoryError"
@@ -37,21 +38,21 @@ MEMORY_REMEDIES = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
 }
-"""Remedies for a stage that does not fit on a GPU; other stages have a batch size in their settings."""
+"""Remedies for a stage that does not fit on a GPU. All other stages have a batch size in their settings."""
 FAILURE = "FORMERLAB_FAILURE"
-"""Variable with the file to which the first failing process of a run writes its error."""
+"""Environment variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0
-"""Time that a process has to print its own error after another process failed."""
+"""Time in seconds in which a process can print its own error after another process failed."""
 
 
 @contextmanager
 def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
-    """Wait for `count` free GPUs of this machine, lock them, and hide the others from this process.
+    """Wait for `count` free GPUs of this machine, lock them, and hide all other GPUs from this process.
 
-    The operating system releases the locks when the process ends. Locks separate only the jobs of one user; several
-    users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. The function does nothing on
-    the CPU, in a process of torchrun, and under Slurm, which assigns GPUs itself. Raises UserError if the machine has
-    too few GPUs.
+    The operating system releases the locks when the process ends. Locks separate only the jobs of a single user;
+    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. The function does
+    nothing on the CPU, in a process of torchrun, and under Slurm, which assigns GPUs itself. Raises UserError if the
+    machine has fewer than `count` GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
@@ -72,8 +73,8 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
 
 
 @contextmanager
-def explaining_memory(stage: str, name: str) -> Iterator[None]:
-    """Convert an out-of-memory error of the GPU to a UserError with a remedy, because a retry would fail as well."""
+def explain_out_of_memory(stage: str, name: str) -> Iterator[None]:
+    """Raise a UserError with a remedy if the block runs out of GPU memory; another attempt would fail, too."""
     try:
         yield
     except RuntimeError as error:
@@ -91,7 +92,10 @@ def gpu_count() -> int:
 
 
 def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
-    """Lock `count` GPUs together, so that two jobs cannot deadlock, and return their names."""
+    """Wait until `count` GPUs are free, lock them, and return their names.
+
+    All `count` GPUs are locked or none, so that two jobs cannot wait for each other.
+    """
     folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU) or "1"
     if not jobs_per_gpu.isdecimal() or int(jobs_per_gpu) == 0:
         raise UserError(f"{JOBS_PER_GPU}={jobs_per_gpu}: set a number of jobs, 1 or more")
@@ -108,7 +112,7 @@ def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
                     locks.push(attempt.pop_all())
                     return free
         if not announced:
-            print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr)
+            print(f"waiting for free GPUs ({count} needed): other jobs use {', '.join(names)}", file=sys.stderr)
             announced = True
         time.sleep(0.5)
 
@@ -123,15 +127,15 @@ def _lock_folder() -> Path:
             return folder
     raise UserError(
         f"{folder}: GPU locks need a folder that only you can access (mode 0700, not a link); "
-        f"change it, or set {LOCKS} to another"
+        f"change it, or set {LOCKS} to another folder"
     )
 
 
 def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:
     """Train a job of the plan at `path` with `count` processes under torchrun.
 
-    Raises StoppedEarly if the processes saved their work and stopped. If one process fails, all end; the stage note and
-    the raised error describe the failure of the first process.
+    Raises StoppedEarly if the processes saved their work and stopped. If a process fails, all processes end; the stage
+    note and the raised error describe the first failure.
     """
     failure = out / ".train.failure.json"
     out.mkdir(parents=True, exist_ok=True)
@@ -150,28 +154,28 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
     status = process.wait()
     if status:
         if failure.exists():
-            _fail_as(read_json(failure), failure, out)
+            _raise_first_failure(read_json(failure), failure, out)
         note = read_note("train", out) or {}
         if note.get("state") == "stopped":
             raise StoppedEarly(note["reason"], note.get("progress", ()))
         raise SystemExit(1)
 
 
-def _fail_as(cause: dict[str, Any], failure: Path, out: Path) -> None:
-    """Write the note of a failed training and raise its error, because the failing process may not have done so."""
+def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> None:
+    """Write the note of a failed training and raise its error, because the failing process may have written no note."""
     failure.unlink()
-    with noted("train", out):
+    with stage_note("train", out):
         if cause["mistake"]:
             raise UserError(cause["reason"])
         raise SystemExit(f"process {cause['process']} failed: {cause['reason']}")
 
 
 @contextmanager
-def failing_together() -> Iterator[None]:
-    """End this process soon after another process of the run fails; otherwise it could wait in a collective forever.
+def end_all_on_failure() -> Iterator[None]:
+    """End this process soon after another process of the run fails; otherwise it might wait for that process forever.
 
-    The first process that fails writes its error to the file of `FAILURE`, as {"process", "mistake", "reason"}. Only
-    process 0 prints progress; every process prints its error.
+    The first process that fails writes its error to the file of `FAILURE` as JSON with the keys process, mistake and
+    reason. Only process 0 prints progress; every process prints its error.
     """
     if FAILURE not in os.environ:
         yield
@@ -194,7 +198,7 @@ def failing_together() -> Iterator[None]:
 
 
 def _end_after(failure: Path) -> None:
-    """End this process unconditionally `SECONDS_TO_END` seconds after the file `failure` appears."""
+    """Wait until the file `failure` exists, then end this process after `SECONDS_TO_END` seconds."""
     while not failure.exists():
         time.sleep(1)
     time.sleep(SECONDS_TO_END)
@@ -204,8 +208,8 @@ def _end_after(failure: Path) -> None:
 def torchrun(count: int, nodes: int, threads: int) -> list[str]:
     """Return the command prefix that starts `count` processes of `threads` threads each.
 
-    In a Slurm job of several nodes, srun starts one torchrun per node with an equal number of processes, and this node,
-    the first of the job, is the rendezvous endpoint. Otherwise all processes run on this machine.
+    In a Slurm job of several nodes, srun starts torchrun once per node, with an equal number of processes on each node;
+    this node, the first node of the job, is the rendezvous endpoint. Otherwise all processes run on this machine.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if nodes == 1 or job is None:

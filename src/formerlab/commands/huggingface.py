@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from formerlab.commands.context import add_command, given_values, job_of, load_plan
+from formerlab.commands.context import add_command, command_line_config, find_job, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json, read_record
 
@@ -30,16 +30,17 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks of lm_eval")
     parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
     parser.add_argument("--budgets", nargs="+", help="fractions such as 0.4 (default), or numbers of keys such as 64")
-    parser.add_argument("--lengths", nargs="+", type=int, help="tokens of long-context tasks; default 1024 2048 4096")
-    parser.add_argument("--examples", type=int, help="examples of each task and length; default 20")
+    text = "numbers of prompt tokens of long-context tasks; default 1024 2048 4096"
+    parser.add_argument("--lengths", nargs="+", type=int, help=text)
+    parser.add_argument("--examples", type=int, help="number of examples of each task and length; default 20")
     parser.add_argument("--seed", type=int, help="seed of long-context tasks; default 0")
     parser.add_argument("--text", help="text of long-context tasks; default: documentation of Python")
-    parser.add_argument("--shots", type=int, help="solved examples before questions of lm_eval; default 0")
+    parser.add_argument("--shots", type=int, help="number of solved examples before questions of lm_eval; default 0")
     parser.add_argument("--chat-template", action="store_true", help="wrap prompts in the tokenizer's chat template")
-    parser.add_argument("--batch", type=int, default=1, help="prompts at a time; default 1")
+    parser.add_argument("--batch", type=int, default=1, help="number of prompts that are answered together; default 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--dtype", help="dtype of the weights, such as bfloat16; default as saved")
-    parser.add_argument("--out", type=Path, required=True, help="CSV file for a row per metric of an example")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write, one row per example and metric")
 
 
 def answer_tasks(arguments: argparse.Namespace) -> None:
@@ -72,7 +73,7 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
 
 
 def policy_fields(text: str) -> dict[str, Any]:
-    """Return the fields of a policy such as `decay alpha=0.2` or `pyramid(decay alpha=0.2) layers=30`."""
+    """Parse a policy such as `decay alpha=0.2` or `pyramid(decay alpha=0.2) layers=30`; return its fields."""
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?((?:\s+\S+)*)", text.strip())
     if match is None:
         raise UserError(f"--policies: {text!r} is not a kind with fields, such as 'decay alpha=0.2'")
@@ -91,9 +92,9 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
     from formerlab.training.load import find_finished_run, load_model
 
     run_id, out = arguments.run, arguments.out
-    if arguments.plan or given_values(arguments):
+    if arguments.plan or command_line_config(arguments):
         plan = load_plan(arguments)
-        job_of(plan, "train", run_id)
+        find_job(plan, "train", run_id)
         folder = Path(plan["results"], run_id)
     else:
         folder = find_finished_run(run_id)
@@ -118,5 +119,5 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
     file = arguments.tokenizer or arguments.checkpoint / "tokenizer.json"
     tokenizer, end_of_text = TokenizerFile(path=str(file), vocabulary=model.spec.vocabulary).load()
     save_folder(model, tokenizer, arguments.out, end_of_text=end_of_text)
-    inside = model.spec.params(embedding=False)
-    print(f"{arguments.out}: {model.spec.params():,} parameters, {inside:,} of them in blocks")
+    in_blocks = model.spec.params(embedding=False)
+    print(f"{arguments.out}: {model.spec.params():,} parameters, {in_blocks:,} of them in blocks")

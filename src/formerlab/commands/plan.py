@@ -1,4 +1,4 @@
-"""The commands on a plan: show jobs and states, check before a start, and summarise after a failure."""
+"""The commands plan, status, check and rescue: show jobs and their states, check resources, and list failures."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from formerlab.results.notes import SAFE
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 SPARE_BYTES = 1_000_000_000
-"""Disk space for token streams, rows, figures and the MLflow database, in addition to checkpoints."""
+"""Bytes of disk space for token streams, rows, figures and the MLflow database, in addition to checkpoints."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -40,7 +40,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """Show every run with its size, FLOPs, memory, disk and time, the totals, and the number of other jobs."""
+    """Show size, FLOPs, memory, disk space and time of every run, their totals, and the number of other jobs."""
     if arguments.write is not None:  # called by plan/locate.py
         from formerlab.plan.build import build_plan
 
@@ -74,7 +74,7 @@ def check(arguments: argparse.Namespace) -> None:
     pending = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
     if arguments.here and plan["device"] == "cuda" and pending and gpu_count() == 0:
         raise UserError(
-            f"{NO_GPU}, and {len(pending)} jobs need one; set device: cpu, or run them on a machine with a GPU "
+            f"{NO_GPU}, and {len(pending)} jobs need a GPU; set device: cpu, or run them on a machine with a GPU "
             "(--profile slurm)"
         )
     missing = [job for run_id, job in plan["train"].items() if not staleness.check("train", run_id).current]
@@ -108,12 +108,13 @@ def _reset_future_times(plan: dict[str, Any]) -> None:
             os.utime(path, (now, now))
     if future:
         print(
-            f"{len(future)} files had a modification time in the future, now reset; check the clocks", file=sys.stderr
+            f"modification times of {len(future)} files were in the future and are reset; check the clocks",
+            file=sys.stderr,
         )
 
 
 def rescue(arguments: argparse.Namespace) -> None:
-    """After a failure: render missing figures and tables that have rows, and list failed jobs with their logs."""
+    """After a failure, render missing figures and tables that have rows, and list failed jobs with their logs."""
     from formerlab.plan.show import report
     from formerlab.report.write import draw_each
 

@@ -1,4 +1,4 @@
-"""The blocks that the command `readme` writes into pages: verdicts on cached rows, stages, figures of the papers."""
+"""Blocks of Markdown that the command `readme` writes into pages: verdicts, stages, reproduced figures and tables."""
 
 import re
 from functools import cache
@@ -26,9 +26,9 @@ PAPERS = {
     "arXiv:2402.02622": "DenseFormer",
     "Decay article": "Decay article",
 }
-"""The papers by their name in captions, in the order of the table of figures."""
-_AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
-"""Matches the figure or table of a paper that a caption names as its original."""
+"""Titles of the papers by their names in captions, in the order of the table of `papers_block`."""
+_ORIGINAL = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
+"""Matches the part of a caption that names the original figure or table in a paper."""
 
 
 @cache
@@ -41,7 +41,7 @@ def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
 
 
 def stages_block() -> str:
-    """Return the table of stages and of their row files, as Markdown."""
+    """Return a table of the stages and a table of their row files, as Markdown."""
     lines = ["| stage | task (once for every) | files |", "|---|---|---|"]
     for stage in STAGES.values():
         files = " ".join(f"`{file}`" for file in stage.written)
@@ -54,7 +54,7 @@ def stages_block() -> str:
 
 
 def papers_block(root: Path) -> str:
-    """Return a table of our figures and tables that reproduce an item of a paper, and a list of the other items."""
+    """Return a table of our figures and tables that reproduce an item of a paper, and a list of all other items."""
     studies, runs, flops = study_names(root), {}, {}
     for scale in (path.stem for path in root.glob("workflow/scales/*.yaml")):
         if scale == Config.model_fields["scale"].default or read_scale(root, scale).get("evidence") is True:
@@ -66,7 +66,7 @@ def papers_block(root: Path) -> str:
     by_size = sorted(filter(flops.__getitem__, flops), key=flops.__getitem__)
     rows = []
     for entry in catalogue().values():
-        for item, paper in _AFTER.findall(" ".join(entry.caption.split()))[:1]:
+        for item, paper in _ORIGINAL.findall(" ".join(entry.caption.split()))[:1]:
             smallest = next((scale for scale in by_size if entry.shown_indices(runs[scale])), "")
             scales = [scale for scale in runs if is_committed(root, entry, scale)]
             paths = sorted(committed_file(root, entry, scale, SUFFIXES[entry.kind][0]) for scale in scales)
@@ -96,7 +96,7 @@ def with_block(path: Path, block: str) -> str:
 
 
 def outdated(root: Path) -> dict[str, str]:
-    """Return the new texts of the pages that are not up to date."""
+    """Return the new text of each page that is not up to date."""
     by_scale = verdicts_by_scale(root)
     blocks = first_screen(by_scale), verdict_cards(by_scale), stages_block(), papers_block(root)
     texts = {name: with_block(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from formerlab.commands.context import Plan, add_command, load_plan
 from formerlab.errors import UserError, near_misses
 from formerlab.files import read_json, sha256
-from formerlab.results.notes import noted
+from formerlab.results.notes import stage_note
 from formerlab.results.stages import TABLES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
-"""Files of rows that are equal if a run is repeated, unlike timing.csv."""
+"""Files whose rows are bit-identical in a repeated run; rows of timing.csv differ."""
 CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
-"""Keys of a record, or their prefixes, that may explain why rows differ."""
+"""Prefixes of the record keys that may explain differing rows."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -39,8 +39,8 @@ def add_parsers(commands: Any) -> None:
 def reproduce(arguments: argparse.Namespace) -> None:
     """Train a run of results/cached again, after its ancestors, and compare the rows.
 
-    Raises UserError if the run is not committed, if its code or data have changed, and if the rows differ. Raises
-    StoppedEarly after a signal; the work is saved, and the same command continues.
+    Raises UserError if the run is not committed, if its code or data have changed, or if the rows differ. Raises
+    StoppedEarly at a signal; the work is saved, and the same command continues it.
     """
     from formerlab.results.read import Results, has_runs
 
@@ -49,7 +49,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     out = arguments.out or live.parent.parent / "reproduced" / live.name
     cached = live.parent.parent / "cached" / live.name
     if not has_runs(cached):
-        raise UserError(f"{cached}: no committed runs of scale {live.name}; --scale names another")
+        raise UserError(f"{cached}: no committed runs of scale {live.name}; choose another with --scale")
     records = Results(cached).all_records
     if arguments.id not in records:
         raise UserError(f"{cached}: no run {arguments.id!r}{near_misses(arguments.id, list(records))}")
@@ -61,7 +61,8 @@ def reproduce(arguments: argparse.Namespace) -> None:
     parent: Path | None = None
     for record, child in zip(chain, [*chain[1:], None], strict=True):
         parent = _reproduce_run(record, child, parent, out, plan, arguments.other)
-    text, equal = compared(Results(cached), Results(out), chain[-1])  # another export may have changed the rows
+    # Read the committed rows again, because an export may have changed them during the training.
+    text, equal = compared(Results(cached), Results(out), chain[-1])
     print(text)
     if not equal:
         raise UserError(f"{arguments.id}: the rows differ from the committed rows, as listed above")
@@ -70,7 +71,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
 def _reproduce_run(
     record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, allowed: list[str]
 ) -> Path:
-    """Train a run again and return its folder; an ancestor whose live weights are equal is not trained again."""
+    """Train a run again and return its folder; for an ancestor with equal live weights, return its live folder."""
     from formerlab.plan.code import code_hash, entries_of_training
     from formerlab.training.run import Run
     from formerlab.training.runtime import RuntimeConfig
@@ -80,9 +81,7 @@ def _reproduce_run(
     if child is not None and weights.is_file() and sha256(weights) == record["weights_sha256"]:
         return weights.parent
     if record.get("processes", 1) > 1:
-        raise UserError(
-            f"{name}: was trained by {record['processes']} processes, but reproduce supports one process only"
-        )
+        raise UserError(f"{name}: was trained by {record['processes']} processes, but reproduce supports only one")
     commit = record["git"]["commit"]
     checkout = f"git checkout {commit[:12]} is the nearest commit" if commit else "its commit is unknown"
     try:
@@ -104,7 +103,7 @@ def _reproduce_run(
         code_hash=code,
         keep_optimizer=growth.get("optimizer") == "carry",
     )
-    with noted("train", out / name):
+    with stage_note("train", out / name):
         train_stage(run, data, out / name, parent=parent, runtime=runtime)
     return Path(out, name)
 
@@ -113,14 +112,14 @@ def _data_folder(record: Record, plan: Plan, allowed: list[str]) -> Path:
     """Return the folder of the data set that the run read."""
     name, expected = record["data"]["name"], record["data"]["fingerprint"]
     if name not in plan["data"]:
-        raise UserError(f"{record['id']}: read data {name!r}, which scale {plan['scale']} no longer has")
+        raise UserError(f"{record['id']}: was trained on data {name!r}, which scale {plan['scale']} no longer has")
     folder = Path(plan["data"][name]["out"])
     if not (folder / "manifest.json").exists():
         raise UserError(f"{folder}: not prepared; run python -m formerlab data {name} --scale {plan['scale']} first")
     fingerprint = read_json(folder / "manifest.json")["fingerprint"]
     if fingerprint != expected and "data" not in allowed:
         difference = f"{record['id']}: was trained on other data ({name} {expected}, now {fingerprint})"
-        raise UserError(f"{difference}; set these texts in config.yaml, or compare anyway with --other data")
+        raise UserError(f"{difference}; restore these data in config.yaml, or compare anyway with --other data")
     return folder
 
 
@@ -136,7 +135,7 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
             difference = _difference(file, old, new)
             (lines if difference else same).append(difference or f"{file} ({len(old)} rows)")
         elif len(old) or len(new):
-            lines.append(f"{file}: on one side only")
+            lines.append(f"{file}: {'committed only' if len(old) else 'here only'}")
     if record["weights_sha256"] == new_record["weights_sha256"]:
         same.append("the weights")
     elif not lines:
@@ -155,17 +154,18 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
     return "\n".join([f"{record['id']}: not bit-identical", *lines, equal, head, *causes]), False
 
 
-def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:
-    """Describe in one line how rows differ; empty if they are bit-identical."""
-    if len(a) != len(b):
-        return f"{file}: {len(a)} rows committed, {len(b)} here"
+def _difference(file: str, old: "DataFrame", new: "DataFrame") -> str:
+    """Describe in one line how committed and new rows differ; empty if they are bit-identical."""
+    if len(old) != len(new):
+        return f"{file}: {len(old)} rows committed, {len(new)} here"
     differences = []
-    for column in dict.fromkeys([*a.columns, *b.columns]):
-        if column in a and column in b:
-            differ = ~((a[column] == b[column]) | (a[column].isna() & b[column].isna()))
-            size = f", by {(a[column] - b[column]).abs().max():.3g} at most" if a[column].dtype.kind in "if" else ""
-            differences += [f"{column} in {differ.sum()} of {len(a)} rows{size}"] if differ.any() else []
-        # An export leaves out columns that are empty in every run, and older versions wrote no optional columns.
-        elif (a if column in a else b)[column].notna().any() and column not in TABLES[file].optional:
-            differences.append(f"{column} on one side only")
+    for column in dict.fromkeys([*old.columns, *new.columns]):
+        if column in old and column in new:
+            differ = ~((old[column] == new[column]) | (old[column].isna() & new[column].isna()))
+            numeric = old[column].dtype.kind in "if"
+            size = f", by {(old[column] - new[column]).abs().max():.3g} at most" if numeric else ""
+            differences += [f"{column} in {differ.sum()} of {len(old)} rows{size}"] if differ.any() else []
+        # An export omits columns that are empty in every run, and older versions wrote no optional columns.
+        elif (old if column in old else new)[column].notna().any() and column not in TABLES[file].optional:
+            differences.append(f"{column} {'committed only' if column in old else 'here only'}")
     return f"{file}: {'; '.join(differences)}" if differences else ""

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.context import Plan, add_command, as_planned, find_plan, load_plan
+from formerlab.commands.context import Plan, add_command, find_plan, load_plan, planned_job
 from formerlab.errors import UserError
 from formerlab.files import write_json, write_record, write_text
 from formerlab.plan.locate import read_plan, root_of
@@ -30,12 +30,14 @@ def add_parsers(commands: Any) -> None:
 
     parser = add_command(commands, draw)
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
-    text = "succeed even if a figure fails; `status` lists it, and snakemake renders it again"
+    text = "succeed even if a figure fails; `status` lists the figure, and snakemake renders it again"
     parser.add_argument("--go-on", action="store_true", help=text)
 
     parser = add_command(commands, figures, configured=False)
     parser.add_argument(
-        "scale", nargs="?", help="render all figures and tables of this scale; default: the committed ones"
+        "scale",
+        nargs="?",
+        help="render all figures and tables of this scale; default: the committed figures and tables",
     )
     parser.add_argument("--pdf", action="store_true", help="also write each figure as PDF, which doubles the time")
     add_command(commands, exact, text=STAGES["exact"].text)
@@ -45,7 +47,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
     add_command(commands, headline)
     parser = add_command(commands, track)
-    parser.add_argument("--weights", action="store_true", help="log the weights of finished runs as artifacts too")
+    parser.add_argument("--weights", action="store_true", help="also log the weights of finished runs as artifacts")
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     parser = add_command(commands, export)
     parser.add_argument("--to", type=Path, help="folder instead of results/cached, for example of another checkout")
@@ -54,12 +56,12 @@ def add_parsers(commands: Any) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Write report.html: every figure and table of the scale with captions, verdicts and commands, on one page."""
+    """Write report.html, a page with every figure and table of the scale, captions, verdicts and commands."""
     print(write_report(load_plan(arguments), arguments.out))
 
 
 def write_report(plan: Plan, out: Path | None = None) -> Path:
-    """Write the page and return its path."""
+    """Write the page to `out` (default: report.html in the results of the plan) and return its path."""
     from formerlab.report.html_report import html_report
 
     runs = {name: entry["runs"] for job in plan["draw"].values() for name, entry in job["drawings"].items()}
@@ -78,11 +80,11 @@ def draw(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Staleness(plan).staleness_reason)
     if failed and not arguments.go_on:
-        raise UserError(f"{', '.join(failed)} could not be rendered, for the reasons above")
+        raise UserError(f"{', '.join(failed)} could not be rendered; the reasons are listed above")
 
 
 def figures(arguments: argparse.Namespace) -> None:
-    """Render the committed figures and tables, or all of one scale, from the cached rows, without training."""
+    """Render the committed figures and tables, or all figures and tables of a scale, from the cached rows."""
     from formerlab.report.committed import is_committed
     from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
@@ -95,7 +97,7 @@ def figures(arguments: argparse.Namespace) -> None:
     # A figure has many small objects that live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=collect_rarely) as pool:
-        # verdicts take longest, so they are submitted first
+        # Verdicts take longest, so they are submitted first.
         scales = [root for root in scale_folders if has_runs(root)]
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
         written = draw_all(rows, out, scale=arguments.scale or "*", pool=pool, pdf=arguments.pdf, selects=selects)
@@ -104,12 +106,12 @@ def figures(arguments: argparse.Namespace) -> None:
 
 
 def exact(arguments: argparse.Namespace) -> None:
-    """Compute the numbers of the exact claims and write them to exact.csv."""
+    """Compute the values of the exact claims and write them to exact.csv."""
     from formerlab.evaluation.exact import CHECKS
 
     plan = load_plan(arguments)
     root = Path(plan["results"])
-    with as_planned(plan, "exact", CLAIMS):
+    with planned_job(plan, "exact", CLAIMS):
         rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
         write_rows(root / EXACT, ("claim", "name", "value"), rows)
         record = {"schema": 1, "code_hash": plan["exact"][CLAIMS]["code"]}
@@ -135,7 +137,7 @@ def claims(arguments: argparse.Namespace) -> None:
 
 
 def _results(plan: Plan) -> "Results":
-    """Return the rows of a plan's scale that are up to date."""
+    """Return the results of a plan; rows that are not up to date are left out."""
     from formerlab.results.read import Results
 
     return Results(Path(plan["results"]), Staleness(plan).staleness_reason)
@@ -193,10 +195,10 @@ def headline(arguments: argparse.Namespace) -> None:
 
 
 def track(arguments: argparse.Namespace) -> None:
-    """Write all runs to MLflow, including runs in progress; running it again duplicates nothing.
+    """Write all runs to MLflow, including runs in progress; each run is written once, even if the command is repeated.
 
-    A failure is a warning, because results and report need no tracking. Failures are counted in mlflow.json, so that
-    the next start of the DAG tries again.
+    A failure causes only a warning, because results and report need no tracking. Failures are counted in mlflow.json,
+    so that the next start of the DAG tries again.
     """
     plan = load_plan(arguments)
     root, uri = Path(plan["results"]), plan["tracking_uri"]

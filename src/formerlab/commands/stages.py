@@ -1,4 +1,4 @@
-"""The commands of the stages with a record: data, train, load, and one for every measuring stage."""
+"""The commands of the stages data, train and load, and of every measuring stage."""
 
 import argparse
 import dataclasses
@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from formerlab.commands.context import Plan, add_command, as_planned, find_plan, job_of, load_plan
-from formerlab.commands.gpus import failing_together, locked_gpus, train_distributed
+from formerlab.commands.context import Plan, add_command, find_job, find_plan, load_plan, planned_job
+from formerlab.commands.gpus import end_all_on_failure, locked_gpus, train_distributed
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, variable, write_record, write_text
 from formerlab.plan.locate import read_plan
@@ -20,8 +20,10 @@ from formerlab.plan.staleness import Staleness, made_runs, maker
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
-LARGEST_REUSED = 2**25
-"""Largest block, in bytes, that malloc keeps for reuse while a run is measured; block sizes differ between policies."""
+MAX_REUSED_BYTES = 2**25
+"""Maximum size of blocks that malloc keeps for reuse while a run is measured. Larger blocks return to the system,
+because their sizes differ between policies.
+"""
 
 
 def add_parsers(commands: Any) -> None:
@@ -33,9 +35,10 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     text = "save a checkpoint and stop before this time limit"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=text)
-    text = "time between the stop and the time limit; default 30"
+    text = "stop this long before the time limit; default 30"
     parser.add_argument("--margin", type=float, default=30.0, metavar="SECONDS", help=text)
-    parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints; default 60")
+    text = "minimum time between checkpoints; default 60"
+    parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help=text)
     parser.add_argument("--deterministic", action="store_true", help="bit-identical results on a GPU, but slower")
 
     parser = add_command(commands, load, text=STAGES["load"].text)
@@ -54,10 +57,10 @@ def data(arguments: argparse.Namespace) -> None:
     from formerlab.data.any_data import Data
 
     plan = load_plan(arguments)
-    job = job_of(plan, "data", arguments.name)
+    job = find_job(plan, "data", arguments.name)
     if job["data_problem"]:
         raise UserError(job["data_problem"])
-    with as_planned(plan, "data", arguments.name):
+    with planned_job(plan, "data", arguments.name):
         spec: Any = TypeAdapter(Data).validate_python(job["spec"])
         prepare(arguments.name, spec, Path(job["out"]), code_hash=job["code"])
 
@@ -70,7 +73,7 @@ def train(arguments: argparse.Namespace) -> None:
 
     path = find_plan(arguments)
     plan = read_plan(path)
-    job = job_of(plan, "train", arguments.id)
+    job = find_job(plan, "train", arguments.id)
     runtime = RuntimeConfig(
         threads=job["threads"],
         device=plan["device"],
@@ -89,7 +92,7 @@ def train(arguments: argparse.Namespace) -> None:
             train_distributed(path, job, arguments, gpus, out)
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
-    with failing_together(), as_planned(plan, "train", arguments.id) as current:
+    with end_all_on_failure(), planned_job(plan, "train", arguments.id) as current:
         run, extra = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
             steps, extra = _steps_of_equal_time(plan, job)
@@ -101,21 +104,21 @@ def train(arguments: argparse.Namespace) -> None:
 def load(arguments: argparse.Namespace) -> None:
     """Load the released model of one run of the plan."""
     plan = load_plan(arguments)
-    job = job_of(plan, "load", arguments.id)
+    job = find_job(plan, "load", arguments.id)
     if Staleness(plan).check("load", arguments.id).current:
         print(f"{arguments.id}: already loaded")
         return
     from formerlab.integrations.huggingface.released_run import load_stage
     from formerlab.training.any_run import ReleasedRun
 
-    with as_planned(plan, "load", arguments.id):
+    with planned_job(plan, "load", arguments.id):
         run, data = ReleasedRun.model_validate(job["spec"]), Path(plan["data"][job["data"]]["out"])
         out = Path(plan["results"], arguments.id)
         load_stage(run, data, out, device=plan["device"], threads=plan["threads"], code_hash=job["code"])
 
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the steps of an equal-time run from the measured step times, and additional keys of its record."""
+    """Return the number of steps of an equal-time run, computed from measured step times, and extra record entries."""
     from formerlab.evaluation.timing.speed import EqualTime
 
     rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
@@ -128,16 +131,16 @@ def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int
 
 
 def measure(stage: Stage, arguments: argparse.Namespace) -> None:
-    """Run a measurement of the plan, then write the record with its inputs and code."""
+    """Run a measurement of the plan and write its record."""
     plan, name = load_plan(arguments), arguments.name
-    job = job_of(plan, stage.name, name)
+    job = find_job(plan, stage.name, name)
     # Snakemake sets a higher value for a timing job, which reserves all cores.
     os.environ["OMP_NUM_THREADS"] = str(plan["threads"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch
 
     folder, single_run = Path(plan["results"], name), stage.name in MEASURED
-    with as_planned(plan, stage.name, name):
+    with planned_job(plan, stage.name, name):
         torch.set_num_threads(plan["threads"])
         notes = (_measure_run if single_run else _time_runs)(stage, plan, name, folder)
         hashes = hashes_of_rows(folder, stage.tables)
@@ -150,7 +153,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
 
 
 def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str, Any]:
-    """Measure a finished run and return entries of the record; files of a diverged run contain only headers."""
+    """Measure a finished run and return entries of the record; the row files of a diverged run contain only headers."""
     from pydantic import TypeAdapter
 
     from formerlab.data.manifest import verify
@@ -168,7 +171,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
     notes |= {key: job[key] for key in ("settings", "suites")}
     data = Path(plan["data"][plan[maker(plan, name)][name]["data"]]["out"])
     verify(data)
-    keep_memory(LARGEST_REUSED)
+    keep_memory(MAX_REUSED_BYTES)
     if stage.models and record["status"] != "finished":
         for file, table in stage.tables.items():
             write_rows(folder / file, table.names, [])
@@ -195,7 +198,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             data=data,
             label=f"{stage.name} {name}",
             suites={suite_name: (spec, job["suites"][suite_name]) for suite_name, spec in specs.items()},
-            belongs_to=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),
+            input_hashes=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),
             code_of=lambda settings: code_of_measuring(stage, run, settings, list(specs.values())),
             notes=notes,
         )
@@ -205,7 +208,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
 
 
 def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, Any]:
-    """Time the runs of a study in turn, with initial weights or released models; return entries of the record."""
+    """Time the runs of a study one after another, with initial or released weights; return entries of the record."""
     import torch
 
     from formerlab.kernels.native import keep_memory

@@ -30,7 +30,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("checkpoint", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("prompt")
     parser.add_argument("--tokens", type=int, default=100, help="maximum number of new tokens; default 100")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most probable token; default 0.8")
+    text = "temperature of sampling; 0 chooses the most probable token; default 0.8"
+    parser.add_argument("--temperature", type=float, default=0.8, help=text)
     parser.add_argument("--top-k", type=int, help="sample only from the k most probable tokens")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -39,14 +40,14 @@ def add_parsers(commands: Any) -> None:
 
 
 PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm", "cluster")
-"""Files and folders that are copied into a project; the rules stay in the package and match its version."""
+"""Files and folders that `init` copies into a project; the rules remain in the package, so they match its version."""
 SNAKEFILE = """\
 # This file includes the rules of the installed formerlab; you may add rules below.
 from importlib.resources import files
 
 include: str(files("formerlab_project") / "Snakefile")
 
-workflow.default_target = "all"  # an include does not set it
+workflow.default_target = "all"  # `include` does not set the default target
 """
 
 
@@ -59,7 +60,7 @@ def init(arguments: argparse.Namespace) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (template / name).is_dir() else shutil.copy)(template / name, target)
-    for path in (folder, *folder.rglob("*")):  # copies of an installed package, which may be read-only
+    for path in (folder, *folder.rglob("*")):  # the files of an installed package may be read-only
         path.chmod(path.stat().st_mode | stat.S_IRUSR | stat.S_IWUSR)
     write_text(folder / "Snakefile", SNAKEFILE)
     print(f"{folder} is ready:\n  cd {shlex.quote(str(folder))}\n  formerlab demo --scale smoke", file=sys.stderr)
@@ -94,7 +95,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def ui(arguments: argparse.Namespace) -> None:
-    """Open the MLflow UI over all runs.
+    """Open the MLflow UI with all runs.
 
     New results are sent to MLflow every minute until the command is stopped.
     """
@@ -114,14 +115,14 @@ def ui(arguments: argparse.Namespace) -> None:
         )
     tracked = _pages(plan) or {"no runs yet": f"/#/experiments?{TRAINING_VIEW}"}
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
-    command += ["--host", "127.0.0.1"]  # overrides MLFLOW_HOST, which may open it to the network
+    command += ["--host", "127.0.0.1"]  # overrides MLFLOW_HOST, which could open the UI to the network
     for study, page in tracked.items():
         print(f"MLflow UI, {study}: http://127.0.0.1:{arguments.port}{page}", file=sys.stderr)
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with subprocess.Popen(command, env=os.environ | settings) as server:
         try:
             while server.poll() is None:
-                with suppress(UserError):  # the next sync covers a failed or running sync
+                with suppress(UserError):  # the next sync repeats a failed sync
                     sync(Path(plan["results"]), uri, Path(plan["figures"]))
                 with suppress(subprocess.TimeoutExpired):
                     server.wait(SECONDS_BETWEEN_SYNCS)
@@ -132,14 +133,14 @@ def ui(arguments: argparse.Namespace) -> None:
 
 
 def _pages(plan: Plan) -> dict[str, str]:
-    """Return the page of each study in MLflow; track the runs first if MLflow has no study yet."""
+    """Return the page of each study in MLflow; if MLflow has no study, track the runs first."""
     from formerlab.tracking.mlflow import pages, sync
 
     filters = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
     try:
         tracked = pages(*filters)
     except Exception as error:  # any error of MLflow or its database
-        problem = f"not a database of this MLflow version ({reason(error)}); delete it, and `track` creates it again"
+        problem = f"not a database of this MLflow version ({reason(error)}); delete it and run `formerlab track`"
         raise UserError(f"{plan['tracking_uri']}: {problem}") from None
     if not tracked:
         with suppress(UserError):

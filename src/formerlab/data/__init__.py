@@ -1,7 +1,7 @@
 """Data: prepare text, sentence pairs or images as memory-mapped files with a manifest.
 
-`TextData` is the spec of a corpus. `prepare` writes data of any kind, `load_stream` and `load_tokenizer` read a corpus,
-and `verify` checks all files.
+`TextData` is the spec of a corpus. `prepare` writes a data set of any kind, `load_stream` and `load_tokenizer` read a
+corpus, and `verify` checks all files of a data set.
 """
 
 from formerlab.data.dataset import prepare as prepare

@@ -25,10 +25,10 @@ class DataSource(Spec, ABC):
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
-    """Settings that `recipe` leaves out, for example paths."""
+    """Settings that `recipe` omits, for example paths."""
 
     def contents(self, cache: Path | None = None) -> Any:
-        """Return JSON values that change with the content, by default the versions of packages.
+        """Return JSON values that change if the content changes, by default the versions of packages.
 
         The network is not used. `cache` is a file with the hashes of unchanged files. Raises UserError for a name or
         pattern without files, and OSError for an unreadable file.
@@ -47,11 +47,11 @@ class DataSource(Spec, ABC):
         return self.model_dump(mode="json", exclude=self.outside_recipe)
 
     def hashed_splits(self) -> tuple[Split, ...]:
-        """Return the splits whose items a hash assigns from the source's `train` split (always includes `train`)."""
+        """Return the splits whose items a hash selects from the `train` split of the source; `train` is one of them."""
         return tuple(split for split in SPLITS if split == "train" or not getattr(self, split, None))
 
     def licence_notice(self) -> str:
-        """Return the licence of the content as stated by its owner or in the config."""
+        """Return the licence of the content, as stated by its owner or in the configuration."""
         return str(getattr(self, "licence", "not stated"))
 
     def versions(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ class DataSpec(Spec, ABC):
     """The source of a data set and the settings of its preparation."""
 
     outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
-    """Settings that `recipe` leaves out: paths, and the source, which has its own recipe."""
+    """Settings that `recipe` omits: paths, and the source, which has a separate recipe."""
     packages: ClassVar[tuple[str, ...]]
     """Packages whose version may change the written files."""
     source: Any
@@ -87,8 +87,9 @@ class DataSpec(Spec, ABC):
     def write(self, out: Path) -> dict[str, Any]:
         """Write all files except the manifest below `out`; return their entries for the manifest.
 
-        The entries are `fingerprint` (of all files), `splits`, and `notes` on items that limits leave out. The old
-        manifest is removed before the first file is written. Raises UserError naming the wrong file, column or setting.
+        The entries are `fingerprint` (of all files), `splits`, and `notes` on items that a limit excludes. The old
+        manifest is removed before the first file is written. Raises UserError; its message names the wrong file, column
+        or setting.
         """
 
     def borrowed_entries(self, out: Path) -> dict[str, Any]:
@@ -99,9 +100,9 @@ class DataSpec(Spec, ABC):
 def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> None:
     """Write the files of a data set below `out`. The manifest is written last and marks complete data.
 
-    Data are up to date, and left as they are, if the manifest has the same settings, source and code and all files pass
-    `verify`. A source that is not available counts as unchanged. Raises UserError naming the data set; partly written
-    files are removed.
+    Nothing is written if the manifest has the same settings, source and code and all files pass `verify`. A source that
+    is not available counts as unchanged. Raises UserError; its message names the data set, and incomplete files are
+    removed.
     """
     inputs = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
     if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:

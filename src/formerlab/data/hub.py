@@ -23,7 +23,7 @@ class HubSource(DataSource):
     subset: str | None = None
     """Configuration of the data set, if it has several."""
     revision: str | None = None
-    """Commit, tag or branch; only a commit fixes the content."""
+    """Commit, tag or branch. The content of a tag or branch may change."""
     train: str = "train"
     """Training split of the data set."""
     valid: str | None = None
@@ -45,7 +45,7 @@ class HubSource(DataSource):
         return [[[path.relative_to(self.name).as_posix(), digest] for path, digest in hashes.items()]]
 
     def rows(self, split: str, **options: Any) -> Any:
-        """Return a split from `datasets.load_dataset` with these options. Raises UserError for any of its errors."""
+        """Return a split from `datasets.load_dataset` with these options. Raises UserError if it cannot be loaded."""
         import datasets
 
         try:
@@ -54,7 +54,7 @@ class HubSource(DataSource):
             raise self.failed(split, error) from None
 
     def failed(self, split: str, error: Exception) -> UserError:
-        """Return the UserError for an exception while a split is opened or read."""
+        """Return the UserError for an exception that was raised while a split was opened or read."""
         import datasets
 
         offline = datasets.config.HF_HUB_OFFLINE

@@ -1,5 +1,6 @@
-"""The manifest of prepared data, and cached SHA-256 hashes of files. The manifest is written last, so data with a
-manifest are complete.
+"""The manifest of prepared data, and cached SHA-256 hashes of files.
+
+The manifest is written last, so data with a manifest are complete.
 """
 
 import hashlib
@@ -15,12 +16,14 @@ from formerlab.progress import Progress
 from formerlab.released import WEIGHTS, ReleasedModel
 
 FILE_HASHES = "file_hashes.json"
-"""File next to a manifest: cached SHA-256 of the source's files, valid while the files are unchanged."""
+"""File next to a manifest with cached SHA-256 hashes of the source's files, valid while the files are unchanged."""
 SCHEMA = 1
 MANIFEST = "manifest.json"
 REMEDY = "run the data stage again"
 CHECKED = "checked_hashes.json"
-"""File next to a manifest: cached SHA-256 of the files that `verify` has read, valid while the files are unchanged."""
+"""File next to a manifest with cached SHA-256 hashes of the files that `verify` has read, valid while the files are
+unchanged.
+"""
 
 
 def file_hashes(
@@ -28,11 +31,11 @@ def file_hashes(
 ) -> dict[Path, str]:
     """Return the SHA-256 of each file. Files whose `stamp` equals the stamp in the cache are not read, unless `anew`.
 
-    New digests are written to the cache; with `expected`, only digests that equal the expected ones.
+    New digests are written to the cache; with `expected`, only digests that equal the expected digest are written.
     """
     stamps = {path: stamp(path.stat()) for path in paths}
     digests: dict[Path, str] = {}
-    with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a broken cache is ignored
+    with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a damaged cache is ignored
         cached = read_json(cache) if cache is not None and not anew else {}
         digests = {path: cached[str(path)][1] for path in stamps if cached.get(str(path), [None])[0] == stamps[path]}
     if unknown := [path for path in stamps if path not in digests]:
@@ -51,8 +54,8 @@ def file_hashes(
 def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:
     """Return a SHA-256 (64 hexadecimal digits) of the files of a released model, or None if they are not available.
 
-    For a single file it is the SHA-256 of the file. With weights=False, files that contain only weights are left out.
-    `cache` is a file with the hashes of unchanged files.
+    For a single file, this is the SHA-256 of the file. With weights=False, files that contain only weights are
+    excluded. `cache` is a file with the hashes of unchanged files.
     """
     try:
         files = [path for path in model.files() if weights or path.suffix not in WEIGHTS or path.suffix == ".gguf"]
@@ -77,15 +80,17 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def tokenizer_owner(out: Path) -> Path | None:
-    """Return the folder of the data set whose tokenizer these prepared data use, or None if they have their own."""
+    """Return the folder of the data set whose tokenizer these prepared data use, or None if no other data set has
+    it.
+    """
     tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 
 
 def verify(out: Path, *, anew: bool = False) -> None:
-    """Check all files of prepared data of any kind. Raises UserError naming the first file whose SHA-256 differs.
+    """Check all files of prepared data of any kind. Raises UserError with the first file whose SHA-256 differs.
 
-    Files that were checked before are read again only if they changed since, or with `anew`.
+    A file that was checked before is read again only if it has changed since then, or with `anew`.
     """
     manifest = read_manifest(out)
     entries = [*manifest["splits"].values(), *manifest["questions"]]
@@ -98,13 +103,13 @@ def verify(out: Path, *, anew: bool = False) -> None:
 
 
 def verify_all(out: Path, *, anew: bool = False) -> None:
-    """Check prepared data and the owner of a shared tokenizer, because a run is evaluated on the test text of both."""
+    """Check prepared data and the data set that owns their tokenizer; runs are evaluated on the test text of both."""
     for folder in filter(None, (out, tokenizer_owner(out))):
         verify(folder, anew=anew)
 
 
 def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None, *, anew: bool = False) -> None:
-    """Raise UserError naming the first file that is missing or whose SHA-256 differs from the expected one."""
+    """Raise UserError with the first file that is missing or whose SHA-256 differs from the expected hash."""
     for path in expected:
         if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")

@@ -42,7 +42,7 @@ def digest(text: str) -> int:
 class Digests:
     """A set of 64-bit digests that uses 8 bytes per digest.
 
-    Two of n different texts have the same digest with probability n^2 / 2^65: 2e-5 for 27 million documents.
+    The probability that two of n different texts have the same digest is n^2 / 2^65: 2e-5 for 27 million documents.
     """
 
     def __init__(self, recent: int = 1 << 20) -> None:

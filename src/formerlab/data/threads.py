@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Yield `function(item)` in the order of the items, with at most two pending items per thread.
 
-    Use it for work that releases the GIL: tokenising, decoding, hashing. There is one thread per available core, or
-    `RAYON_NUM_THREADS` threads; the tokenizers library reads the same variable.
+    Use it for work that releases the GIL: tokenising, decoding, hashing. The number of threads is the environment
+    variable `RAYON_NUM_THREADS`, which also the tokenizers library reads, or else the number of available cores.
     """
     limit = variable("RAYON_NUM_THREADS") or ""  # a value that is not a number is ignored, as in rayon
     cores = (int(limit) if limit.isdecimal() else 0) or len(os.sched_getaffinity(0))

@@ -1,6 +1,6 @@
 """Base classes for stages that measure finished runs.
 
-Such a stage has settings and a function `measure(run, settings)`; docs/extending.md shows an example.
+The module of a stage has a class of settings and a function `measure(run, settings)`; docs/extending.md has an example.
 `commands/stages.py` chooses the device and writes the note and the record.
 """
 
@@ -17,7 +17,7 @@ from formerlab.spec import Spec, fingerprint
 from formerlab.training.any_run import AnyRun
 
 QUESTION_TOKENS = 4 * 3 * 64
-"""Tokens read for one question of each of the three embedded tasks: all choices, each with its context."""
+"""Estimated number of tokens for one question of each of the three embedded tasks, with a context for every choice."""
 
 
 class Measurement(Spec):
@@ -26,11 +26,11 @@ class Measurement(Spec):
     cached: ClassVar[bool] = False
     """Whether the model reads tokens one by one, under a cache policy."""
 
-    def for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
+    def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings for one run, or None if the run is not measured.
 
-        `questions` is True if the run's data or the scale have questions. Raises UserError if the settings do not fit
-        the run.
+        `questions` is True if the run's data or the scale have questions. Raises UserError if the settings are invalid
+        for the run.
         """
         return self
 
@@ -49,7 +49,7 @@ class Measured:
 
     run: AnyRun
     model: Any
-    """The final model on its device, in evaluation mode; None if the stage names no kind of model."""
+    """The final model on its device, in evaluation mode, or None if the stage does not use models."""
     device: str
     """Device of the model: cpu or cuda."""
     folder: Path
@@ -60,7 +60,7 @@ class Measured:
     """Stage and run, for the progress bar."""
     suites: dict[str, tuple[Suite, str | None]] = field(default_factory=dict)
     """Question suites that the model answers, each with its fingerprint at planning time."""
-    belongs_to: tuple[Any, ...] = ()
+    input_hashes: tuple[Any, ...] = ()
     """Hashes of the weights, the data and the suites, on which the rows depend."""
     code_of: Callable[[Measurement], str] = repr
     """Returns the hash of the code that the stage runs for given settings."""
@@ -77,28 +77,28 @@ Rows = list[Row]
 
 
 class StoredRows:
-    """A folder of rows on disk; the name of each file is the fingerprint of everything that its rows depend on."""
+    """A folder of rows on disk. The name of each file is the fingerprint of all inputs of its rows."""
 
     def __init__(
-        self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
+        self, folder: Path | None = None, *input_hashes: Any, code_of: Callable[[Measurement], str] = repr
     ) -> None:
-        """Without a `folder`, rows are not stored. `code_of` returns the hash of the code that the settings run."""
-        self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
+        """Rows are not stored if `folder` is None. `code_of` returns the hash of the code that the settings run."""
+        self.folder, self.input_hashes, self.code_of = folder, input_hashes, code_of
         self._used: set[str] = set()
 
     def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *inputs: Any) -> Rows:
-        """Return the stored rows of these settings and further inputs; make and store them if they are missing."""
+        """Return the stored rows of these settings and inputs; if they are missing, call `make` and store its rows."""
         if self.folder is None:
             return list(make())
-        path = self.folder / f"{fingerprint([*self.belongs_to, self.code_of(settings), *inputs])}.json"
+        path = self.folder / f"{fingerprint([*self.input_hashes, self.code_of(settings), *inputs])}.json"
         self._used.add(path.name)
         if not path.exists():
             write_json(path, list(make()))
         rows: Rows = read_json(path, finite=False)  # a score may be infinite
         return rows
 
-    def tidy(self) -> None:
-        """Remove all files that `rows` did not use."""
+    def remove_unused(self) -> None:
+        """Remove all files that the method `rows` did not use."""
         for path in self.folder.iterdir() if self.folder is not None and self.folder.is_dir() else ():
             if path.name not in self._used:
                 path.unlink()

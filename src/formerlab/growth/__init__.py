@@ -1,1 +1,1 @@
-"""Growing trained models in parameter tokens or width, with the state of the optimizer."""
+"""Growth of trained models by parameter tokens or in width, with the state of the optimizer."""

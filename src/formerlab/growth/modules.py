@@ -1,4 +1,4 @@
-"""`formerlab.grow`: copy a model of this package or of user code, and add parameter tokens to it."""
+"""`formerlab.grow`: copy a model of this package or a user's module, and add parameter tokens to the copy."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from formerlab.seeding import mixed_seed
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 LAYER_PATHS = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedforward"}
-"""Paths of the layers of each kind in a decoder or vision transformer."""
+"""Paths of the layers in a decoder or vision transformer, by field of the spec."""
 
 
 def grow(
@@ -34,21 +34,21 @@ def grow(
     """Return a copy of a model with more parameter tokens; by default it computes the same function.
 
     The token count of every Pattention is multiplied by `factor` (default 2) and rounded. Alternatively, `tokens` gives
-    counts per kind of layer ({"projection": 1024, "feedforward": 4096}) for a model of this package, or per path of a
-    Pattention ({"encoder.0.up": 256}) for any other module; layers without an entry keep their counts. A decoder or
-    vision transformer inside another module grows only by `factor`, together with its spec.
+    counts by type of layer ({"projection": 1024, "feedforward": 4096}) for a model of this package, or by path of a
+    Pattention ({"encoder.0.up": 256}) for any other module; other layers keep their counts. A decoder or vision
+    transformer inside another module grows only by `factor`, together with its spec.
 
-    Old keys and values become the leading rows. New rows are drawn from the seed and the name of the layer, with the
-    distribution of initial values. Everything else is copied in its current state.
+    Old keys and values become the leading rows. New rows are sampled from the distribution of initial values, seeded
+    with `seed` and the name of the layer. All other weights and settings are copied.
 
     Raises UserError for a model without Pattention, layers with tied or reparametrized weights (torch.nn.utils
-    parametrize and prune), models wrapped by DDP or FSDP, unknown names and rules, fewer tokens than before, and a
-    factor that adds no token.
+    parametrize and prune), models wrapped by DDP or FSDP, unknown names and rules, a lower token count, and a factor
+    that adds no token.
     """
     for key, value, options in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
         if value not in options:
             raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(options)}")
-    _refuse_wrapped(model)
+    _check_not_wrapped(model)
     growth, factor = Growth(keys=init, tau=tau), _check_sizes(model, factor, tokens)
     if type(model) not in (DecoderModel, VisionTransformerModel):
         return _grow_user_module(model, factor, growth, tokens, seed)
@@ -66,12 +66,12 @@ WRAPPERS = {
     "DistributedDataParallel": "its hooks belong to the old weights; grow model.module and wrap the result",
     "FullyShardedDataParallel": "its weights are sharded; grow the model before it is wrapped",
     "FSDPModule": "its weights are sharded; grow the model before fully_shard",
-    "DeepSpeedEngine": "its optimizer holds the old weights; grow the model before deepspeed.initialize",
+    "DeepSpeedEngine": "its optimizer refers to the old weights; grow the model before deepspeed.initialize",
 }
-"""Classes that keep references to the old weights, with the remedy."""
+"""Classes that keep references to the old weights, each with the problem and its remedy."""
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
+def _check_not_wrapped(model: nn.Module) -> None:
     for module in model.modules():
         for name in (cls.__name__ for cls in type(module).__mro__):
             if name in WRAPPERS:
@@ -149,7 +149,8 @@ def _layers(model: nn.Module) -> dict[str, PattentionLayer]:
 def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | None) -> None:
     """Raise UserError for unknown names, and for layers whose keys or values are tied or reparametrized."""
     if unknown := sorted((tokens or {}).keys() - layers.keys()):
-        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this module are {', '.join(layers)}")
+        names = ", ".join(layers)
+        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattention layers of this module are {names}")
     owners: dict[nn.Parameter, str] = {}
     for name, layer in layers.items():
         for weight_name in ("keys", "values"):
@@ -168,7 +169,7 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
     old, d_in = layer.keys.shape
     spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # as in a model that is built with this seed
+        torch.default_generator.manual_seed(seed)  # the same values as in a model that is built with this seed
         initial = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
     if growth.keys == "zero":
         initial.keys[old:] = 0.0
@@ -180,10 +181,11 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
 
 
 def _with_tokens(spec: AnyModelSpec, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
+    """Return the spec with new token counts; raise UserError for a name in `tokens` that is no Pattention."""
     layers = pattentions(spec)
     if unknown := sorted((tokens or {}).keys() - layers.keys()):
         names = ", ".join(layers) or "none"
-        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {names}")
+        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattention layers of this model are {names}")
     grown = {}
     for name, layer in layers.items():
         count = round(layer.tokens * factor) if tokens is None else int(tokens.get(name, layer.tokens))

@@ -1,4 +1,4 @@
-"""Grow a trained model into a larger one, by parameter tokens or (baselines) by width."""
+"""Grow a trained model by parameter tokens or, as a baseline, in width."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -36,8 +36,8 @@ class Growth(Spec):
 
     The defaults are the settings of the paper's scaling results (section 4.1). With keys = zero and tau = keep, the
     grown model computes the same function (Appendix B), except with the scores exp_l1 and softmax (exp(0) = 1). With
-    tau = sqrt the function changes unless the score has no tau. New values are always random: with K_new = V_new = 0
-    both gradients would stay zero.
+    tau = sqrt, the function changes unless the score has no tau. New values are always random, because with
+    K_new = V_new = 0 both gradients stay zero.
 
     The other methods grow Transformers in width; see `growth/width.py`.
     """
@@ -46,40 +46,40 @@ class Growth(Spec):
     """tokens: add parameter tokens to Pattention. net2net_pad, net2net, hypercloning: add channels, heads and hidden
     units to a model with linear projections and an MLP."""
     keys: InitialKeys = "random"
-    """New keys: drawn from the distribution of initial values, or zero."""
+    """New keys: sampled from the distribution of initial values, or zero."""
     tau: TauRule = "sqrt"
-    """sqrt: tau is the square root of the new token count. keep: tau keeps the parent's value, stage after stage."""
+    """sqrt: tau is the square root of the new token count. keep: tau keeps the parent's value in every stage."""
     optimizer: Literal["fresh", "carry"] = "fresh"
     """AdamW's moments: fresh, or carried over with zeros for the new rows (`grow_optimizer_state`)."""
     old_tokens: OldTokens = "train"
-    """Old rows of keys and values: train, freeze, or a fraction of the learning rate at which they train."""
+    """How old rows of keys and values are trained: train, freeze, or a fraction of the learning rate."""
     noise: float = Field(default=0.0, ge=0.0, le=10.0)
     """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the
-    matrix. It cancels in every sum, so the grown model computes the same function. Without noise, copies have equal
-    gradients and stay equal."""
+    matrix. The noise sums to zero over copies, so the grown model computes the same function. Without noise, copies
+    have equal gradients and stay equal."""
 
     @model_validator(mode="after")
     def _check(self) -> "Growth":
         unused = {"noise"} if self.method == "tokens" else {"keys", "tau", "optimizer", "old_tokens"}
         for name in sorted(unused | {"noise"} if self.method == "net2net_pad" else unused):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={value} has no meaning with method={self.method}; leave it out")
+                raise ValueError(f"{name}={value} has no effect with method={self.method}; leave it out")
         return self
 
 
 def growable(spec: Spec) -> Growable:
     """Return the spec if its model can grow; raise UserError otherwise."""
     if not isinstance(spec, Decoder | VisionTransformer):
-        raise UserError("cannot grow this kind of model, only decoders and vision transformers; leave growth out")
+        raise UserError("growth: only decoders and vision transformers can grow; leave growth out")
     return spec
 
 
 def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the child's spec with tau set by `growth`.
 
-    Raises UserError if this kind of model cannot grow, if the child differs from the parent in more than initial values
-    and the sizes that the method grows (token counts or widths), if a size is smaller, or if the child sets another
-    tau.
+    Raises UserError if this type of model cannot grow, if the specs differ in other keys than the settings of initial
+    values and the sizes that the method grows (token counts or widths), if a size of the child is smaller, or if the
+    child sets another tau.
     """
     parent, child = growable(parent), growable(child)
     ignored = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
@@ -98,11 +98,12 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
 def continued_spec(parent: SomeSpec, child: SomeSpec) -> SomeSpec:
     """Return the spec for continued training without growth: the parent's spec, including tau.
 
-    Raises UserError if the child's spec differs in more than initial values.
+    Raises UserError if the specs differ in other keys than the settings of initial values.
     """
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIAL | {"tau"}):
         raise UserError(
-            f"cannot continue training: {key} is {old} in the parent and {new} here; make them equal, or set growth"
+            f"cannot continue training: {key} is {old} in the parent and {new} in this run; make them equal, or set "
+            "growth"
         )
     return parent
 
@@ -135,9 +136,9 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     """Return the child's model with the parent's weights, in their dtype and on their device.
 
     With method = tokens, old keys and values become the leading rows, and all other weights are copied. New rows have
-    the values of `child.build(seed)`, so they follow the initial distribution of the grown layer (for init = fan_in,
-    values with 1/sqrt(new token count)); keys = zero sets the new keys to zero. See `growth/width.py` for the other
-    methods. Raises UserError as `grown_spec` does.
+    the values of `child.build(seed)`, so they have the initial distribution of the grown layer (for init = fan_in, the
+    standard deviation of values is 1/sqrt(new token count)). keys = zero sets the new keys to zero. See
+    `growth/width.py` for the other methods. Raises the same errors as `grown_spec`.
     """
     model = grown_spec(parent, child, growth).build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
@@ -153,7 +154,7 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
 
 
 def pattentions(spec: AnyModelSpec) -> dict[str, Pattention]:
-    """Return the fields of a model's spec that are Pattention, by name."""
+    """Return the Pattention specs in a model's spec, by field name."""
     fields = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: field for name, field in fields.items() if isinstance(field, Pattention)}
 
@@ -161,7 +162,7 @@ def pattentions(spec: AnyModelSpec) -> dict[str, Pattention]:
 def _differences(
     old: dict[str, Any], new: dict[str, Any], ignored: frozenset[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) of every difference between two plain specs, except in `ignored` keys."""
+    """Yield (key, old value, new value) for every difference between two plain specs, except in `ignored` keys."""
     for key in {**old, **new}:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
             yield from _differences(old[key], new[key], ignored, f"{prefix}{key}.")

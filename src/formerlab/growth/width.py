@@ -4,20 +4,21 @@ A unit is a channel of the residual stream, an attention head (with a constant n
 feed-forward. Each unit of the wider model is a copy of a unit of the old model. A layer that reads units then sums over
 all copies, so its weights are divided by the number of copies. The methods differ in the units that they copy:
 
-- net2net_pad, the form that Tokenformer's paper compares with (arXiv:2410.23168, eq. 13): no copies. The old matrix
-  becomes the top left block of the new matrix, and all other entries are drawn. The function changes.
-- net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1): units chosen at random.
-- hypercloning (arXiv:2409.12903, section 3, symmetric expansion): all units in order; integer factors only.
+- net2net_pad, the form in the comparison of Tokenformer's paper (arXiv:2410.23168, eq. 13), copies no units. The old
+  matrix becomes the top left block of the new matrix, and all other entries have initial values. The function changes.
+- net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1), copies random units.
+- hypercloning (arXiv:2409.12903, section 3, symmetric expansion) copies all units in order, for integer factors only.
 
-net2net and hypercloning are exactly function-preserving if every channel of the residual stream has equally many
-copies, that is, for integer width factors: the mean and variance in each norm then do not change. With net2net, heads
-and hidden units may grow by any factor. Net2Net's authors draw with replacement, which does not give equal counts, so
-here every unit is drawn once before any unit is drawn again. A tied embedding cannot be divided, so the gain and bias
-of the final norm are divided instead, which requires a gain; HyperCloning's code scales the tied head by a constant.
+net2net and hypercloning are exactly function-preserving if all channels of the residual stream have equal numbers of
+copies, that is, for integer width factors. The mean and variance in each norm then do not change. With net2net, heads
+and hidden units may grow by any factor. Net2Net's authors sample units with replacement, which does not give equal
+numbers of copies. Here every unit is sampled once before a unit is sampled again. A tied embedding cannot be divided,
+so the gain and bias of the final norm are divided instead, which requires a gain. HyperCloning's code scales the tied
+head by a constant.
 
-Copies have equal gradients and would stay equal. `noise` separates them: it is normal, relative to the root mean square
-of the matrix, and sums to zero over the copies of every input, so the function does not change (the noisy expansion of
-arXiv:2409.12903; its 10 dB correspond to 0.32 here).
+Copies have equal gradients and stay equal without noise. `noise` is normal, relative to the root mean square of the
+matrix, and sums to zero over the copies of every input, so the function does not change (the noisy expansion of
+arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
 """
 
 import functools
@@ -37,7 +38,7 @@ from formerlab.seeding import mixed_seed
 WidthMethod = Literal["net2net_pad", "net2net", "hypercloning"]
 Units = Literal["channels", "heads", "hidden"]
 Seeds = Callable[[str], int]
-"""Maps the name of a random draw to its seed."""
+"""Maps the name of a random sample to its seed."""
 
 
 MATRICES: dict[str, tuple[Units, Units]] = {
@@ -46,7 +47,7 @@ MATRICES: dict[str, tuple[Units, Units]] = {
     **dict.fromkeys(("inner", "gate"), ("hidden", "channels")),
     "outer": ("channels", "hidden"),
 }
-"""For each linear layer, the units of its outputs and of its inputs."""
+"""Units of the outputs and of the inputs, by linear layer."""
 Dimension = tuple[int, Units]
 DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **dict.fromkeys(("embedding", "position.rows"), ((1, "channels"), None)),
@@ -54,9 +55,11 @@ DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **{f"{name}.weight": ((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
     **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
-"""For each suffix of a weight's name: the dimension and units of its outputs, which are copied, and of its inputs,
-which are copied and divided by the number of copies. `_grown_weight` handles the untied head and depth mixers without a
-width."""
+"""Dimension and units of the outputs and of the inputs of a weight, by suffix of its name.
+
+Outputs are copied; inputs are copied and divided by the number of copies. `_grown_weight` handles the untied head and
+depth mixers whose size does not depend on the width.
+"""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
@@ -66,7 +69,7 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         if not isinstance(layer, Linear | Mlp):
             raise UserError(f"cannot grow {name}.kind={layer.kind} by method={method}; use method=tokens")
     if unsupported := [name for name in ("key_heads", "query_key_norm") if getattr(child, name) is not None]:
-        raise UserError(f"cannot grow a model with {unsupported[0]} by method={method}: not supported; leave it out")
+        raise UserError(f"cannot grow a model with {unsupported[0]} by method={method}; leave {unsupported[0]} out")
     d_head = parent.width // parent.heads
     if child.heads * d_head != child.width:
         sizes = f"width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}"
@@ -75,7 +78,7 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth never reduces a size; use at least {old}")
         if method == "hypercloning" and new % old:
-            raise UserError(f"cannot grow {name}={old} into {new}: not a multiple, as hypercloning needs; use net2net")
+            raise UserError(f"cannot grow {name}={old} into {new}: hypercloning needs a multiple; use net2net")
     _check_copies(parent, child, method)
 
 
@@ -90,7 +93,7 @@ def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         raise UserError(f"cannot grow position.kind=sinusoidal by {method}: its channels are fixed; use net2net_pad")
     if child.tied and not child.final_norm.gain:
         settings = f"cannot grow by method={method} with tied=true and final_norm.gain=false"
-        raise UserError(f"{settings}: the logits would grow with the number of copies; set gain=true, or tied=false")
+        raise UserError(f"{settings}: copies would multiply the logits; set gain=true or tied=false")
 
 
 def widen(
@@ -138,7 +141,7 @@ def _grown_weight(
 
 
 def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed: int) -> Tensor:
-    """Copy the inputs of a matrix, divide by the number of copies, and add noise that cancels in the sum."""
+    """Copy the inputs of a matrix, divide by the number of copies, and add noise that sums to zero over copies."""
     sources, copies = sources.to(weight.device), _copies(sources).to(weight)
     new = weight.index_select(dimension, sources) / copies
     if noise:
@@ -149,7 +152,7 @@ def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed
 
 
 def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod, seed: int) -> Tensor:
-    """Return, for every channel or hidden unit of the child, the index of the parent's unit that it copies."""
+    """Return the index of the copied parent unit for every channel, head channel or hidden unit of the child."""
     index = ("channels", "heads", "hidden").index(units)
     _, old, new = _widths(parent, child)[index]
     repeats = -(-new // old)
@@ -174,5 +177,5 @@ def _widths(parent: Decoder, child: Decoder) -> list[tuple[str, int, int]]:
 
 
 def _copies(sources: Tensor) -> Tensor:
-    """Return, for every unit, the number of units with the same source."""
+    """Return the number of units with the same source, for every unit."""
     return torch.bincount(sources)[sources]

@@ -1,4 +1,4 @@
-"""Vision models for timm; importing this module registers them.
+"""Vision models for timm. Importing this module registers the models.
 
 `tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`). They
 accept timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and the fields of
@@ -18,13 +18,13 @@ ensure_torchvision_imports()
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # noqa: E402
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model  # noqa: E402
 
-NAMES = {
+PUBLISHED_NAMES = {
     "tokenformer_base_patch16_224": "tokenformer-b16",
     "tokenformer_base_matched_patch16_224": "tokenformer-b16-matched",
     "tokenformer_large_patch16_224": "tokenformer-l16",
     "tokenformer_large_matched_patch16_224": "tokenformer-l16-matched",
 }
-"""Published model (`models/published.py`) by timm name."""
+"""Names of published models (`models/published.py`), by timm name."""
 
 default_cfgs = generate_default_cfgs(
     {
@@ -40,7 +40,7 @@ default_cfgs = generate_default_cfgs(
             "classifier": "head",
             "license": "apache-2.0",
         }
-        for name in NAMES
+        for name in PUBLISHED_NAMES
     }
 )
 
@@ -49,13 +49,13 @@ def _register(name: str) -> None:
     """Register a model function of this name with timm."""
 
     def create(pretrained: bool = False, **arguments: Any) -> Any:
-        return build_model_with_cfg(_build, name, pretrained, model_cfg=PUBLISHED[NAMES[name]], **arguments)
+        return build_model_with_cfg(_build, name, pretrained, model_cfg=PUBLISHED[PUBLISHED_NAMES[name]], **arguments)
 
     create.__name__ = create.__qualname__ = name
     register_model(create)
 
 
-for _name in NAMES:
+for _name in PUBLISHED_NAMES:
     _register(_name)
 
 
@@ -68,8 +68,8 @@ def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None 
         raise ValueError("drop_rate: these models have no dropout before the head; use drop_path_rate")
     if global_pool not in (None, *POOLS):
         raise ValueError(f"global_pool={global_pool}: these models support {', '.join(filter(None, POOLS))} and ''")
-    renamed = {"in_chans": "channels", "drop_path_rate": "drop_path"}
-    fields = {renamed.get(key, key): value for key, value in arguments.items() if value is not None}
+    field_names = {"in_chans": "channels", "drop_path_rate": "drop_path"}
+    fields = {field_names.get(key, key): value for key, value in arguments.items() if value is not None}
     size = fields.pop("img_size", cfg.image)
     height, width = size if isinstance(size, tuple | list) else (size, size)
     if height != width:

@@ -1,6 +1,6 @@
-"""Layers of a Transformer, one idea per file: a spec with its formula, and the module that it builds.
+"""Layers of a Transformer. Each file has a spec with its formula, and the module that the spec builds.
 
-A module draws its initial values from torch's generator when it is built; `reset_parameters()` draws them again.
+A module samples its initial values from torch's generator when it is built; `reset_parameters()` samples them again.
 """
 
 from formerlab.layers.attention import Attend as Attend

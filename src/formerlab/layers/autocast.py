@@ -20,7 +20,7 @@ def autocast_enabled(tensor: Tensor) -> bool:
 def func_transform_active() -> bool:
     """Return whether a torch.func transform (vmap, grad, jvp, ...) or forward-mode AD is active.
 
-    Transforms can trace only torch operations, so custom autograd functions and kernels use the plain formula then.
+    Transforms trace only torch operations, so the plain formula then replaces custom autograd functions and kernels.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 

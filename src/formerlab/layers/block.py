@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 def inner_elements(width: int, feedforward: FeedForward) -> int:
-    """Estimate the saved elements inside a feed-forward: two per hidden unit, one per parameter token."""
+    """Estimate the saved elements per token in a feed-forward: two per hidden unit, or one per parameter token."""
     units = feedforward.flops(width, width) // (4 * width)
     return units if feedforward.kind == "pattention" else 2 * units
 

@@ -1,8 +1,8 @@
 """Initial values of a whole model, from torch's generators or from a seed.
 
-Each layer draws its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the values of a
-parameter depend on the seed and on the parameter's name alone. Two models that share a module (for example with and
-without a depth mixer) therefore start with equal values in it, which makes comparisons paired by seed meaningful.
+Each layer samples its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the values of
+a parameter depend only on the seed and on the name of the parameter. If two models have a module in common (for example
+with and without a depth mixer), its initial values are equal, which makes comparisons paired by seed meaningful.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def initialise(module: nn.Module, seed: int | None = None) -> None:
     """Call `reset_parameters` of a module and of all its submodules.
 
-    With a seed, each submodule draws from a generator that is seeded by the seed and the submodule's qualified name,
-    and torch's generators keep their state. Without a seed, all submodules draw from torch's generators in order. Call
-    this after `to_empty` on a model that was built on the meta device.
+    With a seed, each submodule uses a generator that is seeded with the seed and the submodule's qualified name, and
+    torch's generators keep their state. Without a seed, all submodules use torch's generators in order. Call this
+    function after `to_empty` on a model that was built on the meta device.
     """
     named = dict(module.named_modules()).items()
     submodules = [(name, layer) for name, layer in named if callable(getattr(layer, "reset_parameters", None))]
@@ -45,7 +45,7 @@ def initialise(module: nn.Module, seed: int | None = None) -> None:
 
 
 def seeded(make: Callable[[], Module], seed: int) -> Module:
-    """Build a module with initial values drawn from the seed; torch's generator keeps its state."""
+    """Build a module and initialise it with the seed; torch's generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         module = make()
     initialise(module, seed)
@@ -54,9 +54,9 @@ def seeded(make: Callable[[], Module], seed: int) -> Module:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Build modules on the meta device without drawing any values.
+    """Build modules on the meta device without sampling values.
 
-    torch itself imports its compiler to draw values on the meta device, which takes two seconds.
+    To sample values on the meta device, torch imports its compiler, which takes two seconds.
     """
     with torch.device("meta"), _SkipRandomInit():
         yield

@@ -42,7 +42,7 @@ class LinearProjection(nn.Linear):
         super().__init__(d_in, d_out, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the weights; biases start at zero."""
+        """Sample the weights, and set the biases to zero."""
         nn.init.normal_(self.weight, 0.0, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

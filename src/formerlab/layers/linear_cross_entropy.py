@@ -14,7 +14,7 @@ CHUNK_LOGITS = 2**25
 """Largest number of logits in memory at a time (at least one row)."""
 
 COMPILED_LOGITS = 2**31 - 1
-"""Largest number of logits of one product in a compiled graph, whose kernels index elements in 32 bits."""
+"""Largest number of logits of one product in a compiled graph, because its kernels index elements with 32 bits."""
 
 
 def linear_cross_entropy(

@@ -21,7 +21,7 @@ class Mlp(LayerSpec):
 
     kind: Literal["mlp"] = "mlp"
     hidden: Size | None = None
-    """Hidden width; default 4 d_in. swiglu: 8/3 d_in, rounded up to a multiple of 8, for about equal parameters."""
+    """Hidden width; default 4 d_in, or 8/3 d_in rounded up to a multiple of 8 for swiglu (about equal parameters)."""
     activation: Literal["gelu", "relu", "swiglu"] = "gelu"
     """Non-linearity; gelu is the exact (erf) form."""
     bias: bool = False
@@ -32,7 +32,7 @@ class Mlp(LayerSpec):
     """Divide `std` of the second layer by sqrt(2 layers)."""
 
     def width(self, d_in: int) -> int:
-        """Return the hidden width, with the default filled in."""
+        """Return the hidden width, which is `hidden` or its default."""
         if self.hidden is not None:
             return self.hidden
         return math.ceil(d_in / 3) * 8 if self.activation == "swiglu" else 4 * d_in

@@ -34,9 +34,9 @@ class Pattention(LayerSpec):
 
     K (tokens x d_in) and V (tokens x d_out) are learned parameter tokens. The norm runs over the parameter tokens, and
     tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward is one Pattention from d to
-    d. Adding tokens with zero keys preserves the function only if tau is fixed. Appendix B fixes it; the default,
-    sqrt(tokens), changes it (see `growth/stage.py`). `lean_pattention` computes the default score; `score.py` has the
-    formulas of all scores, which also run under torch.func.
+    d. Adding tokens with zero keys preserves the function only if tau is fixed, as in Appendix B. The default,
+    sqrt(tokens), changes with the number of tokens (see `growth/stage.py`). `lean_pattention` computes the default
+    score; `score.py` has the formulas of all scores, which also run under torch.func.
     """
 
     kind: Literal["pattention"] = "pattention"
@@ -54,7 +54,7 @@ class Pattention(LayerSpec):
 
     @property
     def scale(self) -> float:
-        """The value of tau, with the default filled in."""
+        """The value of tau, which is `tau` or its default."""
         return math.sqrt(self.tokens) if self.tau is None else self.tau
 
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "PattentionLayer":
@@ -135,7 +135,7 @@ if os.environ.get("FORMERLAB_NORM_GELU") == "triton" and torch.cuda.is_available
     from formerlab.kernels import norm_gelu as TRITON
 
 ALIGNED = 64
-"""Parameter tokens are padded to a multiple of this on tensor cores, because unaligned rows take a slower path."""
+"""On tensor cores, parameter tokens are padded to a multiple of this number, because unaligned rows are slower."""
 
 
 def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
@@ -176,7 +176,7 @@ class _Pattention(torch.autograd.Function):
 
 
 def _kernels(scores: Scores) -> Any:
-    """Return the module of fused kernels for these scores, or None if torch or its compiler computes them."""
+    """Return the module of fused kernels for these scores, or None if torch or its compiler computes the scores."""
     if TRITON is not None and scores.device.type == "cuda" and TRITON.fits(scores):
         return TRITON
     return norm_gelu_cpu if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(scores) else None
@@ -194,7 +194,7 @@ def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFa
 def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, Scores]:
     """Return (gelu(Z), dA) with dA = g - Z (Z . g) / tau^2 and g = dS gelu'(Z); dA overwrites `grad`, which is dS.
 
-    dS already contains the factor tau / ||A||, so this is the gradient of Appendix A,
+    dS already contains the factor tau / ||A||, so dA is the gradient of Appendix A,
     dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
     """
     if (kernels := _kernels(z)) is not None:

@@ -85,7 +85,7 @@ class PositionEncoding(nn.Module):
     """The module of `NoPosition` and the base of the others: `embed` and `rotate` return their input."""
 
     def reset_parameters(self) -> None:
-        """Draw position embeddings or compute tables; the base class does nothing."""
+        """Sample position embeddings or compute tables; the base class has neither."""
 
     def embed(self, x: Stream, start: Start) -> Stream:
         """Add positions start, start + 1, ... to embedded tokens."""
@@ -104,7 +104,7 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
 
 
-def rows_at(table: Float[Tensor, "context channels"], start: Start, count: int) -> Float[Tensor, "count channels"]:
+def select_rows(table: Float[Tensor, "context channels"], start: Start, count: int) -> Float[Tensor, "count channels"]:
     """Return the rows start, start + 1, ..., without reading `start` on the host if it is a tensor."""
     if isinstance(start, int):
         return table[start : start + count]
@@ -121,7 +121,7 @@ class AddedRows(PositionEncoding):
         return "{}, {}".format(*self.rows.shape)
 
     def embed(self, x: Stream, start: Start) -> Stream:
-        return x + rows_at(self.rows, start, x.shape[1]).to(x.dtype)
+        return x + select_rows(self.rows, start, x.shape[1]).to(x.dtype)
 
 
 class LearnedRows(AddedRows):
@@ -182,14 +182,14 @@ class RotaryEncoding(PositionEncoding):
         return f"{context}, {self.rotated} of {channels} channels, base={self.base:g}, interleaved={self.interleaved}"
 
     def rotate(self, x: Heads, start: Start) -> Heads:
-        """Rotate the first `rotated` channels of every head and pass the others through.
+        """Rotate the first `rotated` channels of every head; the other channels stay unchanged.
 
-        Raises ValueError for positions beyond the context, if `start` is a number.
+        Raises ValueError for positions beyond the context if `start` is a number.
         """
         if isinstance(start, int) and (end := start + x.shape[2]) > len(self.cosine):
             raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
-        cosine, sine = (rows_at(table, start, x.shape[2]) for table in (self.cosine, self.sine))
-        if torch.compiler.is_compiling() or func_transform_active():  # both differentiate the plain formula
+        cosine, sine = (select_rows(table, start, x.shape[2]) for table in (self.cosine, self.sine))
+        if torch.compiler.is_compiling() or func_transform_active():  # the plain formula can be traced
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
         return rotated

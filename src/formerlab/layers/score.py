@@ -13,7 +13,7 @@ Scores = Float[Tensor, "*batch tokens"]
 RowFactor = Float[Tensor, "*batch 1"]
 
 SMALLEST_NORM = 1e-12
-"""A row with a smaller norm is treated as zero: its scores and its gradient are zero, and the division 0/0 is avoided.
+"""The scores and the gradient of a row with a smaller norm are zero, which avoids the division 0/0.
 The official GPU code does not check for zero norms; the TPU code adds 1e-5 or 1e-8 to every norm."""
 
 
@@ -44,8 +44,8 @@ def gelu_l2(products: Scores, tau: float) -> Scores:
 def gelu_l1(products: Scores, tau: float) -> Scores:
     """S = tau^2 g / ||g||_1 with g = gelu(A): row 2 of Table 4 (arXiv:2410.23168).
 
-    The official code does not contain this score, so its exact form is our choice: GeLU first, then the L1 norm,
-    scaled by tau^2 (n by default), as `exp_l1` scales the softmax.
+    The official code does not contain this score. Our form applies GeLU first, then the L1 norm, and scales by tau^2 (n
+    by default), as `exp_l1` scales the softmax.
     """
     return normalised(F.gelu(products), tau * tau, order=1)
 

@@ -14,4 +14,4 @@ AnyHeads = Float[Tensor, "_ heads _ _"]
 Mask = Bool[Tensor, "_ 1 1 _"]
 """True at keys that are tokens, False at padding: (batch, 1, 1, keys)."""
 Start = int | Int[Tensor, ""]
-"""Position of the first token: a number, or a tensor on the device, so that one captured step serves all positions."""
+"""Position of the first token: a number, or a tensor on the device, so that one CUDA graph runs at every position."""

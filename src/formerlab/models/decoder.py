@@ -42,11 +42,12 @@ class Decoder(Spec):
     heads: Size = 12
     """Number of attention heads; divides `width`."""
     key_heads: Size | None = Field(default=None, exclude_if=is_none)
-    """Number of key and value heads (grouped-query attention, arXiv:2305.13245); divides `heads`; default `heads`."""
+    """Number of key-value heads (grouped-query attention, arXiv:2305.13245); divides `heads`. The default is
+    `heads`."""
     query_key_norm: RMSNorm | None = Field(default=None, exclude_if=is_none)
-    """Norm of the queries and keys of each head (arXiv:2302.05442); default no norm."""
+    """Norm of the queries and keys of each head (arXiv:2302.05442). By default there is no norm."""
     context: Size = 1024
-    """Longest sequence in tokens."""
+    """Maximum length of a sequence in tokens."""
     position: Position = Rotary()
     """Position encoding."""
     norm: Norm = LayerNorm()
@@ -63,10 +64,10 @@ class Decoder(Spec):
     """Compute the logits with the embedding matrix."""
     embedding_std: Std | None = 0.02
     """Standard deviation of the initial embedding and of an untied head. null means 0.02 sqrt(768 / width), which
-    equals the published value at width 768; models of every width then start with logits of equal scale and a loss of
-    about ln(vocabulary)."""
+    equals the published value at width 768; at every width, the logits then have the same initial scale, and the
+    initial loss is about ln(vocabulary)."""
     logit_scale: Literal["none", "inverse_sqrt_width"] = "none"
-    """Factor of the logits; the official TPU code of Tokenformer has inverse_sqrt_width (with embedding_std 1)."""
+    """Factor of the logits. The official TPU code of Tokenformer uses inverse_sqrt_width, with embedding_std 1."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout probability of the embedding and of both residual branches."""
 
@@ -80,12 +81,12 @@ class Decoder(Spec):
         return self
 
     def build(self, seed: int = 0) -> "DecoderModel":
-        """Return the model with initial values drawn from the seed."""
+        """Return the model with initial values sampled with the seed."""
         return seeded(lambda: DecoderModel(self), seed)
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys of all key-value heads together, and of the values."""
+        """Channels of all keys of a token, which equals the channels of its values."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -114,7 +115,7 @@ class Decoder(Spec):
         return time * flops_per_token + self.attention_flops(time)
 
     def attention_flops(self, time: int) -> int:
-        """Return the FLOPs of attention between tokens, a part of `flops`: 4 layers width time^2."""
+        """Return the FLOPs of attention between tokens, 4 layers width time^2; `flops` includes them."""
         return 4 * self.layers * self.width * time * time
 
     def activation_elements(self) -> int:
@@ -148,7 +149,7 @@ class DecoderModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embedding and an untied head; `initialise` also draws the blocks."""
+        """Sample the embedding and an untied head; `initialise` also samples the weights of the blocks."""
         std = self.spec.embedding_std or 0.02 * math.sqrt(768 / self.spec.width)
         for weight in (self.embedding, self.head):
             if weight is not None:
@@ -167,7 +168,7 @@ class DecoderModel(nn.Module):
 
         With `last`, only the logits of the last `last` tokens are returned. With `targets` (the next token of each
         token), the result is the mean negative log-likelihood in nats, in at least float32, computed without storing
-        logits. Raises ValueError if the positions exceed the context, which is not checked if `start` is a tensor.
+        logits. Raises ValueError if a position exceeds the context; positions are not checked if `start` is a tensor.
         """
         if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

@@ -24,7 +24,7 @@ class MultiHead(nn.Module):
 
         def build(d_in: int, d_out: int, residual: bool = False) -> nn.Module:
             projection = spec.projection
-            if spec.initial == "xavier" and isinstance(projection, Linear):  # other kinds keep their initial values
+            if spec.initial == "xavier" and isinstance(projection, Linear):  # other kinds have their own initial values
                 initial = {"std": xavier_std(d_in, d_out), "scale_residual": False}
                 projection = projection.model_copy(update=initial)
             layer: nn.Module = projection.build(d_in, d_out, layers=spec.layers, residual=residual)
@@ -46,10 +46,10 @@ class MultiHead(nn.Module):
     def forward(
         self, q: AnyHeads, memory: tuple[AnyHeads, AnyHeads], mask: Mask | None = None, *, causal: bool = False
     ) -> Stream:
-        """Return the projected attention of the queries over the memory.
+        """Return the output projection of attention from the queries to the memory.
 
-        In beam search, several rows of queries (hypotheses of a sentence, with one query each) share one row of the
-        memory; one attention call computes them together, so that the memory is not copied.
+        In beam search, several rows of queries (hypotheses of a sentence, with one query each) use the same row of the
+        memory. A single attention call computes all these rows, so that the memory is not copied.
         """
         k, v = memory
         hypotheses = len(q) // len(k)
@@ -66,7 +66,7 @@ class MultiHead(nn.Module):
     def weights(
         self, q: AnyHeads, k: AnyHeads, mask: Bool[Tensor, "_ 1 _ _"] | None = None
     ) -> Float[Tensor, "_ heads _ keys"]:
-        """Return the attention probabilities, for inspection."""
+        """Return the attention probabilities, which `forward` does not store."""
         logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         return torch.softmax(logits if mask is None else logits.masked_fill(~mask, -math.inf), dim=-1)
 

@@ -17,7 +17,7 @@ PLAIN = LayerNorm(gain=False, bias=False)
 
 
 def _tokenformer(layers: int, width: int, heads: int, tokens: int, *, released: bool = False) -> Decoder:
-    """Return a language model of arXiv:2410.23168, Table 9; a feed-forward has 4x the tokens of a projection."""
+    """Return a language model of arXiv:2410.23168, Table 9, with `tokens` tokens per projection."""
     pattention = Pattention(tokens=tokens, init="neox" if released else "fan_in")
     return Decoder(
         layers=layers,
@@ -45,7 +45,7 @@ def _denseformer(layers: int, pattern: tuple[int, int] | None) -> Decoder:
 
 
 def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTransformer:
-    """Return a Tokenformer (arXiv:2410.23168, Table 9), or without `tokens` a ViT (arXiv:2010.11929, Table 1)."""
+    """Return a Tokenformer (arXiv:2410.23168, Table 9); without `tokens`, return a ViT (arXiv:2010.11929, Table 1)."""
     sizes: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
     if tokens is None:
         initial = {"bias": True, "scale_residual": False}
@@ -64,7 +64,7 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "tokenformer-354m": _tokenformer(12, 768, 12, 2140),
     "tokenformer-757m": _tokenformer(12, 768, 12, 4850),
     "tokenformer-1.4b": _tokenformer(12, 768, 12, 8620),
-    # Blocks, dilation x period. The text says width 512, but the published parameter counts follow from width 768.
+    # Names contain blocks, dilation x period. The paper states width 512, but its parameter counts need width 768.
     **{f"denseformer-{layers}-plain": _denseformer(layers, None) for layers in (48, 64, 72, 84, 90)},
     **{
         f"denseformer-{layers}-{dilation}x{period}": _denseformer(layers, (dilation, period))
@@ -76,8 +76,8 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "transformer-big": Translator(
         width=1024, heads=16, feedforward=Mlp(activation="relu", bias=True, hidden=4096), dropout=0.3
     ),
-    # Vision models. "matched" has as many parameters as the ViT. The table prints 768 feed-forward tokens for the
-    # matched L/16, but its printed 307M parameters follow from 3072, four times the attention tokens.
+    # Vision models. "matched" models have as many parameters as the ViT. The table states 768 feed-forward tokens for
+    # the matched L/16, but its 307M parameters need 3072 tokens, four times the attention tokens.
     "vit-b16": _vision(12, 768, 12, None),
     "vit-l16": _vision(24, 1024, 16, None),
     "tokenformer-b16": _vision(12, 768, 12, 768),
@@ -91,7 +91,8 @@ def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Mo
     """Return a published model with initial weights; `changes` overrides fields of its spec.
 
     Example: `create_model("tokenformer-150m", vocabulary=32000, context=512)`. `list_models` returns the names. Weights
-    are drawn from `seed`, or from torch's generator without a seed; under `torch.device("meta")` they take no memory.
+    are sampled with `seed`, or with torch's generator if `seed` is None; under `torch.device("meta")` they take no
+    memory.
 
     Raises UserError for an unknown name or field and for invalid values.
     """
@@ -108,5 +109,5 @@ def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Mo
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of `create_model` that match a shell pattern."""
+    """Return the names of published models that match a shell pattern."""
     return [name for name in PUBLISHED if fnmatchcase(name, pattern)]

@@ -1,4 +1,4 @@
-"""The encoder-decoder of the original Transformer, with the layers of `Decoder` and post-LN or pre-LN blocks."""
+"""The encoder-decoder of the original Transformer, with post-LN or pre-LN blocks; `Decoder` has the same layers."""
 
 import math
 from collections.abc import Callable
@@ -52,27 +52,28 @@ class Translator(Spec):
     heads: Size = 8
     """Number of attention heads (h)."""
     d_key: Size | None = None
-    """Channels of queries and keys per head (d_k); default width / heads."""
+    """Channels of queries and keys per head (d_k). The default is width / heads."""
     d_value: Size | None = None
-    """Channels of values per head (d_v); default width / heads."""
+    """Channels of values per head (d_v). The default is width / heads."""
     context: Size = 512
-    """Longest sentence in tokens, including the end token."""
+    """Maximum length of a sentence in tokens, including the end token."""
     position: Position = Sinusoidal()
     """Position encoding."""
     norm: Norm = LayerNorm()
     """Norm around every sub-layer."""
     order: Order = "post"
-    """Position of the norms: after the addition, as published, or before the sub-layer and once after each stack."""
+    """Position of the norms. post: after each addition, as published. pre: before each sub-layer and after each
+    stack."""
     projection: Projection = Linear()
     """Query, key, value and output projections of attention."""
     feedforward: FeedForward = Mlp(activation="relu", bias=True)
     """Feed-forward network."""
     depth: DepthMixer = Identity()
-    """Depth mixer; each stack has one."""
+    """Depth mixer of each stack."""
     tied: bool = True
-    """Share one matrix between source embedding, target embedding and logits; otherwise each has its own."""
+    """Use the same matrix for source embedding, target embedding and logits; otherwise these are three matrices."""
     embedding_std: Std | None = None
-    """Standard deviation of the initial embedding; default width^-1/2."""
+    """Standard deviation of the initial embedding. The default is width^-1/2."""
     initial: Literal["xavier", "parts"] = "xavier"
     """Initial values of linear layers. xavier: variance 2 / (d_in + d_out). parts: the initial values that `projection`
     and `feedforward` define."""
@@ -101,16 +102,16 @@ class Translator(Spec):
 
     @property
     def effective_d_key(self) -> int:
-        """d_k, with the default filled in."""
+        """d_k: `d_key` or its default, width / heads."""
         return self.width // self.heads if self.d_key is None else self.d_key
 
     @property
     def effective_d_value(self) -> int:
-        """d_v, with the default filled in."""
+        """d_v: `d_value` or its default, width / heads."""
         return self.width // self.heads if self.d_value is None else self.d_value
 
     def build(self, seed: int = 0) -> "TranslatorModel":
-        """Return the model with initial values drawn from the seed."""
+        """Return the model with initial values sampled with the seed."""
         return seeded(lambda: TranslatorModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -128,8 +129,8 @@ class Translator(Spec):
     def flops(self, source: Lengths, target: Lengths) -> Any:
         """Return the FLOPs of matrix products and attention in the forward pass of a pair of sentences.
 
-        `source` and `target` are lengths in tokens; for arrays of lengths the result is an array. A multiply-add counts
-        2. Attention counts all pairs of tokens, including masked ones.
+        `source` and `target` are lengths in tokens; for arrays of lengths, the result is an array. A multiply-add
+        counts 2. Attention counts all pairs of tokens, including masked pairs.
         """
         query, key, value, output = (self.projection.flops(*size) for size in self._projections)
         feedforward = self.feedforward.flops(self.width, self.width)
@@ -162,7 +163,7 @@ class ResidualConnection(nn.Module):
     def forward(
         self, x: Stream, sublayer: Callable[[Stream], Stream], add: Callable[[Stream, Stream], Stream]
     ) -> Stream:
-        """Return the residual stream after the sub-layer; `add` is the residual addition."""
+        """Return the residual stream after the sub-layer; `add` computes the residual addition."""
         if self.order == "pre":
             return add(x, self.dropout(sublayer(self.norm(x))))
         normed: Stream = self.norm(add(x, self.dropout(sublayer(x))))
@@ -179,7 +180,7 @@ class EncoderBlock(nn.Module):
         self.attention_connection, self.feedforward_connection = ResidualConnection(spec), ResidualConnection(spec)
 
     def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
-        """Apply the block to padded sentences."""
+        """Apply the block to padded sentences; `mask` is False at padding, and `layer` is the index of the block."""
 
         def attend(x: Stream) -> Stream:
             attended: Stream = self.attention(
@@ -216,8 +217,8 @@ class DecoderBlock(nn.Module):
     ) -> Stream:
         """Apply the block to target tokens at positions start, start + 1, ...
 
-        `source` is the keys and values of the encoder's output. With `extend`, x has one token per row, which attends
-        to all earlier tokens in the cache.
+        `source` contains the keys and values of the encoder's output. With `extend`, x has one token per row, which
+        attends to all earlier tokens in the cache.
         """
 
         def attend(x: Stream) -> Stream:
@@ -233,7 +234,7 @@ class DecoderBlock(nn.Module):
 
 
 def feedforward_of(spec: Translator) -> nn.Module:
-    """Build the feed-forward of a block, with dropout of the hidden units if the spec asks for it."""
+    """Build the feed-forward of a block, with dropout of the hidden units if `relu_dropout` is set."""
     feedforward = spec.feedforward
     if feedforward.kind == "mlp" and spec.initial == "xavier":
         std = xavier_std(spec.width, feedforward.width(spec.width))
@@ -281,7 +282,7 @@ class TranslatorModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embeddings and an untied head; `initialise` also draws the blocks."""
+        """Sample the embeddings and an untied head; `initialise` also samples the weights of the blocks."""
         std = self.spec.embedding_std or 1 / math.sqrt(self.spec.width)
         for weight in (self.embedding, self.target_embedding, self.head):
             if weight is not None:
@@ -290,7 +291,10 @@ class TranslatorModel(nn.Module):
     def forward(
         self, source: Tokens, source_mask: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target vocabulary"]:
-        """Return next-token logits of the target; `source_mask` is False at padding. Raises as `encode` does."""
+        """Return next-token logits of the target; `source_mask` is False at padding.
+
+        Raises ValueError if a sentence exceeds the context.
+        """
         return self.decode(target, self.encode(source, source_mask))
 
     def encode(self, source: Tokens, source_mask: Bool[Tensor, "batch time"]) -> Encoded:
@@ -313,7 +317,7 @@ class TranslatorModel(nn.Module):
     ) -> Float[Tensor, "rows time vocabulary"]:
         """Return next-token logits of target tokens at positions start, start + 1, ...
 
-        With `extend`, each row contains only the newest token, and each source sentence may have several rows. Raises
+        With `extend`, each row contains only the last token, and a source sentence may have several rows. Raises
         ValueError if a sentence exceeds the context.
         """
         embedding = self.embedding if self.target_embedding is None else self.target_embedding
@@ -345,8 +349,8 @@ class EncoderDecoderMixer(nn.Module):
     def weights(self) -> list[tuple[int, int, float]]:
         """Return (destination, source, weight) of every mixing weight.
 
-        0 is the source embedding, i is block i of the encoder, N + 1 is the target embedding, and N + 1 + i is block i
-        of the decoder.
+        With N blocks per stack, 0 is the source embedding, i is block i of the encoder, N + 1 is the target embedding,
+        and N + 1 + i is block i of the decoder.
         """
         offset = self.layers + 1
         decoder_weights = [(i + offset, j + offset, weight) for i, j, weight in self.decoder.weights()]

@@ -24,15 +24,15 @@ from formerlab.spec import Layers, Size, Spec, Std
 Images = Float[Tensor, "batch channels rows columns"]
 Tokens = Float[Tensor, "batch time width"]
 POOLS = {"token": "token", "avg": "average", "average": "average", "": ""}
-"""Pooling by its name in timm; an empty string applies the head to every token."""
+"""Pooling by its name in timm; with an empty string, the head is applied to every token."""
 
 
 class VisionTransformer(Spec):
     """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
 
-    Tokenformer's vision models (arXiv:2410.23168, Table 9) have projection = feedforward = pattention, a non-parametric
-    norm in the blocks and a parametric final norm. The patch projection has a bias, as in published ViTs. Attention has
-    no mask.
+    Tokenformer's vision models (arXiv:2410.23168, Table 9) have projection = feedforward = pattention, norms without
+    parameters in the blocks, and a final norm with parameters. The patch projection has a bias, as in published ViTs.
+    Attention has no mask.
     """
 
     kind: Literal["vision_transformer"] = "vision_transformer"
@@ -51,7 +51,7 @@ class VisionTransformer(Spec):
     heads: Size = 12
     """Number of attention heads; divides `width`."""
     pool: Literal["token", "average"] = "token"
-    """Input of the head: the class token, or the mean of the patch tokens. The class token exists in both cases."""
+    """Input of the head: the class token, or the mean of the patch tokens. Both models have a class token."""
     position: Position = Learned()
     """Position encoding of the class token and the patches, row by row from the top left."""
     norm: Norm = LayerNorm(eps=1e-6)
@@ -68,7 +68,8 @@ class VisionTransformer(Spec):
     """Probability that an image skips a residual branch of the last block; it rises linearly from 0 in the first block
     (stochastic depth, arXiv:1603.09382, section 3)."""
     std: Std = 0.02
-    """Standard deviation of the initial class token and head; the patch projection has 1/sqrt(values in a patch)."""
+    """Standard deviation of the initial class token and head. The standard deviation of the patch projection is
+    1/sqrt(values in a patch)."""
 
     @model_validator(mode="after")
     def _check(self) -> "VisionTransformer":
@@ -86,11 +87,11 @@ class VisionTransformer(Spec):
 
     @property
     def context(self) -> int:
-        """Tokens per image: its patches and the class token."""
+        """Number of tokens of an image: its patches and the class token."""
         return self.patches + 1
 
     def build(self, seed: int = 0) -> "VisionTransformerModel":
-        """Return the model with initial values drawn from the seed."""
+        """Return the model with initial values sampled with the seed."""
         return seeded(lambda: VisionTransformerModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -123,7 +124,7 @@ def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
 
 
 class DropPath(nn.Module):
-    """Drop a residual branch of each image with probability `rate`, and scale it by 1/(1 - rate) otherwise
+    """Drop a residual branch of each image with probability `rate`; otherwise multiply it by 1/(1 - rate)
     (arXiv:1603.09382, section 3).
     """
 
@@ -143,7 +144,7 @@ class PatchEmbedding(nn.Conv2d):
     """The linear projection of patches, a convolution with stride equal to the kernel size."""
 
     def reset_parameters(self) -> None:
-        """Draw weights that preserve the variance; the bias starts at zero."""
+        """Sample weights that preserve the variance, and set the bias to zero."""
         nn.init.normal_(self.weight, 0.0, self.weight[0].numel() ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -170,7 +171,7 @@ class ClassToken(nn.Module):
 
 
 class VisionTransformerModel(nn.Module):
-    """The module of `VisionTransformer`; its methods have the names and arguments that timm's tools expect."""
+    """The module of `VisionTransformer`, with the methods that timm's tools call."""
 
     def __init__(self, spec: VisionTransformer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Read which runs are the arms of the registered claims. This module does not import torch."""
+"""Read the runs that are the arms of the registered claims. This module does not import torch."""
 
 from pathlib import Path
 
@@ -20,29 +20,29 @@ def _read(root: Path, file: str) -> Tree:
 
 
 def _claims(tree: Tree, subject: str = "") -> dict[str, ClaimArms]:
-    return parse(_Claims, tree.only({"claims"}), subject).claims
+    return parse(_Claims, tree.select({"claims"}), subject).claims
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
     """Return the runs of each arm, by study and claim (key `claims` of the study and scale files)."""
     arms_by_study = {}
     registered = {claim.id: claim for claim in read_claims().claims}
-    at_scale = _read(root, f"workflow/scales/{scale}.yaml")
+    scale_tree = _read(root, f"workflow/scales/{scale}.yaml")
     for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
         study = _read(root, f"workflow/studies/{path.name}")
         arms = _claims(study)
-        differing = _claims(at_scale.at("studies", path.stem), f"studies.{path.stem}")
-        for file, claims in ((study.file, arms), (at_scale.file, differing)):
+        scale_arms = _claims(scale_tree.subtree("studies", path.stem), f"studies.{path.stem}")
+        for file, claims in ((study.file, arms), (scale_tree.file, scale_arms)):
             for name, mapped in claims.items():
                 if (claim := registered.get(name)) is None:
                     raise UserError(f"{file}: claims: no claim {name!r}{near_misses(name, list(registered))}")
-                used = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
+                arm_names = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
                 for key, keys, allowed in (
                     ("items", mapped.items, claim.criterion.for_each),
-                    ("arms", used, claim.arms),
+                    ("arms", arm_names, claim.arms),
                 ):
                     if unknown := sorted(set(keys) - set(allowed)):
                         valid = ", ".join(allowed) or "none"
                         raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {valid}")
-        arms_by_study[path.stem] = arms | differing
+        arms_by_study[path.stem] = arms | scale_arms
     return arms_by_study

@@ -1,7 +1,7 @@
 """Retries of failed jobs, jobs that already run in another process, and stale locks of Snakemake.
 
-A stage writes a note with its state next to its results (`results/notes.py`). The note of a killed stage still says
-"running"; only Slurm knows why it was killed.
+A stage writes a note with its state next to its results (`results/notes.py`). The state in the note of a killed stage
+remains "running". Only Slurm knows why the stage was killed.
 """
 
 import fcntl
@@ -15,18 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from formerlab.results.notes import holder, note_of
+from formerlab.results.notes import running_process, written_note
 from formerlab.results.stages import STAGES
 
 Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
 
 MAX_RETRIES = 3
-"""Consecutive retries after a crash, a kill or a stop without progress; a stop with progress resets the count."""
+"""Largest number of consecutive retries after a crash, a kill or a stop without progress. A stop with progress resets
+the count."""
 
 
 class Attempts:
-    """Attempts at the jobs of this Snakemake process; `folder(stage, name)` returns the folder of a job's note."""
+    """The attempts of this Snakemake process to run its jobs; `folder(stage, name)` returns the folder of a note."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -36,23 +37,23 @@ class Attempts:
         self._progress: dict[tuple[str, str, int], list[int]] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
-        """Return how often Slurm killed a job that exceeded its memory limit; call it before each submission."""
+        """Return how often Slurm killed a job for exceeding its memory limit; call this before each submission."""
         key = (stage, name, attempt)
         if key not in self._kills:
-            note = self._note_of_last(stage, name) if attempt > 1 else None
+            note = self._last_note(stage, name) if attempt > 1 else None
             killed = note is not None and note["state"] == "running" and killed_for_memory(note.get("slurm_job"))
             self._kills[key] = self._kills.get((stage, name, attempt - 1), 0) + killed
-            self._before[stage, name] = note_of(stage, self._folder(stage, name))
+            self._before[stage, name] = written_note(stage, self._folder(stage, name))
         return self._kills[key]
 
     def should_retry(self, stage: str, name: str, attempt: int) -> bool:
         """Return whether to retry a job after this attempt failed.
 
-        A job that stopped with more work saved than at its last stop is always retried. Any other job has `MAX_RETRIES`
-        consecutive retries. A job is not retried if the user must fix something, if another process runs it, or if the
-        attempt left no note, because Slurm refused it or it ended before its stage started.
+        A job is always retried if it stopped and has saved more work than at its last stop. Other jobs have up to
+        `MAX_RETRIES` consecutive retries. A job is not retried if the user must fix an error, if another process runs
+        the job, or if the attempt wrote no note, because Slurm refused it or it ended before its stage started.
         """
-        note = self._note_of_last(stage, name)
+        note = self._last_note(stage, name)
         if note is None or note.get("mistake") or worker_of(stage, self._folder(stage, name), queue()):
             return False
         earlier = self._abrupt.get((stage, name, attempt - 1), 0)
@@ -62,14 +63,14 @@ class Attempts:
         abrupt = self._abrupt[stage, name, attempt] = 0 if saved else earlier + 1
         return abrupt <= MAX_RETRIES
 
-    def _note_of_last(self, stage: str, name: str) -> Note | None:
+    def _last_note(self, stage: str, name: str) -> Note | None:
         """Return the note of the last attempt, or None if the attempt wrote no note."""
-        note = note_of(stage, self._folder(stage, name))
+        note = written_note(stage, self._folder(stage, name))
         return None if note == self._before.get((stage, name)) else note
 
 
 def command_output(*command: str) -> str | None:
-    """Return the output of a scheduler's command, or None if it does not exist, fails or takes over a minute."""
+    """Return the output of a scheduler's command, or None if the command is missing, fails or exceeds a minute."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -77,7 +78,7 @@ def command_output(*command: str) -> str | None:
 
 
 def killed_for_memory(job: str | None) -> bool:
-    """Ask Slurm whether a job was killed because it exceeded its memory limit.
+    """Return whether Slurm killed a job because it exceeded its memory limit.
 
     The state of such a job is OUT_OF_MEMORY or, if Slurm counts memory without cgroups, FAILED with signal 9 for the
     job or one of its steps.
@@ -105,17 +106,16 @@ def queue() -> dict[str, tuple[str, str]] | None:
 
 def worker_of(stage: str, folder: Path, jobs: Container[str] | None) -> str | None:
     """Return the name of the Slurm job or process that works on a stage in `folder`, or None."""
-    note = note_of(stage, folder)
+    note = written_note(stage, folder)
     if note and note["state"] == "running" and note.get("slurm_job") and jobs is not None:
         return f"Slurm job {note['slurm_job']}" if note["slurm_job"] in jobs else None
-    return holder(stage, folder)
+    return running_process(stage, folder)
 
 
 def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
-    """Return an error message that lists the jobs of a plan that an earlier call in `root` runs or has queued.
+    """Return an error message with the jobs of a plan that an earlier call in `root` runs or has queued, or None.
 
-    `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None. Returns None if no
-    job runs or waits.
+    `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None.
     """
     jobs, busy = queue(), dict[str, str]()
     comments = {job: comment for job, (folder, comment) in (jobs or {}).items() if Path(folder) == root}
@@ -136,11 +136,11 @@ def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_o
 
 
 def remove_stale_locks(folder: Path) -> TextIO | None:
-    """Remove the locks that a killed Snakemake left below `folder`, unless another Snakemake runs there.
+    """Remove the locks of a killed Snakemake below `folder`, unless another Snakemake runs in this folder.
 
     Returns an open file that must stay open until this Snakemake ends, or None if the folder is read-only or its file
-    system has no locks. Every Snakemake holds a shared lock on this file, so an exclusive lock succeeds only if no
-    other Snakemake runs. Locks from another machine stay, because some network file systems do not share locks.
+    system has no locks. Every Snakemake has a shared lock on this file, so an exclusive lock succeeds only if no other
+    Snakemake runs. Locks of another machine are not removed, because some network file systems do not share locks.
     """
     locks = list((folder / "locks").glob("*.lock"))
     with suppress(OSError):  # a read-only folder, or a file system without locks
@@ -157,7 +157,7 @@ def remove_stale_locks(folder: Path) -> TextIO | None:
             for lock in locks:
                 lock.unlink(missing_ok=True)
             if locks:
-                print("an earlier run was killed; its lock is removed, and work continues", file=sys.stderr)
+                print("an earlier run was killed; its lock was removed, and this run continues", file=sys.stderr)
             file.truncate(0)
             file.write(host)
             file.flush()

@@ -13,7 +13,7 @@ from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses, resembling
 from formerlab.files import fingerprint
 from formerlab.plan import source_hashes
-from formerlab.plan.code import HASHED, code_hash, entries_of_training
+from formerlab.plan.code import MODULES_BY_HASH, code_hash, entries_of_training
 from formerlab.plan.cost import (
     loader_resources,
     loading_cost,
@@ -40,7 +40,7 @@ Job = dict[str, Any]
 
 
 def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
-    """Return the plan of the configuration below `root`, overridden by the values of the command line.
+    """Return the plan of the configuration below `root`; values of the command line override the files.
 
     Building a plan needs no data and no network. Raises UserError with one line for the first mistake.
     """
@@ -84,13 +84,13 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
         for run in released
     }
     all_runs: list[AnyRun] = [*runs, *released]
-    used = {name for run in all_runs for name in tokenizer_chain(run.data, scale.data)}
+    used_data = {name for run in all_runs for name in tokenizer_chain(run.data, scale.data)}
     unread = list[str]()
-    for name in sorted(scale.data.keys() - used):  # other studies may read it
+    for name in sorted(scale.data.keys() - used_data):  # studies that are not in this plan may read it
         file = sources.scale_tree.file_of("data", name)
         if file != sources.scale_tree.file:
-            unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used))}")
-            if resembling(name, list(used)):
+            unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used_data))}")
+            if resembling(name, list(used_data)):
                 raise UserError(unread[-1])
     plan: dict[str, Any] = {
         "scale": config.scale,
@@ -105,7 +105,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
         "studies": {
             name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()
         },
-        "data": {name: job for name, job in data.items() if name in used},
+        "data": {name: job for name, job in data.items() if name in used_data},
         **timed,
         "suites": {name: {"spec": suite.to_dict(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
@@ -125,7 +125,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     plan["ledger"] = code_hash("formerlab.report.run_table")
     plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
-    plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
+    plan["code"] = {code: list(MODULES_BY_HASH[code]) for code in sorted(hashes)}
     plan["sources"] = source_hashes.AT_START
     for name, study in plan["studies"].items():
         study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
@@ -135,7 +135,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; `source` is the fingerprint of its files, or None if they are not mounted."""
+    """Return the job of every data set; `source` is the fingerprint of its files, or None if no file is mounted."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
@@ -155,20 +155,20 @@ def _check_files(plan: Job, available: Container[str], sources: Sources) -> None
     not checked.
     """
     scale = sources.scale
-    named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
+    searches: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
         if name not in available:
-            named.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
+            searches.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):
-                named.append((("data", name, "tokenizer"), f"data.{name}.tokenizer: ", tokenizer.load))
+                searches.append((("data", name, "tokenizer"), f"data.{name}.tokenizer: ", tokenizer.load))
             if isinstance(tokenizer, ReleasedTokenizer):
                 model = tokenizer.model
-                named.append((("released", model), f"released.{model}: ", scale.released[model].files))
+                searches.append((("released", model), f"released.{model}: ", scale.released[model].files))
     measured = [job["suites"] for stage in MEASURED for job in plan[stage].values()]
     unused = scale.suites.keys() - {name for suites in measured for name, state in suites.items() if state}
-    named += [(("suites", name), "", partial(scale.suites[name].files, name)) for name in sorted(unused)]
-    for path, key, search in named:
+    searches += [(("suites", name), "", partial(scale.suites[name].files, name)) for name in sorted(unused)]
+    for path, key, search in searches:
         if (file := sources.scale_tree.file_of(*path)) != sources.scale_tree.file:
             try:
                 search()
@@ -177,7 +177,7 @@ def _check_files(plan: Job, available: Container[str], sources: Sources) -> None
 
 
 def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
-    """Return the job of a trained or released run; `entries` are the modules that make it."""
+    """Return the job of a trained or released run; `entries` are the modules that make the run."""
     return {
         "study": run.study,
         "run": run.name,
@@ -190,7 +190,10 @@ def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
 
 
 def _set_priorities(train: Job) -> None:
-    """Set the priority of each run to the predicted seconds until its last descendant ends: long chains start first."""
+    """Set the priority of each run to the predicted seconds until its last descendant ends.
+
+    Long chains therefore start first.
+    """
     longest: dict[str, int] = {}
     for run_id, job in reversed(train.items()):
         job["priority"] = longest.get(run_id, 0) + max(1, round(3600 * job["cost"]["hours"]))
@@ -201,12 +204,12 @@ def _set_priorities(train: Job) -> None:
 def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     """Return the figures and tables that have input rows, by name, each with the files that it reads."""
     jobs = {}
-    made = list(made_runs(plan).values())
-    runs = [(job["study"], job["run"], job["spec"]) for job in made]
-    named = fingerprint([all_names(), labels])
+    run_jobs = list(made_runs(plan).values())
+    runs = [(job["study"], job["run"], job["spec"]) for job in run_jobs]
+    names_hash = fingerprint([all_names(), labels])
     for name, entry in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
-        for job in (made[index] for index in entry.shown_indices(runs)):
+        for job in (run_jobs[index] for index in entry.shown_indices(runs)):
             if files := _inputs(entry, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
@@ -214,16 +217,14 @@ def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
             files = [f"{stage}.csv" for stage in TIMED if entry.study in plan[stage]]
             inputs += [f"{plan['results']}/{entry.study}/{file}" for file in files if file in entry.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
-        if rows or (
-            inputs and set(entry.reads) == {"run.json"}
-        ):  # records are enough for a figure that reads only records
+        if rows or (inputs and set(entry.reads) == {"run.json"}):  # a figure of records needs no rows
             jobs[name] = {
                 "study": entry.study,
                 "inputs": inputs,
                 "runs": [f"{run} (seed {', '.join(numbers)})" for run, numbers in seeds.items()],
                 "outputs": [f"{plan['figures']}/{file}" for file in entry.outputs],
                 "code": code_hash(entry.module, "formerlab.report.write"),
-                "names": named,
+                "names": names_hash,
             }
     return jobs
 
@@ -231,8 +232,8 @@ def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
 def _group_draw_jobs(entries: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
     """Group figures and tables into jobs, each named after its first figure or table.
 
-    Figures that wait for the same jobs of a study share a process, because starting a process takes longer than
-    rendering; with `by_study` all figures of a study share one process.
+    Figures that wait for the same jobs of a study are rendered in one process, because starting a process takes longer
+    than rendering. With `by_study`, all figures of a study are rendered in one process.
     """
     groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, entry in entries.items():

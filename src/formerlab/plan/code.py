@@ -1,9 +1,9 @@
-"""Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
+"""Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use the module.
 
-A plan contains the hash and the modules of every job, so that a job can check whether its code has changed. The modules
-are found by following imports in the source without executing it. Two kinds of modules are excluded: modules of specs
-that the stage does not use (editing one depth mixer must not cause models with other mixers to be trained again), and
-modules that cannot change a result. The hash ignores comments, docstrings, formatting and unions of variants.
+A plan contains the hash and the modules of every job, so a job can check whether its code has changed. The modules are
+found by following imports in the source, without executing the source. Two types of modules are excluded: modules of
+specs that the stage does not use (an edit of one depth mixer must not retrain models with other mixers), and modules
+that cannot change a result. The hash ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast
@@ -28,22 +28,22 @@ WITHOUT_EFFECT = frozenset(
 """Modules of messages, progress, records, names and optional imports, which cannot change a result."""
 
 
-ON_REQUEST = frozenset((f"{PACKAGE}.growth.stage",))
+ENTRIES_ONLY = frozenset((f"{PACKAGE}.growth.stage",))
 """Modules that define both specs and functions. A job hashes them only as entries or as modules of its specs."""
 
 
-HASHED: dict[str, tuple[str, ...]] = {}
+MODULES_BY_HASH: dict[str, tuple[str, ...]] = {}
 """The modules of each hash that this process computed."""
 
 
 def entries_of_training(run: Any) -> tuple[str, ...]:
     """Return the modules that train a run, including growth if the run starts from another run."""
-    return ("formerlab.training.stage", *(sorted(ON_REQUEST) if run.init_id else ()))
+    return ("formerlab.training.stage", *(sorted(ENTRIES_ONLY) if run.init_id else ()))
 
 
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
     """Return the hash (16 hexadecimal digits) of the code that the modules `entries` run for the given specs."""
-    classes = {cls for spec in specs for nested in spec.parts() for cls in type(nested).__mro__}
+    classes = {cls for spec in specs for nested in spec.nested_specs() for cls in type(nested).__mro__}
     return _hash(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
 
 
@@ -52,15 +52,15 @@ def _hash(entries: tuple[str, ...], spec_modules: frozenset[str]) -> str:
     """Return the hash of the code reachable from `entries`, given the modules that define the job's specs."""
     modules = tuple(sorted(closure(entries, spec_modules)))
     code = hash_of(modules)
-    HASHED[code] = modules
+    MODULES_BY_HASH[code] = modules
     return code
 
 
 def hash_of(modules: Collection[str]) -> str:
-    """Return the hash of a closure of modules, which must be sorted."""
-    digest, hashed = hashlib.sha256(), {None, *modules}
+    """Return the hash of a sorted closure of modules."""
+    digest, imported = hashlib.sha256(), {None, *modules}
     for module in modules:
-        lines = [text for text, target in _statements(module) if target in hashed]
+        lines = [text for text, target in _statements(module) if target in imported]
         tables = [table.read_text(encoding="utf-8") for table in _tables(module)]
         digest.update("\n".join((module, *lines, *tables, "")).encode())
     return digest.hexdigest()[:16]
@@ -80,9 +80,9 @@ def module_of(file: str) -> str:
 def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
     """Return the modules that `entries` import, directly or indirectly.
 
-    `spec_modules` define the specs of the job. Another module that defines specs is included in two cases: one of
-    `spec_modules` uses one of its specs in a function body or as a base class, or a function is imported from it. A
-    spec that occurs only as a default value, in a union or in an annotation is never built.
+    `spec_modules` define the specs of the job. Another module that defines specs is included in two cases: a module of
+    `spec_modules` uses one of its specs in a function body or as a base class, or a function is imported from the
+    module. A job never builds a spec that occurs only as a default value, in a union or in an annotation.
     """
     closed: set[str] = set()
     waiting = [*entries, *spec_modules]
@@ -98,7 +98,7 @@ def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
             if target in spec_modules
             or name in built
             or not _defines_specs(target)
-            or (name in _functions(target) and target not in ON_REQUEST)
+            or (name in _functions(target) and target not in ENTRIES_ONLY)
         ]
     return closed
 
@@ -131,9 +131,9 @@ def _has_no_effect(node: ast.stmt) -> bool:
 
 @functools.cache
 def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
-    """Return the statements of a module that can change a result, each with the module that it imports from, or None.
+    """Return (statement, imported module or None) for the statements of a module that can change a result.
 
-    Unions (`X = Annotated[A | B, ...]`) and `__all__` are left out: they only list specs and names.
+    Unions (`X = Annotated[A | B, ...]`) and `__all__` are left out, because they only list specs and names.
     """
     statements: list[tuple[str, str | None]] = []
     for node in _tree(module).body:
@@ -161,7 +161,7 @@ def _text(node: object) -> str:
 
 @functools.cache
 def _tables(module: str) -> tuple[Path, ...]:
-    """Return the tables and C++ sources that a module names in its code and that are in the same folder."""
+    """Return the tables and C++ sources in a module's folder whose names occur in its code."""
     files = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml", ".cpp", ".h")]
     text = ast.unparse(_tree(module)) if files else ""
     return tuple(file for file in files if file.name in text)

@@ -1,4 +1,4 @@
-"""Estimate the costs of runs and plans in closed form: FLOPs, sizes, and from them time and memory."""
+"""Estimate FLOPs, sizes, time and memory of runs and plans in closed form."""
 
 from math import ceil
 from typing import Any
@@ -22,15 +22,15 @@ BYTES_WEIGHT = 4
 STATE_ELEMENTS = 4
 """Float32 values per parameter in memory: weight, gradient and AdamW's two moments."""
 UNSHARDED_BLOCKS = 2
-"""Blocks of a sharded model that are unsharded at a time: one computes, one is being gathered."""
+"""Number of unsharded blocks of a sharded model: one computes while the next one is gathered."""
 IMAGES_PER_S = {"encoded": 75, "pixels": 1000}
-"""Images per second of one worker by storage: `encoded` are files of ImageNet's size, `pixels` are small images."""
+"""Images per second of one worker, by storage: `encoded` for files of ImageNet's size, `pixels` for small images."""
 CPUS_PER_GPU = 12
 """Maximum number of CPU threads per GPU for image loading; nodes have 12 to 16 per GPU."""
 WORKER_BYTES = 450 * 2**20
 """Memory of a worker process, which imports torch and timm."""
 STEPS_IN_MEMORY = AHEAD + 4
-"""Copies of an image batch in host memory: AHEAD prefetched, one in training, three in preparation (until pinned)."""
+"""Number of image batches in host memory: AHEAD prefetched, one in training, and three in preparation until pinned."""
 NOISE_FACTOR = 1.2
 """Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
 LOGIT_BYTES = 12
@@ -39,9 +39,9 @@ float32 copy or two bfloat16 copies)."""
 CHECKPOINT_ELEMENTS = 3 * 3
 """Float32 values per parameter on disk: weight and two moments in each of three checkpoints (one is being written)."""
 BYTES_PER_TOKEN = 3
-"""Approximate bytes of text per token, used if only the bytes are known."""
+"""Approximate bytes of text per token, for text whose number of tokens is unknown."""
 PARALLEL_EFFICIENCY = 0.9
-"""Speed of n GPUs divided by n times the speed of one; gradient all-reduce lowers it. Assumed."""
+"""Speed of n GPUs divided by n times the speed of one GPU. Assumed; the all-reduce of gradients takes time."""
 BANDWIDTH_FRACTION = 0.8
 """Fraction of the memory bandwidth that a sum over many tensors reaches. Assumed."""
 
@@ -51,11 +51,11 @@ Cost = dict[str, Any]
 def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     """Return the peak memory of a processor in training, in bytes: state, activations of a micro-batch, and overhead.
 
-    With several shards the state is split over that many processors, and some tensors are gathered when they are used.
+    With several shards, the state is split over this number of processors, and tensors are gathered before their use.
     """
     model = run.model
     elements = model.activation_elements()  # per token, or image, of a micro-batch
-    if run.checkpoint_activations:  # activations of one block, and inputs of all blocks (at most a tenth of all)
+    if run.checkpoint_activations:  # activations of one block, and inputs of all blocks (at most a tenth of the total)
         elements = elements // model.layers + elements // 10
     state = model.params() * STATE_ELEMENTS * BYTES_WEIGHT
     if run.precision == "bfloat16" and shards == 1:
@@ -71,9 +71,9 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
 def logits_bytes(run: Run) -> int:
     """Return the memory of the logits of a micro-batch and of their softmax, in bytes.
 
-    A compiled decoder stores all logits once in the precision of the run. Otherwise `linear_cross_entropy` computes
-    slices of logits with eight bytes per logit. A translator stores all logits, with log-probabilities and gradients in
-    float32.
+    A compiled decoder stores all logits once in the precision of the run. Without compilation, `linear_cross_entropy`
+    computes chunks of logits with eight bytes per logit. A translator stores all logits, log-probabilities and
+    gradients in float32.
     """
     logits = run.task.micro_batch_tokens * getattr(run.model, "vocabulary", 0)
     if not isinstance(run.model, Decoder):
@@ -88,11 +88,11 @@ def _bytes_activation(run: Run) -> int:
 def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | None, *, carried: bool) -> dict[str, Any]:
     """Return `gpus`, `nodes` and `sharded`: number of processes and machines of a run, and whether tensors are split.
 
-    `requested` is the number of GPUs that the run itself sets. Without it, the run gets the largest number of the
-    scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are split
-    if the run does not fit on one GPU. `carried` means that another run continues with the optimizer state of this run.
-    Raises UserError if micro-batches or machines do not divide evenly, if only one of several GPUs of the scale would
-    be used, or if tensors cannot be split.
+    `requested` is the number of GPUs in the configuration of the run. If it is None, the run gets the largest number of
+    the scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are
+    split if the run does not fit on one GPU. `carried` means that another run continues with the optimizer state of
+    this run. Raises UserError if micro-batches or machines do not divide evenly, if the run would use only one of
+    several GPUs of the scale, or if tensors cannot be split.
     """
     nodes, micro_batches = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
     fitting = [gpus for gpus in range(nodes, scale.gpus + 1, nodes) if micro_batches % gpus == 0]
@@ -117,7 +117,7 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
 
 
 def too_large_runs(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
-    """Return the runs that are too large for one processor, with the number of processors that they need.
+    """Return {run: number of processors} for the runs that are too large for one processor.
 
     The number is a power of two, or None if 64 processors are too few.
     """
@@ -135,7 +135,7 @@ def loader_resources(
     """Return the CPU `threads` of each process, and `loader_bytes`, the host memory of its workers and image batches.
 
     The argument `threads` is the scale's number. If `flexible`, it is raised to at most `CPUS_PER_GPU`, so that image
-    loading keeps up with training, which is predicted to take `hours` on `gpus` GPUs.
+    loading is as fast as training, which takes the predicted `hours` on `gpus` GPUs.
     """
     images, images_per_s = 0.0, _images_per_s(run, data)
     if images_per_s:
@@ -178,7 +178,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
 
 
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
-    """Return the cost of loading a released model and evaluating it on held-out text, with keys as in `run_cost`."""
+    """Return the cost of loading a released model and evaluating it on held-out text, with the keys of `run_cost`."""
     parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
     trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
@@ -189,9 +189,9 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
     """Estimate the tokens of all validations and the final test of a language model; 0 for other tasks."""
     if not isinstance(run.task, LanguageModeling):
         return 0
-    times = 1 + ceil(run.steps / run.evaluate_every)
+    evaluations = 1 + ceil(run.steps / run.evaluate_every)
     held_out = getattr(scale.data[run.data], "max_held_out_bytes", None) or 0
-    return times * run.task.valid_windows * run.task.context + held_out // BYTES_PER_TOKEN
+    return evaluations * run.task.valid_windows * run.task.context + held_out // BYTES_PER_TOKEN
 
 
 def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
@@ -215,7 +215,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
 
 
 def _rate(run: AnyRun, hardware: Hardware, precision: str) -> float:
-    """Return the FLOP/s that the model of a run reaches; models with Pattention have their own utilisation."""
+    """Return the FLOP/s that the model of a run reaches; models with Pattention have a separate utilisation."""
     kinds = {getattr(getattr(run.model, name, None), "kind", None) for name in ("projection", "feedforward")}
     return hardware.flops_per_s(precision, pattention="pattention" in kinds)
 
@@ -226,14 +226,14 @@ def blocks(model: Model | Pretrained) -> int:
 
 
 def forward_cost(run: AnyRun, tokens: int, hardware: Hardware, *, cached: bool = False) -> Cost:
-    """Return the estimated FLOPs and hours of a forward pass over `tokens`, one by one if `cached`."""
+    """Return the estimated FLOPs and hours of a forward pass over `tokens`, token by token if `cached`."""
     flops, steps = tokens * run.forward_flops, tokens * blocks(run.model) * cached
     seconds = hardware.start_s + flops / _rate(run, hardware, run.measured_in) + steps * hardware.cache_us / 1e6
     return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
 
 
 def totals(costs: list[Cost]) -> Cost:
-    """Return the sums over runs; hours are summed over all processors, and memory is the maximum over runs."""
+    """Return the sums over runs; hours are processor-hours, and memory is the maximum over runs."""
     summed = {key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "disk_bytes")}
     summed["hours"] = sum(cost["hours"] * cost.get("processors", 1) for cost in costs)
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}

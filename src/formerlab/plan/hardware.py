@@ -1,4 +1,4 @@
-"""Processors and their speed: a table that a configuration can extend with other machines and measurements."""
+"""A table of processors and their speeds, which a configuration can extend with other machines and measurements."""
 
 from typing import Annotated, Any
 
@@ -16,15 +16,15 @@ class Hardware(Spec):
     """Specifications of a processor, used to estimate time and memory.
 
     Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch. The two
-    constants cover all work except matrix products; in small models this work takes most of the time.
+    constants cover all work except matrix products, which takes most of the time in small models.
     """
 
     memory_gb: Positive
     """Memory in 10^9 bytes."""
     float32_tflops: Positive
-    """Peak throughput of dense float32 matrix products (without TF32) in 10^12 FLOP/s; for a CPU, of one thread."""
+    """Peak throughput of dense float32 matrix products (no TF32) in 10^12 FLOP/s, of a GPU or of one CPU thread."""
     bfloat16_tflops: Positive
-    """Peak throughput of dense bfloat16 matrix products in 10^12 FLOP/s; for a CPU, of one thread."""
+    """Peak throughput of dense bfloat16 matrix products in 10^12 FLOP/s, of a GPU or of one CPU thread."""
     utilisation: float = Field(default=0.4, ge=1e-6, le=1.0)
     """Fraction of the peak that large models reach in training."""
     pattention_utilisation: float | None = Field(default=None, ge=1e-6, le=1.0)
@@ -33,7 +33,7 @@ class Hardware(Spec):
     block_us: NonNegative = 250.0
     """Time of a block, forward and backward, without its matrix products, in microseconds."""
     micro_batch_us: NonNegative = 4000.0
-    """Time of everything else per micro-batch, in microseconds: embedding, loss, optimizer, metrics."""
+    """Time of all other work per micro-batch, in microseconds: embedding, loss, optimizer, metrics."""
     cache_us: NonNegative = 2.0
     """Time per token and layer under a cache policy, for large batches, in microseconds."""
     memory_gb_per_s: Positive = 1000.0
@@ -43,7 +43,7 @@ class Hardware(Spec):
     compile_s: NonNegative = 3.0
     """Time to compile a block, in seconds; a compiled run compiles again at every start."""
     memory_base_mb: NonNegative = 800.0
-    """Memory in MiB that does not depend on the model: on a GPU, its context and workspaces."""
+    """Memory in MiB that does not depend on the model, such as the context and workspaces of a GPU."""
     memory_factor: Positive = 1.2
     """Allocated memory, including temporary tensors, divided by the memory of weights, gradients, moments and
     activations."""
@@ -56,12 +56,14 @@ class Hardware(Spec):
         return peak * 1e12 * ((pattention and self.pattention_utilisation) or self.utilisation)
 
 
-def _gpu(memory_gb: float, memory_gb_per_s: float, float32: float, bfloat16: float, **more: float) -> dict[str, Any]:
-    utilisation = "measured on an H100" if more else "assumed"
+def _gpu(
+    memory_gb: float, memory_gb_per_s: float, float32: float, bfloat16: float, **measured: float
+) -> dict[str, Any]:
+    utilisation = "measured on an H100" if measured else "assumed"
     basis = f"memory and peaks from data sheets; utilisation {utilisation}, overheads assumed"
     sizes = {"memory_gb": memory_gb, "memory_gb_per_s": memory_gb_per_s}
-    reached = {"utilisation": 0.4, "pattention_utilisation": 0.34} | more
-    return {"basis": basis, **sizes, "float32_tflops": float32, "bfloat16_tflops": bfloat16, **reached}
+    utilisations = {"utilisation": 0.4, "pattention_utilisation": 0.34} | measured
+    return {"basis": basis, **sizes, "float32_tflops": float32, "bfloat16_tflops": bfloat16, **utilisations}
 
 
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090. On an H100 a Transformer of 354M
@@ -84,13 +86,13 @@ TABLE: dict[str, dict[str, Any]] = {
 
 def find_hardware(config: Tree, name: str) -> Hardware:
     """Return a processor of the table, with the key `hardware` of the configuration merged over the table."""
-    configured, table = config.at("hardware"), {}
+    configured, table = config.subtree("hardware"), {}
     for processor in dict.fromkeys([*TABLE, *configured]):
-        defaults, changes = dict(TABLE.get(processor, {})), configured.at(processor)
+        defaults, changes = dict(TABLE.get(processor, {})), configured.subtree(processor)
         if replaced := sorted(defaults.keys() & changes.keys()):
             defaults["basis"] = f"{defaults['basis']}; {', '.join(replaced)} as configured"
-        below = Tree(defaults, "hardware table" if defaults else changes.file)
-        table[processor] = parse(Hardware, merge(below, changes), f"hardware.{processor}")
+        defaults_tree = Tree(defaults, "hardware table" if defaults else changes.file)
+        table[processor] = parse(Hardware, merge(defaults_tree, changes), f"hardware.{processor}")
     if name not in table:
         raise UserError(f"scale.hardware: {name!r} is not in the table{near_misses(name, list(table))}")
     return table[name]

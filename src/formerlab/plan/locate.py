@@ -1,8 +1,8 @@
-"""Find the plan of a configuration, and create it if it is missing. This module imports neither torch nor pydantic.
+"""Find the plan of a configuration, and create it if it is missing. This module does not import torch or pydantic.
 
-The name of a plan file is the fingerprint of everything that the plan depends on: configuration, command-line values,
-source of the package, and state of the data files. An existing plan is therefore valid, running jobs keep their plan
-when the configuration changes, and reading the Snakefile costs only the hashing of a few files.
+The name of a plan file is the fingerprint of all inputs of the plan: configuration, command-line values, source of the
+package, and state of the data files. An existing plan is therefore valid, running jobs keep their plan when the
+configuration changes, and reading the Snakefile only needs to hash a few files.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ from formerlab.yaml_files import FAST
 
 PLAN_VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
-"""Keys of a data set, a suite or a released model that name files."""
+"""Keys of a data set, a suite or a released model whose values are file names."""
 
 
 def plan_path(root: Path, command_line: dict[str, Any]) -> Path:
-    """Return the path of the plan for the files below `root`, overridden by `command_line`; it may not exist yet."""
+    """Return the path of the plan, which may not exist yet, for the files below `root` and the command line."""
     trees = [command_line, _read(root / "config.yaml")]
     watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
     if overlay := command_line.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
-    # Files of the scale are below $FORMERLAB_DATA; if it is not set, they are not fingerprinted.
+    # Files of the scale are below $FORMERLAB_DATA. If the variable is not set, these files are not fingerprinted.
     sets = [tree["set"] for tree in trees if isinstance(tree.get("set"), dict)]
     scales = {tree["scale"] for tree in (*trees, *sets) if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
@@ -59,14 +59,14 @@ def root_of(plan: Path) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, or {} if the file is invalid; planning reports the error."""
     try:
-        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than `read_yaml`, which explains errors
+        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than `read_yaml`, whose messages are not needed
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return tree if isinstance(tree, dict) else {}
 
 
 def _data_stamps(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
-    """Yield the stamp of each file that the configuration names, and the time of the last package installation."""
+    """Yield the stamp of each data file in the configuration, and the time of the last package installation."""
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
         for match in matches(pattern, root):
@@ -88,8 +88,8 @@ def _patterns(tree: Any) -> Iterator[str]:
 def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
     """Return the path of the plan of this configuration, and write the plan if it is missing.
 
-    Raises UserError with one line for a mistake in the configuration, and if the active environment would run the code
-    of another checkout.
+    Raises UserError with one line for a mistake in the configuration, and if the active environment runs the code of
+    another checkout.
     """
     checkout_package = root / "src" / "formerlab"
     if checkout_package.is_dir() and not checkout_package.samefile(source_hashes.PACKAGE):
@@ -104,8 +104,8 @@ def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
         _make(root, command_line, path)
         if plan_path(root, command_line) == path:
             return path
-        path.unlink()  # an input was edited meanwhile, so the name does not match the content
-    raise UserError("configuration, data or code changed during planning; try again when they no longer change")
+        path.unlink()  # an input was edited during planning, so the name does not match the content
+    raise UserError("configuration, data or code changed during planning; wait until no file changes, then try again")
 
 
 def _make(root: Path, command_line: dict[str, Any], path: Path) -> None:
@@ -128,13 +128,13 @@ def read_plan(path: Path) -> dict[str, Any]:
             raise ValueError("no key results")
     except (OSError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path}: not a plan ({error}); delete it or leave out --plan and ${PLAN_VARIABLE}, and it is created again"
+            f"{path}: not a plan ({error}); delete it or leave out --plan and ${PLAN_VARIABLE} to create a new plan"
         ) from None
     return plan
 
 
 def typed(value: Any) -> Any:
-    """Convert text scalars as YAML does. Snakemake leaves scalars inside {} and [] on its command line as text."""
+    """Convert text scalars by the rules of YAML. On Snakemake's command line, scalars inside {} and [] stay text."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):

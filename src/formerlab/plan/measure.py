@@ -29,13 +29,13 @@ Jobs = dict[str, Any]
 
 
 class RequestedMeasurement:
-    """A measurement that a study requests at this scale; its settings are checked even if it measures no runs."""
+    """A measurement that a study requests at this scale. Its settings are also checked if it measures no runs."""
 
     def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
         self.stage = stage
-        self.tree = sources.settings(study, "measure", stage.name)
+        self.tree = sources.study_settings(study, "measure", stage.name)
         self.subject = f"{study}.measure.{stage.name}"
-        self.measured = parse(MeasuredRuns, self.tree.only(MeasuredRuns.model_fields), self.subject)
+        self.measured = parse(MeasuredRuns, self.tree.select(MeasuredRuns.model_fields), self.subject)
         self.settings()
 
     def includes(self, run: AnyRun) -> bool:
@@ -51,10 +51,11 @@ class RequestedMeasurement:
 
     def settings(self, run: str = "") -> Any:
         """Return the settings of a run, including the `by_run` settings of all patterns that match its name."""
-        kind: type[Spec] = self.stage.measuring[1]
-        of_run = [self.tree.at("by_run", pattern) for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
-        common = self.tree.without(*MeasuredRuns.model_fields)
-        return parse(kind, merge_all([common, *of_run], self.subject), self.subject)
+        spec_class: type[Spec] = self.stage.measuring[1]
+        patterns = [pattern for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
+        common = self.tree.drop(*MeasuredRuns.model_fields)
+        trees = [common, *(self.tree.subtree("by_run", pattern) for pattern in patterns)]
+        return parse(spec_class, merge_all(trees, self.subject), self.subject)
 
 
 def measure_jobs(
@@ -62,8 +63,8 @@ def measure_jobs(
 ) -> Jobs:
     """Return the jobs of a stage that measures finished runs, by run id, each with settings, code hash and cost.
 
-    `suites` are the suites of the plan, and `results` is the folder of earlier records. Raises UserError for a run that
-    the stage cannot measure, because of its model or of the settings.
+    `suites` are the suites of the plan, and `results` is the folder of earlier records. Raises UserError if the stage
+    does not support the model of a run or the settings.
     """
     by_study = {study: RequestedMeasurement(stage, study, sources) for study in sources.studies}
     jobs: Jobs = {}
@@ -72,7 +73,7 @@ def measure_jobs(
             continue
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
-            settings: Measurement = requested.settings(run.name).for_run(
+            settings: Measurement = requested.settings(run.name).settings_for_run(
                 run, questions=bool(questions or sources.scale.suites)
             )
             if settings is None:
@@ -80,14 +81,14 @@ def measure_jobs(
             names = settings.suite_names(list(sources.scale.suites))
         except UserError as error:
             raise UserError(f"{requested.tree.files_of()}: {requested.subject}.{error}") from None
-        of_run = {name: sources.scale.suites[name] for name in names}
-        states = {name: suites[name]["state"] for name in of_run}
+        run_suites = {name: sources.scale.suites[name] for name in names}
+        states = {name: suites[name]["state"] for name in run_suites}
         record = results / run.id / stage.record
         if None in states.values() and record.exists():  # a suite that is not mounted counts as unchanged
             with suppress(UserError):  # the staleness check reports an unreadable record
                 recorded = read_record(record).get("suites", {})
             states = {name: recorded.get(name) if state is None else state for name, state in states.items()}
-        code = code_of_measuring(stage, run, settings, list(of_run.values()))
+        code = code_of_measuring(stage, run, settings, list(run_suites.values()))
         jobs[run.id] = {"settings": settings.to_dict(), "code": code, "suites": states}
         if (tokens := settings.tokens_read(run, questions)) is not None:
             jobs[run.id]["cost"] = forward_cost(run, tokens, hardware, cached=settings.cached)
@@ -100,7 +101,7 @@ def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: 
 
 
 def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
-    """Return the modules that load released models; stages import the loader of trained models themselves."""
+    """Return the modules that load released models. Stages already import the loader of trained models."""
     return ("formerlab.integrations.huggingface.released_run",) if any(isinstance(r, ReleasedRun) for r in runs) else ()
 
 
@@ -129,5 +130,5 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
 
 
 def timing_keys(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
-    """Return the keys of a run's spec on which its times depend."""
+    """Return the keys of a run's spec, with their values, that affect its times."""
     return {key: value for key, value in run.to_dict().items() if key in settings.depends_on}

@@ -1,6 +1,6 @@
-"""Merge configuration mappings, remember the file of every key, and parse the result into specs.
+"""Merge configuration mappings, store the file of every key, and parse the result into specs.
 
-Every mistake is reported in one line with file, key, value and remedy.
+Every mistake gives an error of one line with file, key, value and remedy.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
 SPLITS = frozenset(("train", "valid", "test"))
-"""Keys that name files by split; in a merge these keys and `paths` replace each other."""
+"""Keys for the files of a split. In a merge, these keys and the key `paths` replace each other."""
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 """Numbers that YAML reads as text: without a dot, without a sign in the exponent, or in quotes."""
 
@@ -36,30 +36,30 @@ class Tree(dict[Any, Any]):
         self.file = file
         self.files: dict[Any, str] = {}
         for key, value in (values or {}).items():
-            self.put(key, Tree(value, file) if isinstance(value, dict) else value, file)
+            self.set_value(key, Tree(value, file) if isinstance(value, dict) else value, file)
 
-    def put(self, key: Any, value: Any, file: str) -> None:
+    def set_value(self, key: Any, value: Any, file: str) -> None:
         """Set a key to a value from a file."""
         self[key], self.files[key] = value, file
 
-    def only(self, keys: Container[str]) -> "Tree":
+    def select(self, keys: Container[str]) -> "Tree":
         """Return a copy with only these keys."""
         selected = Tree(file=self.file)
         for key in (key for key in self if key in keys):
-            selected.put(key, self[key], self.files[key])
+            selected.set_value(key, self[key], self.files[key])
         return selected
 
-    def without(self, *keys: str) -> "Tree":
+    def drop(self, *keys: str) -> "Tree":
         """Return a copy without these keys."""
-        return self.only(self.keys() - set(keys))
+        return self.select(self.keys() - set(keys))
 
-    def at(self, *path: Any) -> "Tree":
-        """Return the mapping at a path, or an empty one if it is missing."""
+    def subtree(self, *path: Any) -> "Tree":
+        """Return the mapping at a path, or an empty mapping if it is missing."""
         subtree = value_at(self, path)
         return subtree if isinstance(subtree, Tree) else Tree(file=self.file_of(*path))
 
     def file_of(self, *path: Any) -> str:
-        """Return the file that last set a path, or the nearest existing key above it."""
+        """Return the file that set a path last, or that set the nearest existing key above the path."""
         file, node = self.file, self
         for key in path:
             if not isinstance(node, Tree) or key not in node:
@@ -68,7 +68,7 @@ class Tree(dict[Any, Any]):
         return file
 
     def files_of(self, *path: Any) -> str:
-        """Return every file that sets keys at a path, for error messages about values that conflict."""
+        """Return every file that sets keys at a path, for error messages about conflicting values."""
         node = value_at(self, path)
         inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
         return ", ".join(dict.fromkeys(file for files in inner for file in files.split(", "))) or self.file_of(*path)
@@ -83,45 +83,45 @@ def value_at(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
-    """Merge `over` into `base` key by key and return the result; a mapping with another `kind` replaces the base.
+def merge(base: Tree, overrides: Tree, subject: str = "") -> Tree:
+    """Merge `overrides` into `base` key by key; a mapping with another `kind` replaces the mapping of the base.
 
-    The result shares subtrees with both inputs, so trees must never be changed in place. Raises UserError if one tree
-    has a value and the other has keys at the same path, because one of them would be lost silently.
+    The returned tree has subtrees of both inputs, so trees must never be changed in place. Raises UserError if one tree
+    has a value and the other has keys at the same path, because the merge would lose one of them.
     """
-    if "kind" in over and base.get("kind", over["kind"]) != over["kind"]:
-        return over
-    merged = base.without(*(SPLITS if "paths" in over else ["paths"] if SPLITS & over.keys() else ()))
-    for key, value in over.items():
-        below, path = merged.get(key), f"{subject}.{key}".lstrip(".")
-        if isinstance(below, Tree) and isinstance(value, Tree):
-            value = merge(below, value, path)
-        elif (isinstance(below, Tree) or isinstance(value, Tree)) and None not in (below, value):
-            conflict = f"{short_repr(value)} conflicts with {short_repr(below)} of {merged.files[key]}"
-            raise UserError(f"{over.files[key]}: {path}: {conflict}; write a value in both, or keys in both")
-        merged.put(key, value, over.files[key])
+    if "kind" in overrides and base.get("kind", overrides["kind"]) != overrides["kind"]:
+        return overrides
+    merged = base.drop(*(SPLITS if "paths" in overrides else ["paths"] if SPLITS & overrides.keys() else ()))
+    for key, value in overrides.items():
+        base_value, path = merged.get(key), f"{subject}.{key}".lstrip(".")
+        if isinstance(base_value, Tree) and isinstance(value, Tree):
+            value = merge(base_value, value, path)
+        elif (isinstance(base_value, Tree) or isinstance(value, Tree)) and None not in (base_value, value):
+            conflict = f"{short_repr(value)} conflicts with {short_repr(base_value)} of {merged.files[key]}"
+            raise UserError(f"{overrides.files[key]}: {path}: {conflict}; write a value in both, or keys in both")
+        merged.set_value(key, value, overrides.files[key])
     return merged
 
 
 def merge_all(trees: list[Tree], subject: str = "") -> Tree:
     """Merge all trees; later trees override earlier ones."""
-    return functools.reduce(lambda below, above: merge(below, above, subject), trees)
+    return functools.reduce(lambda base, overrides: merge(base, overrides, subject), trees)
 
 
 def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
     """Convert dotted keys to nested mappings: {"a.b": 1} becomes {"a": {"b": 1}}."""
     tree = Tree(file=file)
     for key, value in dotted.items():
-        *above, leaf = str(key).split(".")
+        *parents, leaf = str(key).split(".")
         node = Tree({leaf: nested(value, file) if isinstance(value, dict) else value}, file)
-        for name in reversed(above):
+        for name in reversed(parents):
             node = Tree({name: node}, file)
         tree = merge(tree, node)
     return tree
 
 
 def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "remove it") -> SomeSpec:
-    """Parse a tree into a spec with strict types, so that text is never read as a number.
+    """Parse a tree into a spec with strict types, so text is never converted to a number.
 
     `remedy` is the advice for an unknown key that resembles no valid key. Raises UserError with one line.
     """
@@ -131,16 +131,17 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    # Type errors rank below other errors, and "too short" is last: a list with items of a wrong type counts as empty.
-    worst = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
-    path = _path_in_tree(worst, tree)
-    file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
+    # Type errors have a lower priority than other errors. "Too short" has the lowest: pydantic reports a list with
+    # items of a wrong type as empty.
+    reported = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
+    path = _path_in_tree(reported, tree)
+    file = tree.files_of(*path) if reported["type"] == "value_error" else tree.file_of(*path)
     key = ".".join(str(name) for name in (subject, *path) if name != "")
-    raise UserError(": ".join(text for text in (file, key, _reason(worst, kind, remedy)) if text))
+    raise UserError(": ".join(text for text in (file, key, _reason(reported, kind, remedy)) if text))
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
-    """Return pydantic's error location without the tags of unions, which do not occur in the file."""
+    """Return pydantic's error location without the tags of unions, which are not keys of the file."""
     path: list[int | str] = []
     node: Any = tree
     for key in error["loc"]:
@@ -153,7 +154,7 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
 
 
 def _misread(kind: str, value: Any) -> str | None:
-    """Return advice for a value that YAML reads as another type than its key needs, or None."""
+    """Return advice if YAML reads a value as another type than its key needs, otherwise None."""
     if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
         return f"{short_repr(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
     if isinstance(value, bool | int | float) and kind in ("string_type", "literal_error"):
@@ -192,7 +193,7 @@ def template_fields(template: str) -> list[str]:
 
 
 class _NameFormatter(string.Formatter):
-    """Formats numbers in names without a decimal point: 0.001 is 1e-3, 0.00015 is 15e-5."""
+    """A formatter for numbers in names, without a decimal point: 0.001 is 1e-3, 0.00015 is 15e-5."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if isinstance(value, float) and math.isfinite(value) and not format_spec:
@@ -224,12 +225,12 @@ def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
 
 
 def fill(value: Any, point: Mapping[str, Any]) -> Any:
-    """Substitute a grid point into a tree. A text "{x}" becomes the value of x; in a longer text, x becomes text.
+    """Substitute the values of a grid point into a tree. The text "{x}" becomes the value of x; longer texts stay text.
 
-    Raises KeyError for a field that the point does not have, and ValueError for a brace that does not open a field.
+    Raises KeyError for a field that is missing in the point, and ValueError for a brace without a field.
     """
     if isinstance(value, dict):
-        filled = value.only(value) if isinstance(value, Tree) else {}  # keeps the files of the keys
+        filled = value.select(value) if isinstance(value, Tree) else {}  # keeps the files of the keys
         filled.update((key, fill(item, point)) for key, item in value.items())
         return filled
     if isinstance(value, list):
@@ -247,5 +248,5 @@ def pattern_of(template: str) -> str:
 
 
 def may_match(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches a run name, or could match a run of a template."""
+    """Return whether a pattern matches a run name, or may match a run of a template."""
     return fnmatchcase(name, pattern) or (not set("{}") & set(pattern) and fnmatchcase(pattern, pattern_of(name)))

@@ -1,8 +1,8 @@
 """Check the public data files of the shipped scales below $FORMERLAB_DATA against workflow/data.yaml.
 
-The manifest workflow/data.yaml lists every file with its hash, source and licence. A scale names its files as
-`$FORMERLAB_DATA/...`, independent of the machine. A run therefore reads exactly the data of the committed rows, or
-fails with one line that says what differs.
+The manifest workflow/data.yaml lists every file with its hash, source and licence. The paths in a scale have the form
+`$FORMERLAB_DATA/...`, which does not depend on the machine. A run therefore reads exactly the data of the committed
+rows, or it fails with an error of one line that names the difference.
 """
 
 import hashlib
@@ -39,14 +39,14 @@ class ManyFiles(Spec):
 
 
 class PublicData(Spec):
-    """One public data set; files are named relative to $FORMERLAB_DATA."""
+    """One public data set; paths are relative to $FORMERLAB_DATA."""
 
     title: str
     """Name of the data set, and how it was processed."""
     source: str
-    """Where to get it."""
+    """Source of the files, for the user who downloads them."""
     licence: str
-    """The licence, as its source states it."""
+    """The licence that the source states."""
     files: dict[str, Sha256] = {}
     """SHA-256 by file."""
     folders: dict[str, ManyFiles] = Field(default={})
@@ -56,14 +56,14 @@ class PublicData(Spec):
 def read_manifest(root: Path) -> dict[str, PublicData]:
     """Return the public data sets by name. Raises UserError if the manifest is invalid."""
     tree = Tree(read_yaml(root, PUBLIC_MANIFEST), PUBLIC_MANIFEST)
-    return {name: parse(PublicData, tree.at(name), name) for name in tree}
+    return {name: parse(PublicData, tree.subtree(name), name) for name in tree}
 
 
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:
     """Raise UserError if files of a data set below $FORMERLAB_DATA are missing or differ from the manifest.
 
-    Files are hashed once and then identified by size and modification time. Returns a message if the variable
-    is not set and the data are not prepared, because a plan needs no data. Returns None in all other cases.
+    Files are hashed once and then identified by size and modification time. If the variable is not set and the data are
+    not prepared, the function returns a message instead, because a plan needs no data. Otherwise it returns None.
     """
     named = sorted(re.findall(rf'"\${DATA_VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
     folder = variable(DATA_VARIABLE)
@@ -90,7 +90,7 @@ def _listed(data_set: PublicData, named: str) -> list[str]:
 
 
 def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
-    """Return an error message with remedy for files that are missing or differ from the manifest, or None."""
+    """Return an error message with remedy if files are missing or differ from the manifest, otherwise None."""
     owner = next((data_set for data_set in manifest.values() if _listed(data_set, named)), None)
     if owner is None:
         return f"{below / named}: not listed in {PUBLIC_MANIFEST}; add it there"
@@ -100,10 +100,11 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
     paths = [Path(path) for path, _ in files_below(str(below / named))]
     hashes = {path.relative_to(below).as_posix(): sha for path, sha in file_hashes(paths, cache).items()}
     listed = {path: owner.files[path] for path in _listed(owner, named) if path in owner.files}
-    if many := owner.folders.get(named):
-        if (len(hashes), listing_hash(hashes, named)) == (many.files, many.sha256):
+    if folder := owner.folders.get(named):
+        if (len(hashes), listing_hash(hashes, named)) == (folder.files, folder.sha256):
             return None
-        return f"{below / named}: its {len(hashes)} files differ from the {many.files} of {PUBLIC_MANIFEST}; {remedy}"
+        counts = f"its {len(hashes)} files differ from the {folder.files} of {PUBLIC_MANIFEST}"
+        return f"{below / named}: {counts}; {remedy}"
     for path in sorted(listed.keys() | hashes.keys()):
         if path not in listed:
             return f"{below / path}: not in {PUBLIC_MANIFEST}; move it elsewhere"

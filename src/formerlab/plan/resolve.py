@@ -1,4 +1,4 @@
-"""Resolve the spec of every run from study, scale and overrides; specific keys override general ones."""
+"""Resolve the spec of every run from study, scale and overrides. Specific keys override general keys."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,32 +31,37 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 RELEASED = "released"
-"""The key of a run that names a released model to load instead of training."""
+"""The key of a run for the released model that is loaded instead of training a model."""
 PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )
-"""Paths of the keys in which studies and scales name runs by patterns."""
+"""Paths of the keys of studies and scales that contain patterns of run names."""
 
 
 @functools.cache
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
-    """Return the tree of every run of a study, including runs that the scale leaves out."""
-    study, scale = sources.study_trees[name], sources.at_scale(name)
-    common = [sources.scale_tree.at("defaults"), study.at("defaults"), scale.at("defaults")]
+    """Return the tree of every run of a study by name, including runs that the scale leaves out."""
+    study, scale = sources.study_trees[name], sources.scale_settings(name)
+    common = [sources.scale_tree.subtree("defaults"), study.subtree("defaults"), scale.subtree("defaults")]
     trees: dict[str, Tree] = {}
-    for template in study.at("runs"):
-        for run, of_study, exact in _instances(study.at("runs", template), scale.at("runs", template), template):
+    for template in study.subtree("runs"):
+        templates = study.subtree("runs", template), scale.subtree("runs", template)
+        for run, study_keys, scale_keys in _instances(*templates, template):
             if run in trees:
                 raise UserError(f"{study.file}: runs.{template}: run {run!r} is defined twice; remove one")
-            patterns = (pattern for pattern in scale.at("runs") if pattern != template and fnmatchcase(run, pattern))
-            special = [of_study, *(scale.at("runs", pattern) for pattern in patterns), exact]
-            subject, overrides = f"{name}.runs.{run}", [tree.at(name) for tree in sources.overrides]
+            others = (pattern for pattern in scale.subtree("runs") if pattern != template)
+            patterns = (pattern for pattern in others if fnmatchcase(run, pattern))
+            special = [study_keys, *(scale.subtree("runs", pattern) for pattern in patterns), scale_keys]
+            subject, overrides = f"{name}.runs.{run}", [tree.subtree(name) for tree in sources.overrides]
             if merge_all(special, subject).get(RELEASED) is None:
-                over = [keys for tree in overrides for keys in (tree.only(RUN_KEYS), tree.at("runs", run))]
-                trees[run] = merge_all([*common, *special, *over], subject)
+                run_overrides = [
+                    keys for tree in overrides for keys in (tree.select(RUN_KEYS), tree.subtree("runs", run))
+                ]
+                trees[run] = merge_all([*common, *special, *run_overrides], subject)
             else:  # common keys configure training; a released model uses only the data
-                general = [tree.only({"data"}) for tree in (*common, *overrides)]
-                trees[run] = merge_all([*general, *special, *(tree.at("runs", run) for tree in overrides)], subject)
+                general = [tree.select({"data"}) for tree in (*common, *overrides)]
+                run_overrides = [tree.subtree("runs", run) for tree in overrides]
+                trees[run] = merge_all([*general, *special, *run_overrides], subject)
     _check_patterns(name, list(trees), sources)
     return trees
 
@@ -74,18 +79,18 @@ def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, T
     points: list[dict[str, Any]] = [{}] if not names else [] if grid is None else grid_points(file, template, grid)
     for point in points:
         try:
-            of_study, exact = (fill(tree.without("grid"), point) if names else tree for tree in (study, scale))
+            study_keys, scale_keys = (fill(tree.drop("grid"), point) if names else tree for tree in (study, scale))
         except (LookupError, ValueError) as error:
             near = near_misses(str(error).strip("'"), list(point))
             key = f"{merged.files_of()}: runs.{template}"
             raise UserError(f"{key}: no field {error} in the name of the run{near}") from None
-        yield fill_template(template, point), of_study, exact
+        yield fill_template(template, point), study_keys, scale_keys
 
 
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
-    """Raise UserError for a pattern that matches no run of the study, and for overrides of a missing run."""
-    study_tree, scale = sources.study_trees[study], sources.at_scale(study)
-    templates = [*names, *study_tree.at("runs")]
+    """Raise UserError for a pattern that matches no run of the study, or for overrides of a missing run."""
+    study_tree, scale = sources.study_trees[study], sources.scale_settings(study)
+    templates = [*names, *study_tree.subtree("runs")]
     checked = [(study_tree, "", path) for path in PATTERNS]
     checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
     for tree, prefix, path in checked:
@@ -99,31 +104,31 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
         key = f"{scale.file_of('only')}: studies.{study}.only"
         raise UserError(f"{key}: {only[0]!r} matches no run at this scale{near_misses(only[0], names)}")
     for tree in sources.overrides:
-        for name in tree.at(study, "runs"):
+        for name in tree.subtree(study, "runs"):
             if name not in names:
                 raise UserError(f"{tree.file}: {study}.runs.{name}: no such run{near_misses(name, names)}")
 
 
 def _runs_at_scale(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
-    """Return the trees of the trained or released runs that exist at this scale, in the order of the key `only`."""
+    """Return the trees of the trained or released runs at this scale, in the order of the key `only`."""
     trees = {run: tree for run, tree in run_trees(name, sources).items() if (tree.get(RELEASED) is None) != released}
     only = [*sources.scale.studies.get(name, StudyScale()).only, *sorted(map(pattern_of, sources.added[name]))]
     return {run: tree for pattern in only for run, tree in trees.items() if fnmatchcase(run, pattern)}
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the trained runs of a study, one per seed, in the order of `only` but with parents before children."""
+    """Return the trained runs of a study, one per seed. Parents come first; otherwise the order is that of `only`."""
     trees = _runs_at_scale(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
-    of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
+    default_seeds = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
     seeds: dict[str, tuple[int, ...]] = {}
     resolved = []
-    for run in _grown(_with_parents_first(runs, run_trees(name, sources)), trees, sources.scale):
-        seeds[run.name] = sources.config.seeds or execution_keys(run, sources).seeds or of_study
+    for run in _with_parent_models(_with_parents_first(runs, run_trees(name, sources)), trees, sources.scale):
+        seeds[run.name] = sources.config.seeds or execution_keys(run, sources).seeds or default_seeds
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
             raise UserError(
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
-                f"since {run.init!r} has seeds {', '.join(map(str, seeds[run.init]))}; give both the same"
+                f"because {run.init!r} has seeds {', '.join(map(str, seeds[run.init]))}; give both runs the same seeds"
             )
         resolved += [run.model_copy(update={"seed": seed}) for seed in seeds[run.name]]
     return resolved
@@ -137,14 +142,14 @@ def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
 
 def execution_keys(run: Run, sources: Sources) -> ExecutionKeys:
     """Return the keys of a run's tree that control its execution."""
-    tree = run_trees(run.study, sources)[run.name].only(ExecutionKeys.model_fields)
+    tree = run_trees(run.study, sources)[run.name].select(ExecutionKeys.model_fields)
     return parse(ExecutionKeys, tree, f"{run.study}.runs.{run.name}")
 
 
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
-    """Return all runs, and the equal-time settings by run id; the steps of equal-time runs are estimates.
+    """Return all runs and the equal-time settings by run id. The steps of equal-time runs are estimates.
 
-    `timed` are the jobs of the stage `speed`, which must time both the arm and its reference.
+    `timed` are the jobs of the stage `speed`, which must include the arm and its reference.
     """
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
@@ -201,11 +206,11 @@ def _entry_name(tree: Tree, key: str, names: Iterable[str], noun: str, subject: 
 
 
 def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
-    subject, tree = f"{study}.runs.{name}", tree.without(*ExecutionKeys.model_fields)
+    subject, tree = f"{study}.runs.{name}", tree.drop(*ExecutionKeys.model_fields)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but the plan sets it; remove it")
     data = _entry_name(tree, "data", scale.data, "data set", subject)
-    data_keys = scale.data[data].run_defaults(tree.at("task"))
+    data_keys = scale.data[data].run_defaults(tree.subtree("task"))
     by_file = Tree({"study": study, "name": name} | data_keys, study_file(study))
     run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
@@ -215,8 +220,8 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
         )
     for name, size in data_keys.get("model", {}).items():
         value = getattr(run.model, name, size)
-        least, exact = name in ("vocabulary", "classes", "context"), name in ("image", "channels")
-        if (least and value < size) or (exact and value != size):
+        is_minimum, is_exact = name in ("vocabulary", "classes", "context"), name in ("image", "channels")
+        if (is_minimum and value < size) or (is_exact and value != size):
             key = f"{tree.file_of('model', name)}: {subject}.model.{name}"
             raise UserError(f"{key}: {value} does not fit data set {data!r}, which needs {size}; leave it out")
     return run
@@ -230,18 +235,20 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
         while (parent := runs[chain[-1]].init) is not None:
             key = f"{trees[chain[-1]].file_of('init')}: runs.{chain[-1]}.init"
             if parent not in runs:
-                problem = "is left out at this scale by `only`" if parent in trees else "does not exist"
+                problem = "is left out by the key `only` of this scale" if parent in trees else "does not exist"
                 near = near_misses(parent, [name for name in runs if name != chain[-1]])
                 raise UserError(f"{key}: {parent!r} {problem}{near}")
             chain.append(parent)
             if parent in chain[:-1]:
-                raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join(chain)}); start one from scratch")
+                raise UserError(
+                    f"{key}: {parent!r} closes a cycle ({' -> '.join(chain)}); train one of them from scratch"
+                )
         ordered |= {name: runs[name] for name in reversed(chain)}
     return list(ordered.values())
 
 
 def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
-    """Raise UserError if a run that continues with the moments of its parent has another kind of optimizer."""
+    """Raise UserError if the optimizer of a run differs from the optimizer of its parent, whose moments it uses."""
     if (new := run.optimizer.kind) != (old := parent.optimizer.kind):
         raise UserError(
             f"{tree.file_of('optimizer', 'kind')}: runs.{run.name}.optimizer.kind: {new!r} cannot continue with the "
@@ -249,8 +256,8 @@ def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
         )
 
 
-def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs. The growth rule sets the Pattention scale `tau`; continued training copies it from the parent.
+def _with_parent_models(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
+    """Yield the runs with `tau` of Pattention set by the growth rule or, for continued training, by the parent.
 
     Raises UserError if a run cannot continue its parent.
     """
@@ -270,7 +277,7 @@ def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Itera
                 else:
                     model = grown_spec(parent.model, run.model, run.growth)
             except UserError as error:
-                files = tree.only({"init", "model"}).files_of()
+                files = tree.select({"init", "model"}).files_of()
                 raise UserError(f"{files}: runs.{run.name}.init: {run.init!r}: {error}") from None
             if run.growth is not None and run.growth.optimizer == "carry":
                 _check_carried(run, parent, tree)

@@ -64,16 +64,16 @@ class Config(Spec):
     """config.yaml: the user's file."""
 
     scale: Name = "laptop"
-    """Sizes and data of the runs: a file of workflow/scales."""
+    """Name of a file in workflow/scales, which sets the sizes and the data of the runs."""
     studies: Studies | None = None
-    """Studies to run: files of workflow/studies; null means the studies in the scale's file, or all studies if the file
-    lists none, in the order of their papers."""
+    """Studies to run, by name of a file in workflow/studies; null means the studies in the scale's file, or all studies
+    in the order of their papers if the file has no studies."""
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
     """Device for training; null means the scale's device."""
     threads: Processors | None = None
-    """CPU threads of a job; null means the scale's number, and more for a GPU job that loads images."""
+    """CPU threads of a job; null means the scale's number, or a larger number for GPU jobs that load images."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys merged over the scale's data sets of the same name."""
     suites: dict[Name, dict[str, Any]] = {}
@@ -85,7 +85,7 @@ class Config(Spec):
     figures: Folder = "figures"
     """Folder for figures and tables."""
     tracking_uri: Annotated[str, AfterValidator(_tracking)] | None = "sqlite:///mlflow.db"
-    """MLflow tracking URI: a sqlite file, an http(s) address, or empty for no tracking. Set credentials in the
+    """MLflow tracking URI: a sqlite file, an http(s) address, or empty for no tracking. Credentials belong in the
     environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN)."""
     hardware: dict[str, dict[str, Any]] = {}
     """Keys merged over the table of processors for the estimates (plan/hardware.py), such as measured utilisation or
@@ -104,9 +104,9 @@ class ExecutionKeys(Spec):
     seeds: Seeds | None = None
     """Seeds of the run, if they differ from the seeds of its study."""
     gpus: Processors | None = None
-    """GPUs of the run, if they differ from the scale's; the number must divide its task.accumulate micro-batches."""
+    """Number of GPUs of the run, if it differs from the scale's. It must divide the task.accumulate micro-batches."""
     equal_time: EqualTime | None = None
-    """Train for as long as another run; the number of steps follows from measured times."""
+    """Train for the same time as another run; measured times determine the number of steps."""
 
 
 class MeasuredRuns(Spec):
@@ -128,7 +128,7 @@ class Measures(Spec):
     """The measurements of a study; a scale can override them."""
 
     measure: Annotated[dict[str, dict[str, Any]], AfterValidator(_stages)] = {}
-    """For each stage (results/stages.py): its settings, `runs`, and `by_run`, settings that differ for some runs."""
+    """Settings by stage (results/stages.py), with `runs` and with `by_run`, the settings that differ for some runs."""
 
 
 class StudyScale(Measures):
@@ -138,7 +138,7 @@ class StudyScale(Measures):
     """Patterns of run names that exist at this scale, by descending priority; scripts/evidence.py runs them in this
     order."""
     given: tuple[str, ...] = ()
-    """Patterns of parent runs whose weights are committed; these runs stay up to date if the code changes."""
+    """Patterns of parent runs with committed weights; these runs stay up to date if the code changes."""
     seeds: Seeds | None = None
     """Seeds, if they differ from the scale's."""
     defaults: dict[str, Any] = {}
@@ -155,8 +155,8 @@ class Scale(Spec):
     description: str
     """One line about the scale."""
     evidence: bool | Literal["rates"] = False
-    """Whether the committed rows of the scale count as evidence: verdicts report them, and its figures are committed.
-    `rates`: only its searches for learning rates are committed."""
+    """Whether the committed rows of the scale are evidence: verdicts include these rows, and the figures of the scale
+    are committed. `rates`: only the searches for learning rates are committed."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device for training."""
     threads: Processors = 1
@@ -164,7 +164,7 @@ class Scale(Spec):
     memory_mb: int = Field(default=2000, gt=0, le=10**8)
     """Memory of a job in addition to the memory of its model, in MiB."""
     hardware: str = "CPU"
-    """Processor for the estimates, on which the requests of cluster jobs are based."""
+    """Processor for the estimates of time and memory, which determine the requests of cluster jobs."""
     flops_per_s: float | None = Field(default=None, ge=1.0, le=1e21)
     """Measured speed of matrix products in training, in FLOP/s of one job; null means the speed of `hardware`."""
     gpus: Processors = 1
@@ -174,7 +174,8 @@ class Scale(Spec):
     nodes: Processors = 1
     """Machines of a run in a cluster job, each with the same number of GPUs; 1 without a cluster."""
     sharded: bool | None = None
-    """Split weights, gradients and moments of a run over its GPUs; null does so only if the run does not fit on one."""
+    """Split weights, gradients and moments of a run over its GPUs; null means only if the run does not fit on one
+    GPU."""
     runtime_minutes: int = Field(default=1440, gt=0, le=10**6)
     """Time limit of one cluster job in minutes; longer training continues in the next submission."""
     seeds: Seeds = (0,)
@@ -189,7 +190,7 @@ class Scale(Spec):
     released: dict[Name, ReleasedModel] = {}
     """Released models by name, for runs that load a model instead of training one."""
     draw_by_study: bool = False
-    """Render all figures and tables of a study in one job, which is useful if its runs take seconds; a single figure
+    """Render all figures and tables of a study in one job, which is faster if its runs take seconds. A single figure
     then waits for all runs of its study."""
     defaults: dict[str, Any] = {}
     """Keys of every trained run."""

@@ -19,12 +19,12 @@ from formerlab.results.stages import MEASURED, TIMED
 
 OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Submissions for lost nodes, memory errors and preemption, in addition to twice the predicted number."""
+"""Number of retries for lost nodes, memory errors and preemption, in addition to twice the predicted number."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 
 def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
-    """Return a table of all runs with predicted costs and totals per study, with a row per seed if `seeds`."""
+    """Return a table of all runs with predicted costs and totals per study; with `seeds`, it has a row per seed."""
     lines = [f"scale {plan['scale']}: {plan['description']}", ""]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
@@ -75,7 +75,7 @@ def _times(plan: dict[str, Any]) -> list[str]:
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
-    """Return lines on the hardware of the estimates, the runs that do not fit on it, and the limits of cluster jobs."""
+    """Return lines about the hardware of the estimates, the runs that are too large, and the limits of cluster jobs."""
     lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
     by_need: dict[int | None, list[str]] = {}
     for run, gpus in plan["too_large"].items():
@@ -102,7 +102,7 @@ def submissions(plan: dict[str, Any]) -> int:
 
 
 def aligned(rows: list[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
-    """Return the rows as lines with aligned columns; the columns `left` are left-aligned."""
+    """Return the rows as lines with aligned columns; `left` are the indices of left-aligned columns."""
     sides = ["left" if column in left else "right" for column in range(len(rows[0]))]
     text: str = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
     return text.splitlines()
@@ -138,7 +138,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job, from its note if there is one, otherwise from its record."""
+    """Return (stage, job, state, detail) of every job, from its note or, without a note, from its record."""
     staleness = Staleness(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
@@ -173,7 +173,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     results = Path(plan["results"])
     existing_runs = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
     if unplanned := sorted(existing_runs - made_runs(plan).keys()):
-        lines.append(f"not in the plan, so not in figures and counts: {some(unplanned, MOST_NAMED)}")
+        lines.append(f"not in the plan, and therefore not in figures and counts: {some(unplanned, MOST_NAMED)}")
     if plan["device"] == "cpu" and not problems_only and compiler() is None:
         lines.append(f"no C++ compiler found ({COMPILERS}): CPU kernels use plain torch, which is slower; install g++")
     counted = ", ".join(f"{n} {state}" for state, n in counts.items())

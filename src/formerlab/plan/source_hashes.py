@@ -1,4 +1,4 @@
-"""Hashes of the source files when this process started, so that a job can detect edits during its run.
+"""Hashes of the source files at the start of this process, so that a job can detect edits during its run.
 
 The package `commands` imports this module first, so AT_START has the hashes of the source that `python -m formerlab`
 runs.
@@ -26,7 +26,7 @@ def current() -> dict[str, str]:
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> set[str]:
-    """Return the files whose hashes differ, including files that only one of the mappings has."""
+    """Return the files whose hashes differ, including files that are in only one of the mappings."""
     return {file for file in a.keys() | b.keys() if a.get(file) != b.get(file)}
 
 

@@ -1,4 +1,4 @@
-"""Read config, scale and studies, and apply the overrides of overlay file and command line.
+"""Read config, scale and studies, and apply the overrides of the overlay file and the command line.
 
 The module also sets the vocabulary of data sets that use the tokenizer of another data set or of a released model.
 """
@@ -26,13 +26,13 @@ DataSets = Mapping[str, DataSpec]
 _SET_BY_STUDY = {"study", "name", "seed"}
 RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _SET_BY_STUDY
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
-"""Keys of config.yaml that apply to all studies; if `scale` is a mapping, it contains keys of the scale's file."""
+"""Keys of config.yaml that apply to all studies. If `scale` is a mapping, it has keys of the scale's file."""
 KEY_FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Configuration, scale and studies before runs are resolved: as specs, and as trees that remember their files."""
+    """Configuration, scale and studies before runs are resolved, as specs and as trees that store their files."""
 
     config: Config
     scale: Scale
@@ -42,15 +42,16 @@ class Sources:
     study_trees: dict[str, Tree]
     overrides: list[Tree]
     added: dict[str, frozenset[str]]
-    """Runs by study that config.yaml, an overlay or `set` adds; they exist at every scale."""
+    """Runs that config.yaml, an overlay or `set` adds, by study. These runs exist at every scale."""
 
-    def at_scale(self, study: str, *path: str) -> Tree:
+    def scale_settings(self, study: str, *path: str) -> Tree:
         """Return the scale's settings below a path of a study."""
-        return self.scale_tree.at("studies", study, *path)
+        return self.scale_tree.subtree("studies", study, *path)
 
-    def settings(self, study: str, *path: str) -> Tree:
+    def study_settings(self, study: str, *path: str) -> Tree:
         """Return a study's settings below a path, with the scale's settings merged over them."""
-        return merge(self.study_trees[study].at(*path), self.at_scale(study, *path), ".".join((study, *path)))
+        study_tree, subject = self.study_trees[study].subtree(*path), ".".join((study, *path))
+        return merge(study_tree, self.scale_settings(study, *path), subject)
 
 
 def study_file(name: str) -> str:
@@ -69,19 +70,19 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
         sorted(path.stem for path in root.glob(f"workflow/{kind}/*.yaml")) for kind in ("studies", "scales")
     )
     overrides = _overrides(root, command_line)
-    form = _form_of_overrides(existing_studies)
+    override_spec = _override_spec(existing_studies)
     for tree in overrides:
-        parse(form, tree, remedy=KEY_FORMS)
-    of_files = [tree for tree in overrides if isinstance(tree.get("scale"), dict)]
-    of_config = [tree.without("scale") if tree in of_files else tree for tree in overrides]
-    config_tree = merge_all([tree.only(CONFIG_KEYS) for tree in of_config])
+        parse(override_spec, tree, remedy=KEY_FORMS)
+    with_scale_keys = [tree for tree in overrides if isinstance(tree.get("scale"), dict)]
+    config_trees = [tree.drop("scale") if tree in with_scale_keys else tree for tree in overrides]
+    config_tree = merge_all([tree.select(CONFIG_KEYS) for tree in config_trees])
     config = parse(Config, config_tree)
     if config.scale not in scales:
         near = near_misses(config.scale, scales)
         raise UserError(f"{config_tree.file_of('scale')}: scale: no scale {config.scale!r}{near}")
     scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
-    input_trees = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
-    for tree in (*input_trees, *(Tree(tree.at("scale"), f"{tree.file}: scale") for tree in of_files)):
+    input_trees = [tree.select({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
+    for tree in (*input_trees, *(Tree(tree.subtree("scale"), f"{tree.file}: scale") for tree in with_scale_keys)):
         scale_tree = _as_text(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
     studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
@@ -94,63 +95,66 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
                 key = f"{tree.file_of(*path)}: {'.'.join(path)}"
                 raise UserError(f"{key}: no study {name!r}{near_misses(name, existing_studies)}")
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
-    tracked = {name: read_tree(root, study_file(name)) for name in studies}
+    file_trees = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
-        name: merge_all([tree, *(Tree(o.at("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
-        for name, tree in tracked.items()
+        name: merge_all([tree, *(Tree(o.subtree("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
+        for name, tree in file_trees.items()
     }
     parsed = {name: parse(Study, tree) for name, tree in trees.items()}
-    added = {name: frozenset(trees[name].at("runs").keys() - tracked[name].at("runs").keys()) for name in trees}
+    file_runs = {name: tree.subtree("runs").keys() for name, tree in file_trees.items()}
+    added = {name: frozenset(tree.subtree("runs").keys() - file_runs[name]) for name, tree in trees.items()}
     return Sources(config, scale, parsed, config_tree, scale_tree, trees, overrides, added)
 
 
 def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
-    """Return the overrides by increasing priority: the keys of config.yaml, overlay and command line, then their `set`.
+    """Return the overrides by increasing priority: keys of config.yaml, overlay and command line, then their `set`.
 
-    All accept the same keys, nested or dotted, except that an overlay cannot name an overlay.
+    All of them accept the same keys, nested or dotted, but an overlay cannot name another overlay.
     """
     files = [read_tree(root, "config.yaml"), Tree(command_line, "command line")]
-    if (overlay := parse(Config, merge_all([tree.only({"overlay"}) for tree in files])).overlay) is not None:
+    if (overlay := parse(Config, merge_all([tree.select({"overlay"}) for tree in files])).overlay) is not None:
         files.insert(1, read_tree(root, overlay))
         if "overlay" in files[1]:
-            raise UserError(f"{overlay}: overlay: an overlay cannot name another; write the keys of both into one file")
+            raise UserError(
+                f"{overlay}: overlay: an overlay cannot name another overlay; write the keys of both into one file"
+            )
     for tree in files:
-        parse(Config, tree.only({"set"}))
-    keys = [override for tree in files for override in _nested(tree.without("overlay", "set"), tree.file)]
-    return [*keys, *(override for tree in files for override in _nested(tree.at("set"), f"{tree.file}: set"))]
+        parse(Config, tree.select({"set"}))
+    keys = [override for tree in files for override in _nested(tree.drop("overlay", "set"), tree.file)]
+    return [*keys, *(override for tree in files for override in _nested(tree.subtree("set"), f"{tree.file}: set"))]
 
 
 def _nested(tree: Tree, file: str) -> list[Tree]:
     """Convert dotted keys to nested mappings, except below `hardware`, because names of processors may contain dots.
 
-    Returns two trees: one with the key `hardware` and the name of the scale, and one with all other keys.
+    Returns two trees. The first has the key `hardware` and the name of the scale, the second has all other keys.
     """
-    literal = tree.only({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
-    return [Tree(literal, file), nested(tree.without(*literal), file)]
+    literal = tree.select({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
+    return [Tree(literal, file), nested(tree.drop(*literal), file)]
 
 
 def _as_text(tree: Tree) -> Tree:
     """Return the tree of a scale with `kind: text` added to every data set that has no `kind`."""
-    data = tree.at("data")
+    data = tree.subtree("data")
     kinds = {name: {"kind": "text"} for name, spec in data.items() if isinstance(spec, Tree) and "kind" not in spec}
     return merge(Tree({"data": kinds} if kinds else {}, tree.file), tree)
 
 
-def _form_of_overrides(studies: list[str]) -> type[Spec]:
-    """Return a spec of the keys that overrides may name; the values are checked after the merge."""
-    of_study: dict[str, Any] = dict.fromkeys(RUN_KEYS, (Any, None)) | {"runs": (dict[str, dict[str, Any]], {})}
-    of_files: dict[str, Any] = dict.fromkeys(studies, (dict[str, Any], {}))
+def _override_spec(studies: list[str]) -> type[Spec]:
+    """Return a spec of the keys that overrides may have; the values are checked after the merge."""
+    run_keys: dict[str, Any] = dict.fromkeys(RUN_KEYS, (Any, None)) | {"runs": (dict[str, dict[str, Any]], {})}
+    study_keys: dict[str, Any] = dict.fromkeys(studies, (dict[str, Any], {}))
     keys: dict[str, Any] = dict.fromkeys(CONFIG_KEYS, (Any, None))
-    keys |= dict.fromkeys(studies, (create_model("OfStudy", __base__=Spec, **of_study), None))
-    keys["study"] = (create_model("OfFiles", __base__=Spec, **of_files), None)
+    keys |= dict.fromkeys(studies, (create_model("RunOverrides", __base__=Spec, **run_keys), None))
+    keys["study"] = (create_model("StudyOverrides", __base__=Spec, **study_keys), None)
     return create_model("Overrides", __base__=Spec, **keys)
 
 
 def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, ReleasedModel]) -> DataSets:
-    """Return the data sets with the vocabularies of shared tokenizers, each data set after the owner of its tokenizer.
+    """Return the data sets with the vocabularies of shared tokenizers. The owner of a tokenizer comes before its users.
 
-    A data set that uses the tokenizer of a released model gets that model's files and vocabulary. Raises UserError if
-    the owner of a tokenizer does not exist, has another vocabulary, or uses the tokenizer of the data set itself.
+    A data set that uses the tokenizer of a released model gets the files and the vocabulary of this model. Raises
+    UserError if the owner of a tokenizer does not exist, has another vocabulary, or uses the tokenizer of its user.
     """
     chains = {name: tokenizer_chain(name, data, tree) for name in data}
     filled: dict[str, DataSpec] = {}
@@ -176,7 +180,7 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
 
 
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
-    """Return the sizes of a released model. Raises UserError if its files are not readable and no sizes are set."""
+    """Return the sizes of a released model. Raises UserError if no sizes are set and its files cannot be read."""
     try:
         return source.known_sizes()
     except UserError as error:
@@ -197,12 +201,12 @@ def tokenizer_chain(name: str, data: DataSets, tree: Tree | None = None) -> list
             raise UserError(f"{key}: no data set {owner!r} of text at this scale{near_misses(owner, texts)}")
         names.append(owner)
         if owner in names[:-1]:
-            raise UserError(f"{key}: {owner!r} closes a cycle ({' -> '.join(names)}); choose another")
+            raise UserError(f"{key}: {owner!r} closes a cycle ({' -> '.join(names)}); choose another data set")
     return names
 
 
 def same_tokenizer(a: str, b: str, data: DataSets) -> bool:
-    """Return whether two data sets have the same tokenizer; tokenizers trained on different text always differ."""
+    """Return whether two data sets have the same tokenizer. Tokenizers trained on different texts always differ."""
     first, second = (tokenizer_chain(name, data)[-1] for name in (a, b))
     tokenizer = getattr(data[first], "tokenizer", None)
     fixed = isinstance(tokenizer, TokenizerFile | ReleasedTokenizer)

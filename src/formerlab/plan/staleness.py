@@ -1,8 +1,8 @@
-"""Staleness check: compare the records of jobs with the plan. This module imports neither torch nor pydantic.
+"""Staleness check: compare the records of jobs with the plan. This module does not import torch or pydantic.
 
-`status`, the DAG, the stages and all readers of rows use this check, so they agree, even about copied files. The output
-of a job is stale if its record differs from the plan in configuration or code, if its data or parent were replaced, or
-if its data or parent are stale.
+`status`, the DAG, the stages and all readers of rows use this check, so their results agree, also for copied files. The
+output of a job is stale if its record differs from the plan in configuration or code, if its data or parent were
+replaced, or if its data or parent are stale.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED, WEIGHTS
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
-"""The record file of each stage, which the stage writes last; stages come before the stages that read their results."""
+"""The record file of each stage, which the stage writes last. A stage comes before the stages that read its results."""
 Expected = dict[tuple[str, ...], tuple[str, Any]]
 """Expected values of a record: path of the key -> (label for messages, expected value)."""
 
 
 def maker(plan: dict[str, Any], run: str) -> str:
-    """Return the stage that makes a run: the stage whose jobs contain it, otherwise `train`."""
+    """Return the stage that makes a run: the stage whose jobs include the run, otherwise `train`."""
     return next((stage for stage in MAKING if run in plan[stage]), "train")
 
 
@@ -39,7 +39,7 @@ class OutputState(NamedTuple):
     """The state of a job's output according to its record."""
 
     state: str
-    """finished, diverged, stale, missing, or failed if the record cannot be read."""
+    """finished, diverged, stale, missing, or failed (the record cannot be read)."""
     detail: str = ""
 
     def __str__(self) -> str:
@@ -52,12 +52,12 @@ class OutputState(NamedTuple):
 
 
 class Staleness:
-    """The states of the outputs of one plan, each computed at its first use."""
+    """The states of the outputs of one plan; a state is computed at its first use."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
         self._states: dict[tuple[str, str], OutputState] = {}
-        self._read: dict[Path, Any] = {}
+        self._records: dict[Path, Any] = {}
 
     def check(self, stage: str, name: str) -> OutputState:
         """Return the state of a job's output."""
@@ -73,16 +73,16 @@ class Staleness:
     def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
         """Write the stale outputs with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
 
-        The file is newer than the outputs and notes, so Snakemake reruns every rule that reads it. Its name is a hash
-        of its content, so another process does not write it again and change its time. Returns the path of the file, or
-        None if nothing is stale or failed.
+        The file is newer than the outputs and notes, so Snakemake reruns every rule that reads the file. Its name is a
+        hash of its content, so another process does not write the file again and change its time. Returns the path of
+        the file, or None if no output is stale or failed.
         """
-        now, lines = time.time(), [f"{note}\n" for note in failures]
+        current_time, lines = time.time(), [f"{note}\n" for note in failures]
         stamps = [note.stat().st_mtime_ns for note in failures]
         for (stage, name), reason in self.stale().items():
             record = self.record(stage, name)
-            if record.stat().st_mtime > now:  # clocks differ
-                os.utime(record, (now, now))
+            if record.stat().st_mtime > current_time:  # written by a machine with another clock
+                os.utime(record, (current_time, current_time))
             stamps.append(record.stat().st_mtime_ns)
             lines.append(f"{stage} {name}: {reason}\n")
         path = folder / f"{hashlib.sha256(f'{lines} {stamps}'.encode()).hexdigest()[:16]}.txt"
@@ -108,8 +108,8 @@ class Staleness:
         if stage in MEASURED:
             return [(maker(self.plan, name), name)]
         job = self.plan[stage][name]
-        bases = [("data", job["data"]), *([("train", job["init"])] if job.get("init") else [])]
-        return [*bases, *([("speed", job["study"])] if job.get("equal_time") else [])]
+        inputs = [("data", job["data"]), *([("train", job["init"])] if job.get("init") else [])]
+        return [*inputs, *([("speed", job["study"])] if job.get("equal_time") else [])]
 
     def folder(self, stage: str, name: str) -> Path:
         """Return the folder of a job's output."""
@@ -128,24 +128,24 @@ class Staleness:
             return OutputState("missing")
         if isinstance(record, UserError):
             return OutputState("failed", str(record))
-        wrong = set()
+        differences = set()
         for keys, (label, value) in self._expected(stage, name).items():
             recorded: Any = record
             for key in keys:
                 recorded = recorded.get(key) if isinstance(recorded, dict) else None
-            wrong |= set() if value in (None, recorded) else {label}  # None: the expected value is unknown
+            differences |= set() if value in (None, recorded) else {label}  # None: the expected value is unknown
         if "spec_hash" in record and "spec" in record and fingerprint(record["spec"]) != record["spec_hash"]:
-            wrong.add("configuration")  # edited by hand
-        reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
+            differences.add("configuration")  # the record was edited
+        reasons = [f"changed since: {', '.join(sorted(differences))}"] if differences else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
-            reasons.append(f"no {OPTIMIZER}, which another run continues with")
+            reasons.append(f"no {OPTIMIZER}, which another run needs")
         reasons += _damaged_files(stage, path.parent, record)
-        bases = {base: self.check(*base) for base in self.dependencies(stage, name)}
-        reasons += [f"{base[1]} is {output.state}" for base, output in bases.items() if not output.current]
+        inputs = {job: self.check(*job) for job in self.dependencies(stage, name)}
+        reasons += [f"{job[1]} is {output.state}" for job, output in inputs.items() if not output.current]
         return OutputState("stale", "; ".join(reasons)) if reasons else OutputState(record.get("status", "finished"))
 
     def _expected(self, stage: str, name: str) -> Expected:
-        """Return the values that the record must have to be up to date."""
+        """Return the values that an up-to-date record has."""
         job = self.plan[stage][name]
         expected: Expected = {} if job.get("given") else {("code_hash",): ("code", job["code"])}
         if stage == "data":
@@ -164,7 +164,7 @@ class Staleness:
         elif stage in MAKING:
             expected["weights_sha256",] = "weights", job.get("weights")
             expected["data", "fingerprint"] = "data", self._recorded("data", job["data"], "fingerprint")
-            equal = ("equal_time",) if job.get("equal_time") else ()  # the record's own spec has the resulting steps
+            equal = ("equal_time",) if job.get("equal_time") else ()  # the spec in the record has the resulting steps
             expected[*equal, "spec_hash"] = "configuration", job["spec_hash"]
             if equal:
                 expected[*equal, "rows_sha256"] = "measured speed", self._recorded("speed", job["study"], "rows_sha256")
@@ -179,25 +179,25 @@ class Staleness:
 
     def _content(self, path: Path) -> Any:
         """Return a record, the error if it cannot be read, or None if it is missing."""
-        if path not in self._read:
+        if path not in self._records:
             try:
-                self._read[path] = read_record(path) if path.exists() else None
+                self._records[path] = read_record(path) if path.exists() else None
             except UserError as error:
-                self._read[path] = error
-        return self._read[path]
+                self._records[path] = error
+        return self._records[path]
 
 
 def _damaged_files(stage: str, folder: Path, record: dict[str, Any]) -> list[str]:
     """Return a message for each file of an output that is missing or damaged."""
-    stated, weights = record.get("rows_sha256"), folder / WEIGHTS
-    files = stated if isinstance(stated, dict) else ()
+    row_hashes, weights = record.get("rows_sha256"), folder / WEIGHTS
+    files = row_hashes if isinstance(row_hashes, dict) else ()
     missing = [f"{file} is missing" for file in files if not (folder / file).exists()]
     damaged = stage == "train" and weights.exists() and not _is_complete(weights)
     return [*missing, f"{WEIGHTS} is damaged"] if damaged else missing
 
 
 def _is_complete(weights: Path) -> bool:
-    """Return whether a safetensors file is as long as its header says; readers of the weights check their SHA-256."""
+    """Return whether a safetensors file has the length in its header. Readers of the weights check the SHA-256."""
     with open(weights, "rb") as file, suppress(ValueError, LookupError, TypeError, AttributeError):
         size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(length, size)))

@@ -1,6 +1,6 @@
-"""Export live results to the cached results that figures are rendered from (results/read.py describes the format).
+"""Export live results to the cached results, from which figures are rendered (results/read.py describes the format).
 
-The same rows give the same bytes, so version control shows whether rows changed.
+Equal rows give bit-identical files, so version control shows whether rows changed.
 """
 
 import json
@@ -38,12 +38,12 @@ def export(
 
     A run is exported if all its seeds are finished and every file can be read. `seeds` gives the planned seeds by
     study/run; the default is all seeds that any run of the study has. An exported run replaces all seeds of its
-    previous export; other runs, for example from another machine, stay. Each study is replaced atomically. Runs
-    for which `staleness_reason` returns a reason (stale runs) are not exported.
+    previous export; other exported runs, for example from another machine, are kept. Each study is replaced atomically.
+    Runs for which `staleness_reason` returns a reason (stale runs) are not exported.
 
-    Returns ids of runs as `exported`, `diverged` (these are exported too) and `unfinished` (with the reason), and
-    `left_out`, the measurements that were not exported. Raises UserError for damaged files and if scales or versions of
-    data differ.
+    The result has the ids of the exported runs (`exported`), of those that diverged (`diverged`), the reason for each
+    run that is not complete (`unfinished`), and the measurements that were not exported (`left_out`). Raises UserError
+    for damaged files, and if scales or versions of data differ.
     """
     if live_root.resolve().name != cached_root.resolve().name:
         raise UserError(
@@ -77,9 +77,10 @@ def export(
 def _unfinished(
     results: Results, study: str, records: Sequence[Record], planned: Mapping[str, Set[int]]
 ) -> dict[str, str]:
-    """Return the reason for each incomplete run of a study by id: unfinished, stale, or with missing seeds.
+    """Return a reason for each incomplete run of a study, by id: the run is unfinished or stale, or misses seeds.
 
-    Seeds that are not in the plan are not required.
+    `planned` are the required seeds by study/run. For other runs, all seeds that the study has are required, except
+    seeds that are not in the plan.
     """
     folders = {"/".join(path.parts[-3:]) for path in (results.root / study).glob("*/seed*/")}
     reasons = {}
@@ -97,9 +98,9 @@ def _unfinished(
 
 
 def _export_study(results: Results, target: Path, records: list[Record], fresh: Path) -> None:
-    """Write the runs of a study, and the other runs that `target` already has, into the folder `fresh`.
+    """Write `records` with their rows, and the runs of `target` that have no new rows, into the folder `fresh`.
 
-    New rows of the study replace its previous rows. The caller has locked `target`.
+    New rows of the study replace its previous rows. The caller must lock `target`.
     """
     rows, stages = _read(results, target.name, records)
     if (target / read.RECORDS).exists():
@@ -124,8 +125,8 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
     """Return the rows and stage records of a study and of its runs, live or exported."""
     runs, rows, stages = sorted({record["run"] for record in records}), Rows(), Stages()
     for file in TABLES:
-        of_runs = STAGES[WRITER[file]].unit == "run"
-        frame = results.rows(file, study, runs).drop(columns="study") if of_runs else results.rows_of(file, study)
+        per_run = STAGES[WRITER[file]].unit == "run"
+        frame = results.rows(file, study, runs).drop(columns="study") if per_run else results.rows_of(file, study)
         if len(frame):
             rows[file] = frame
     for owner in [*(record["id"] for record in records), study]:
@@ -137,9 +138,9 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
 
 @contextmanager
 def _locked_folders(target: Path) -> Iterator[tuple[Path, Path]]:
-    """Hold the lock of an exported study; yield the paths of its new and its old folder, which do not exist yet.
+    """Lock an exported study during the block; yield paths for its new and its old folder, which do not exist yet.
 
-    If an export was killed between its two renames, the old folder is first renamed back to `target`.
+    If an export was killed between its two renames, the old folder is first renamed to `target` again.
     """
     fresh, old, lock = (target.with_name(f".{target.name}.{ending}") for ending in ("new", "old", "lock"))
 
@@ -170,7 +171,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _without_host(record: Record | None) -> Record | None:
-    """Return a record without the host name, which is private, and with its hash updated."""
+    """Return a record without the host name, which is private, and with a new hash."""
     if record is None or "host" not in record:
         return record
     public = {key: value for key, value in record.items() if key not in ("host", RECORD_HASH)}
@@ -183,11 +184,11 @@ def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Sta
     import pyarrow.parquet as pq
 
     runs = {record["id"]: record for record in records}
-    owners = [*runs, *(owner for owner in stages if owner not in runs)]  # the stages of the study come last
+    owners = [*runs, *(owner for owner in stages if owner not in runs)]  # the line of the study is the last
     lines: list[dict[str, Any]] = []
     for owner in owners:
-        of_stages = {stage: _without_host(record) for stage, record in stages.get(owner, {}).items()}
-        lines.append({"id": owner, "record": _without_host(runs.get(owner)), "stages": of_stages})
+        stage_records = {stage: _without_host(record) for stage, record in stages.get(owner, {}).items()}
+        lines.append({"id": owner, "record": _without_host(runs.get(owner)), "stages": stage_records})
     write_text(folder / read.RECORDS, "".join(f"{json.dumps(line)}\n" for line in lines))
     for name, frame in rows.items():
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)

@@ -1,4 +1,7 @@
-"""The note of a running stage in its output folder, which locks the folder and is read by the command `status`."""
+"""Notes of stages: a stage writes its state into its output folder, and the command `status` reads it.
+
+The file of the note is also a lock, so that only one process runs a stage in a folder.
+"""
 
 import json
 import os
@@ -18,17 +21,19 @@ from formerlab.results.stages import OPTIMIZER, STAGES
 Note = dict[str, Any]
 
 SAFE = "Finished work is saved; the same command continues where this one stopped."
-ROOM = 1024
-"""Size of a note in bytes, reserved so that the final state can be written on a full disk."""
-LONGEST_REASON = 400
+NOTE_BYTES = 1024
+"""Size of every note in bytes. A constant size allows writing the final state on a full disk."""
+MAX_REASON_LENGTH = 400
+"""Maximum number of characters of a reason."""
 
 
 @contextmanager
-def noted(stage: str, folder: Path) -> Iterator[None]:
-    """Write a note to `folder` while a stage runs; a stage that fails or stops leaves the reason in its note.
+def stage_note(stage: str, folder: Path) -> Iterator[None]:
+    """Write a note with the state "running" to `folder`, run the block, and remove the note.
 
-    Temporary files of a killed process are removed first. Raises UserError if another process runs the same stage in
-    this folder; the message names the process.
+    If the block fails or is stopped, the note remains with the state "failed" or "stopped" and the reason. Temporary
+    files of a killed process are removed first. Raises UserError if another process runs the same stage in this folder;
+    the message names the process.
     """
     path = _path(stage, folder)
     note = {
@@ -42,7 +47,7 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
     }
 
     def end(state: str, error: BaseException, otherwise: str) -> None:
-        ending = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:LONGEST_REASON]}
+        ending = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:MAX_REASON_LENGTH]}
         with suppress(OSError):  # the caller gets the original error
             _write(path, note | ending)
 
@@ -70,19 +75,25 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def note_of(stage: str, folder: Path) -> Note | None:
-    """Return the note of a stage in `folder` as written, or None if there is no valid note."""
+def written_note(stage: str, folder: Path) -> Note | None:
+    """Return the note of a stage in `folder` as it was written, or None if there is no valid note."""
     return _read(_path(stage, folder))
 
 
-def holder(stage: str, folder: Path) -> str | None:
-    """Describe the process that runs a stage in `folder`; None without such a process or without file locks."""
+def running_process(stage: str, folder: Path) -> str | None:
+    """Describe the process that runs a stage in `folder`.
+
+    Returns None if no process runs the stage, or if the file system has no locks.
+    """
     path = _path(stage, folder)
     return _process_of(path) if is_locked(path) else None
 
 
 def read_note(stage: str, folder: Path) -> Note | None:
-    """Return the note of a stage in `folder`; if its process on this machine has ended, its state is "killed"."""
+    """Return the note of a stage in `folder`, or None if there is no valid note.
+
+    If the process of a running stage was on this machine and has ended, the state is "killed".
+    """
     path = _path(stage, folder)
     note = _read(path)
     if note is None or note["state"] != "running" or note["host"] != socket.gethostname():
@@ -94,7 +105,7 @@ def read_note(stage: str, folder: Path) -> Note | None:
 
 
 def _half_written(stage: str, folder: Path) -> Iterator[Path]:
-    """Yield the temporary files of a stage; for `data`, all temporary files in the folder."""
+    """Yield the temporary files that a stage may have left in its folder."""
     if stage == "data":
         yield from folder.rglob(".*.tmp")
     for name in (*STAGES[stage].written, *([OPTIMIZER] if stage == "train" else [])):
@@ -114,9 +125,9 @@ def _read(path: Path) -> Note | None:
 
 
 def _write(path: Path, note: Note) -> None:
-    """Overwrite the note in place, because a new file would need free disk space."""
+    """Overwrite the note in its file, because a new file would need free disk space."""
     with open(path, "rb+") as file:
-        file.write(json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n")
+        file.write(json.dumps(note, ensure_ascii=False).encode().ljust(NOTE_BYTES) + b"\n")
         file.truncate()
 
 

@@ -1,9 +1,9 @@
 """Read the rows of finished runs, live or exported, as pandas frames. This module does not import torch.
 
-A live study has one folder per run, as stages write it. An exported study (results/export.py) consists of a few files:
+A live study has one folder per run, into which the stages write. An exported study (results/export.py) has these files:
 
-    records.jsonl     one line per run: its id, its run.json and the records of its measurements; the last line is for
-                      the measurements of the study
+    records.jsonl     one line per run: its id, its run.json and the records of its measurements; the last line has the
+                      records of the measurements of the study
     <kind>.parquet    the rows of all runs (test.parquet has test.csv of every run), with the first columns run and seed
 """
 
@@ -32,7 +32,7 @@ StalenessReason = Callable[[str, str], str]
 RUN, RECORDS = "run.json", "records.jsonl"
 SCHEMA = 1
 """Version of the format of run.json."""
-AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
+RUN_AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 KEYS = ["study", "run", "seed"]
 EXACT_FLOATS: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
@@ -42,9 +42,8 @@ EXACT_FLOATS: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precis
 class Results:
     """The finished runs in `results/<tree>/<scale>`; a run is finished if its run.json exists.
 
-    Live and exported studies have the same interface. A diverged run is finished too, with the status "diverged". Rows
-    for which `staleness_reason` returns a reason (plan/staleness.py) are left out. Cached rows are read without this
-    check.
+    Live and exported studies have the same interface. A diverged run is also finished; its status is "diverged". Rows
+    are left out if `staleness_reason` returns a reason for them (plan/staleness.py); None includes all rows.
     """
 
     def __init__(self, root: Path, staleness_reason: StalenessReason | None = None) -> None:
@@ -65,14 +64,14 @@ class Results:
     def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return one row per finished run and seed, sorted by study, run and seed.
 
-        Columns are the keys of run.json; nested keys are joined by dots (`spec.model.layers`, `data.fingerprint`, ...).
-        `runs` are glob patterns of run names.
+        Columns are the keys of run.json; nested keys are joined by dots, for example `spec.model.layers`. `runs` are
+        glob patterns of run names.
         """
         records = [self._flattened(record) for record in self._matching(study, runs)]
         return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
 
     def _matching(self, study: str | None, runs: Sequence[str]) -> list[Record]:
-        """Return the records of one study, or of all studies, whose run names match a pattern."""
+        """Return the records of a study (None: all studies) whose run names match one of the patterns `runs`."""
         return [
             record
             for record in self.records()
@@ -82,8 +81,8 @@ class Results:
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return the rows of file `name` of all finished runs; the first columns are study, run and seed.
 
-        Runs without the file (`depth.csv`, `zeroshot.csv`, ...) are skipped. Raises UserError for a missing file whose
-        hash is in a record, and for a damaged or changed file.
+        Runs without the file are skipped. Raises UserError for a missing file whose hash is in a record, and for a
+        damaged or changed file.
         """
         frames = []
         for record in self._matching(study, runs):
@@ -96,29 +95,29 @@ class Results:
         return rows[[*KEYS, *rows.columns.drop(KEYS)]]
 
     def rows_of(self, name: str, owner: str) -> DataFrame:
-        """Return the rows of a file of a run, a study (`speed.csv`) or the scale ("").
+        """Return the rows of a file of `owner`: the id of a run, the name of a study, or "" for the scale.
 
-        The frame is empty if the file is missing or left out. Raises UserError as `rows` does.
+        The frame is empty if the file is missing or left out. Raises the same errors as `rows`.
         """
         if exported := self.exported.get(owner.partition("/")[0]):
             frame = exported.rows(name, owner)
             return _empty_rows(name) if frame is None or self._is_left_out(name, owner) else frame
         path, stage = self.root / owner / name, WRITER.get(name, "")
-        stated = self.stage_record(owner, stage).get("rows_sha256") if stage else None
-        stated = stated.get(name) if isinstance(stated, dict) else stated
-        if not (path.exists() or stated) or self._is_left_out(name, owner or CLAIMS):
+        expected_hash = self.stage_record(owner, stage).get("rows_sha256") if stage else None
+        expected_hash = expected_hash.get(name) if isinstance(expected_hash, dict) else expected_hash
+        if not (path.exists() or expected_hash) or self._is_left_out(name, owner or CLAIMS):
             return _empty_rows(name)
         if path not in self._frames:
-            self._frames[path] = read_rows(path, stated)
+            self._frames[path] = read_rows(path, expected_hash)
         return self._frames[path]
 
     def records(self) -> list[Record]:
-        """Return the contents of every run.json that is not left out, sorted by study, run and seed."""
+        """Return the contents of each run.json that is not left out, sorted by study, run and seed."""
         return [record for name, record in self.all_records.items() if not self._is_left_out(RUN, name)]
 
     @cached_property
     def all_records(self) -> dict[str, Record]:
-        """The contents of every run.json by id, including runs that are left out, in the same order.
+        """The contents of each run.json by id, sorted by study, run and seed; runs that are left out are included.
 
         Raises UserError for a run.json that cannot be read, unless `staleness_reason` returns a reason to leave it out.
         """
@@ -130,8 +129,8 @@ class Results:
                 if not self._is_left_out(RUN, "/".join(path.parts[-4:-1])):
                     raise
         for study in self.exported.values():
-            of_runs = (line.get("record") for owner, line in study.records.items() if owner != study.name)
-            records += [_checked(study.folder / RECORDS, record, study.name) for record in of_runs]
+            run_records = (line.get("record") for owner, line in study.records.items() if owner != study.name)
+            records += [_checked(study.folder / RECORDS, record, study.name) for record in run_records]
         records.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
         return {record["id"]: record for record in records}
 
@@ -141,7 +140,10 @@ class Results:
         return self._flat[record["id"]]
 
     def stage_record(self, owner: str, stage: str) -> Record:
-        """Return the record of a stage of a run, a study or the scale (""), empty if it is missing or left out."""
+        """Return the record of a stage of `owner` (a run id, a study, or "" for the scale).
+
+        The record is empty if it is missing or left out.
+        """
         if stage in MAKING:
             return self.all_records.get(owner, {})
         if exported := self.exported.get(owner.partition("/")[0]):
@@ -158,7 +160,9 @@ class Results:
         return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
-        """Return "stage name: reason" for all rows left out; patterns on spec keys (`key=value`) are treated as `*`."""
+        """Return "stage name: reason" for all rows that are left out; patterns `key=value` on spec keys match all
+        runs.
+        """
         names = ["*" if "=" in pattern else pattern for pattern in runs]
         return [
             f"{stage} {name}: {reason}"
@@ -167,14 +171,14 @@ class Results:
         ]
 
     def warning(self) -> str:
-        """Return a one-line warning about everything left out, with the remedy; empty if nothing was left out."""
+        """Return a one-line warning about rows that are left out, with the remedy; empty if no rows are left out."""
         left_out = self.left_out()
         further = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         warning = f"left out because the plan differs ({left_out[0]}{further})" if left_out else ""
         return warning and f"{warning}: the command status lists them, snakemake runs them again"
 
     def origin(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
-        """Describe the scale and tree of the rows, and how many results were left out."""
+        """Describe the scale and tree of the rows, and the number of results that are left out."""
         left_out = self.left_out(study, runs)
         omission = f", {len(left_out)} left out because the plan differs" if left_out else ""
         return f"scale {self.scale}, {self.tree} results{omission}"
@@ -190,7 +194,7 @@ class ExportedStudy:
 
     @cached_property
     def records(self) -> dict[str, Record]:
-        """The lines of records.jsonl by id of the run or name of the study."""
+        """The lines of records.jsonl, by id of the run or name of the study."""
         path = self.folder / RECORDS
         try:
             *lines, unfinished = path.read_text(encoding="utf-8").split("\n")
@@ -203,7 +207,7 @@ class ExportedStudy:
     def rows(self, name: str, owner: str) -> DataFrame | None:
         """Return the rows of a file for a run id or the study name, or None if there are no rows.
 
-        Optional columns that only other runs have are dropped.
+        Optional columns are dropped if they are empty in these rows.
         """
         if name not in self._frames:
             self._frames[name] = self._by_owner(self.folder / f"{Path(name).stem}.parquet")
@@ -214,7 +218,7 @@ class ExportedStudy:
         return self._rows[name, owner]
 
     def _by_owner(self, path: Path) -> dict[str, DataFrame]:
-        """Return the rows of a Parquet file by run id, or by the name of the study for a file without runs."""
+        """Return the rows of a Parquet file by run id; rows of a study have the name of the study as key."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -234,27 +238,27 @@ class ExportedStudy:
 
 @cache
 def read_once(root: Path) -> Results:
-    """Return the results in `root`. A process reads the rows once, so they must not change while it runs."""
+    """Return the results in `root`; rows are read once per process, so they must not change while it runs."""
     return Results(root)
 
 
 def has_runs(root: Path) -> bool:
-    """Return whether a scale (results/<tree>/<scale>) has finished runs, live or exported."""
+    """Return whether the results of a scale in `root` contain finished runs, live or exported."""
     return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RECORDS}", f".*.old/{RECORDS}") for _ in root.glob(form))
 
 
-def read_rows(path: Path, stated: str | None = None) -> DataFrame:
+def read_rows(path: Path, expected_hash: str | None = None) -> DataFrame:
     """Read a CSV file of rows; floats are exact.
 
-    A file with only a header has no rows; a run that diverged early writes such a file. Raises UserError for a missing
-    or damaged file, a missing column, and a SHA-256 that differs from `stated`.
+    The frame is empty for a file with only a header, which a run that diverged early writes. Raises UserError for a
+    missing or damaged file, a missing column, and a SHA-256 that differs from `expected_hash`.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: missing, but its stage is finished; run its stage again") from None
-    if stated not in (None, hashlib.sha256(content).hexdigest()):
-        raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
+    if expected_hash not in (None, hashlib.sha256(content).hexdigest()):
+        raise UserError(f"{path}: changed since its stage wrote it; {RUN_AGAIN}")
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
     empty = {name: [""] if name in texts else ["", "nan"] for name in columns}  # None, NA and null may be tokens
@@ -263,9 +267,9 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
             io.BytesIO(content), dtype=texts, na_values=empty, keep_default_na=False, **EXACT_FLOATS
         )
     except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {RUN_AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:
-        raise UserError(f"{path}: column '{missing[0]}' is missing; {AGAIN}")
+        raise UserError(f"{path}: column '{missing[0]}' is missing; {RUN_AGAIN}")
     return frame
 
 
@@ -276,7 +280,7 @@ def _empty_rows(file: str) -> DataFrame:
 
 
 def required_columns(file: str) -> tuple[str, ...]:
-    """Return the columns that a file of rows must have, empty for an unknown file."""
+    """Return the columns that a file of rows must have; an unknown file has no required columns."""
     return TABLES[file].required if file in TABLES else ()
 
 
@@ -286,14 +290,14 @@ def read_run(path: Path) -> Record:
 
 
 def _checked(path: Path, record: Any, folder: str) -> Record:
-    """Return a record after checking its keys, its version and that its id matches the folder (study/run/seed)."""
+    """Check the keys, the version and the id of a record and return it; its id must be in `folder` (study/run/seed)."""
     if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
         fault = f"keys are missing ({', '.join(missing)})" if isinstance(record, dict) else "is not a JSON object"
         raise UserError(f"{path}: {fault}; delete the folder and train again")
     if record["schema"] != SCHEMA:
         raise UserError(f"{path}: schema {record['schema']}, but this version reads schema {SCHEMA}; train again")
     names = [str(record["study"]), str(record["run"]), f"seed{record['seed']}"]
-    plain = all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) for name in names)  # rules out paths to other folders
+    plain = all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) for name in names)  # excludes paths to other folders
     if not plain or "/".join(names) != record["id"] or not f"{record['id']}/".startswith(f"{folder}/"):
         fault = f"id {record['id']!r} does not match its study, run, seed and folder"
         raise UserError(f"{path}: {fault}; move the folder back or train again")

@@ -1,4 +1,4 @@
-"""The columns of all CSV files of rows; a name has the same meaning, type and unit in all files.
+"""The columns of all CSV files of rows; a column has the same meaning, type and unit in all files.
 
 The files and their columns are listed with their stages (`stages.py`).
 """
@@ -13,7 +13,7 @@ Type = Literal["text", "integer", "number"]
 TRAINING, FORWARD, DECODE = "training_step", "forward", "decode"
 """Values of `measure` in speed.csv."""
 COSINE, PRUNED, SINGULAR = "cosine_with_embedding", "pruned_loss_nats", "singular values: "
-"""Values of `measure` in flow.csv; the last is a prefix of the name of a matrix."""
+"""Values of `measure` in flow.csv; the name of a matrix is appended to the last value."""
 CLAIMS, EXACT = "claims", "exact.csv"
 """Name of the only job of the stage `exact`, and its file of rows (claim, name, value)."""
 UNPLANNED = "not in the plan"
@@ -90,7 +90,7 @@ COLUMNS: dict[str, Type] = {
     "log_prob": "number",  # log-probability of the number, nats
     "prompt": "integer",  # tokens of the compressed prompt
 }
-"""The columns by name, with unit or meaning. An empty cell of any type means "not applicable"."""
+"""The type of each column by name. An empty cell of any type means "not applicable"."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ class Table:
     optional: frozenset[str] = frozenset()
     """Columns that may be missing, because some tasks or older files do not have them."""
     value: str = ""
-    """Column whose mean over rows (weighted by `tokens` if the file has it) is a metric of the run in MLflow."""
+    """Column whose mean over rows is a metric of the run in MLflow; `tokens` is the weight if the file has this
+    column."""
     by: tuple[str, ...] = ()
-    """Columns to group by; each group has its own mean."""
+    """Columns to group by; the mean of each group is a separate metric."""
 
     @property
     def names(self) -> tuple[str, ...]:

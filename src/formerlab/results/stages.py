@@ -1,4 +1,4 @@
-"""The table of stages: what each stage does, its unit, and the files that it writes. Importing it is cheap.
+"""The table of stages: name, description, unit and files of each stage. Importing it is cheap.
 
 The plan, the staleness check, the rules of the DAG, the commands, the readers of rows and docs/files.md use this
 table. docs/extending.md shows how to add a stage.
@@ -26,19 +26,20 @@ class Stage:
     text: str
     """One-line description, the help text of the command."""
     unit: Literal["data set", "run", "study", "scale"]
-    """Unit of work. A stage with the unit "study" times the runs of a study in turns, alone on the machine."""
+    """Unit of work. A stage with the unit "study" alternates between the runs of a study, alone on the machine."""
     tables: dict[str, Table] = field(default_factory=dict)
     """Files of rows that the stage writes into the folder of its unit."""
     files: tuple[str, ...] = ()
     """Other files that the stage writes into this folder."""
     record: str = ""
-    """The record of provenance, which is written last; by default <name>.json."""
+    """File name of the record, which is written last; by default <name>.json."""
     settings: str = ""
-    """For a measurement, the class of its settings; its module in `evaluation/` also has the function `measure`."""
+    """Class of the settings of a measurement, as <module>.<class> in `evaluation/`. The module also has the function
+    `measure`."""
     models: tuple[str, ...] = ()
-    """Kinds of models that the stage measures; empty for all."""
+    """Kinds of models that the stage measures; empty if it measures all kinds."""
     resumes: bool = False
-    """Whether a stopped stage continues from its last state; the other stages start again."""
+    """Whether a stopped stage continues from its last state; all other stages start again."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
@@ -56,7 +57,7 @@ class Stage:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Return the names of all files that the stage writes, the record last."""
+        """Return the names of all files that the stage writes; the record is the last."""
         return (*self.tables, *self.files, self.record)
 
 
@@ -122,7 +123,7 @@ STAGES = {stage.name: stage for stage in (
     Stage("floors", "fit baselines (n-gram models or a linear probe) to the data of a run", "run", {
         "floors.csv": table("a window of the held-out stream (or an image) under a baseline",
                             "floor window tokens loss_nats rank?", value="loss_nats", by="floor"),
-    }, settings="floors.Floors"),
+    }, settings="baselines.Baselines"),
     Stage("flow", "measure the flow of information over the depth of a finished run", "run", {
         "flow.csv": table("a measure of a trained model at one depth (`evaluation/language/flow.py`)",
                           "measure place kept value"),
@@ -151,9 +152,9 @@ ALONE = frozenset(stage.name for stage in STAGES.values() if stage.settings.star
 """Stages that measure time and need an idle machine."""
 
 MAKING = {name: stage for name, stage in STAGES.items() if stage.record == STAGES["train"].record}
-"""Stages that create a run (train, load); measurements treat their runs alike."""
+"""Stages that create a run (train, load). Measurements do not distinguish trained and loaded runs."""
 
 TABLES = {file: rows for stage in STAGES.values() for file, rows in stage.tables.items()}
 """All files of rows, by name."""
 WRITER = {file: stage.name for stage in reversed(STAGES.values()) for file in stage.written}
-"""The stage that writes each file; for files of several stages (MAKING), the first of them."""
+"""The stage that writes each file; if several stages write a file (MAKING), the first of these stages."""

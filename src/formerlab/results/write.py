@@ -21,10 +21,12 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]
         for row in rows:
             if len(row) != len(columns):
                 raise ValueError(f"{path.name}: a row has {len(row)} cells, but the header {len(columns)}: {row!r}")
-            # float() first, because repr of a NumPy float contains the name of its type
+            # Convert to float, because repr of a NumPy float contains the name of its type.
             writer.writerow([repr(float(cell)) if isinstance(cell, float) else cell for cell in row])
 
 
 def hashes_of_rows(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each existing file, for the record of its stage; readers refuse a file that differs."""
+    """Return the SHA-256 of each existing file, for the record of its stage. A reader refuses a file with another
+    hash.
+    """
     return {name: sha256(folder / name) for name in files if (folder / name).exists()}

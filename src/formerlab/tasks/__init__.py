@@ -1,4 +1,4 @@
-"""Training tasks: `Task` is the union of their specs for configurations, `TaskSpec` is their interface."""
+"""Training tasks: `Task` is the union of their specs, and `TaskSpec` is their interface."""
 
 from typing import Annotated
 

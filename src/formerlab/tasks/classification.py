@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from formerlab.data.images.augmentation import Augmentation, Preprocessing, Probability, Shift
 from formerlab.data.images.batches import ImageBatch, ImageBytes, TrainingImages, held_out_batches
-from formerlab.data.images.mixing import draw_mix
+from formerlab.data.images.mixing import sample_mix
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.seeding import mixed_seed
@@ -54,9 +54,9 @@ class Classification(TaskSpec):
 
     kind: Literal["classification"] = "classification"
     batch: Count = 64
-    """Images per optimizer step, over all accumulation steps."""
+    """Number of images per optimizer step, over all accumulation steps."""
     valid_images: Count = 1000
-    """Images of the validation split, evenly spaced, that are evaluated during training."""
+    """Number of validation images, evenly spaced, that are evaluated during training."""
     augmentation: Augmentation | None = Shift()
     """Augmentation of the training images, or null."""
     smoothing: Probability = 0.0
@@ -101,17 +101,17 @@ class Classification(TaskSpec):
         self, data: TrainingImages, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[ImageBytes]:
         """Return the micro-batches of a step, of equal size; they are normalised and mixed on the device."""
-        draw, mix = start.steps + step, None
+        data_step, mix = start.steps + step, None
         if self.mixup or self.cutmix:
-            mix_seed, classes = mixed_seed(seed, draw, "mix"), len(data.images.classes)
-            mix = draw_mix(self.mixup, self.cutmix, self.smoothing, classes, data.preprocessing.side, mix_seed)
-            # Images i and batch - 1 - i of a step are mixed with each other, so they are in the same micro-batch.
+            mix_seed, classes = mixed_seed(seed, data_step, "mix"), len(data.images.classes)
+            mix = sample_mix(self.mixup, self.cutmix, self.smoothing, classes, data.preprocessing.side, mix_seed)
+            # Images i and batch - 1 - i of a step are mixed, so they are in the same micro-batch.
             halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
             positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
         else:
             positions = np.arange(self.batch).reshape(self.accumulate, -1)
         micro_batches = [positions[index] for index in shard.indices(self.accumulate)]
-        return data.batches_of(seed, draw, self._position(data, start, step), micro_batches, mix)
+        return data.batches_of(seed, data_step, self._position(data, start, step), micro_batches, mix)
 
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
         count = min(self.valid_images, len(data))
@@ -141,7 +141,7 @@ class Classification(TaskSpec):
         return [(index, 1, *row) for index, row in zip(group.tolist(), rows, strict=True)]
 
     def guessed_rows(self, model: Any, data: ImageSet) -> list[Row]:
-        """Return rows of a uniform guess: loss ln(classes), and the classes in turn as predictions."""
+        """Return the rows of a uniform guess, with loss ln(classes) and the classes in turn as predictions."""
         count, loss = model.classes, math.log(model.classes)
         labels = enumerate(data.labels.tolist())
         return [(index, 1, loss, label, index % count, (label - index) % count, 1 / count) for index, label in labels]
@@ -167,7 +167,7 @@ class Classification(TaskSpec):
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
         """Set average <- decay average + (1 - decay) weights; the first average is a copy of the weights.
 
-        This is timm's ModelEmaV3 on plain tensors, so that checkpoints store the average like any other state.
+        This computation equals timm's ModelEmaV3, on plain tensors, so that checkpoints store the average.
         """
         if self.average is None:
             return
@@ -195,7 +195,7 @@ def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " b
 def prediction_fields(
     logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch columns"]:
-    """Return the fields of `Prediction`, one image per row; softmax in float64, ties count against the model."""
+    """Return the fields of `Prediction`, one row per image, with softmax in float64; a tie counts as a wrong class."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
     true_class = log_probabilities.gather(1, labels[:, None])
     ranks = (log_probabilities >= true_class).sum(dim=1) - 1

@@ -39,11 +39,11 @@ class LanguageModeling(TaskSpec):
 
     kind: Literal["language_modeling"] = "language_modeling"
     context: Size = 1024
-    """Predicted tokens per training sequence (the window is one token longer)."""
+    """Number of predicted tokens per training sequence; the window is one token longer."""
     batch: Count = 8
-    """Sequences per optimizer step, over all devices and accumulation steps."""
+    """Number of sequences per optimizer step, over all devices and accumulation steps."""
     valid_windows: Count = 64
-    """Windows of the fixed validation stream that are evaluated during training."""
+    """Number of windows of the validation stream that are evaluated during training."""
     stretch: tuple[Proportion, Proportion] = (0.0, 1.0)
     """Start and end of the training data as fractions of the training stream. With [0, 0.8] for a model and [0.8, 1]
     for the stages that grow from it, the stages read only new text."""
@@ -89,10 +89,11 @@ class LanguageModeling(TaskSpec):
     def train_batch(
         self, stream: NDArray[np.unsignedinteger], seed: int, step: int, chosen: slice = slice(None)
     ) -> Windows:
-        """Return the windows `chosen` (a slice of the batch) of an optimizer step, drawn with replacement.
+        """Return the windows `chosen` (a slice of the batch) of an optimizer step, sampled with replacement.
 
-        They depend only on (stream, seed, step). `step` includes the steps of the ancestors on this data set.
-        A resumed run needs no loader state, and runs with the same seed and parent read the same tokens in order.
+        The windows depend only on (stream, seed, step), and `step` includes the steps of the ancestors on this data
+        set. A resumed run therefore needs no loader state, and runs with the same seed and parent read the same tokens
+        in order.
         """
         random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
         starts = random.integers(0, self._last_start(stream), size=self.batch, endpoint=True)

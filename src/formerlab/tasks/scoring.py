@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, for perplexity and zero-shot questions."""
+"""Log-probabilities of tokens, for perplexity and zero-shot questions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,29 +13,29 @@ from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, causal_attention
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
-"""Function that returns the attention for one batch, given the input lengths of its rows without padding, on the
-CPU."""
+"""A function that returns the attention function for a batch, given the lengths of its rows without padding (on the
+CPU)."""
 
 
 class Scores(NamedTuple):
     """Scores of tokens 1, 2, ... of each row."""
 
     log_probs: Float[Tensor, "batch time"]
-    """Natural logarithm of the probability of each token given all tokens before it."""
+    """Natural logarithm of the probability of each token, given all tokens before it."""
     greedy: Bool[Tensor, "batch time"]
-    """Whether the token is the most probable one."""
+    """Whether the token is the most probable token."""
     realised_budget: Float[Tensor, " batch"]
     """Measured cache size after the last input, as a fraction of all keys and values; 1 without pruning."""
 
 
 @contextmanager
-def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
-    """Set evaluation mode, with gradients disabled by the context `without`; restore the modes of all modules after."""
+def evaluating(model: nn.Module, no_grad: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
+    """Set evaluation mode and enter the context `no_grad()`; at the end, restore the modes of all modules."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
     try:
-        with without():
+        with no_grad():
             yield
     finally:
         for module in training:
@@ -57,9 +57,9 @@ def score(
 ) -> Scores:
     """Score tokens 1, 2, ... of each row in one forward pass over the tokens before them.
 
-    `lengths` has the number of inputs without padding per row. With `last`, the model computes logits for the last
-    `last` columns only, and only these are scored. Log-softmax is computed in float32 or wider, row by row, because a
-    batch of float32 logits can be larger than the model. Raises UserError if a logit is not finite.
+    `lengths` has the number of inputs of each row, without padding. With `last`, logits are computed only for the last
+    `last` columns, and only these columns are scored. Log-softmax is computed in float32 or wider, row by row, because
+    a batch of float32 logits can be larger than the model. Raises UserError if a logit is not finite.
     """
     on_device = tokens.to(next(model.parameters()).device, non_blocking=True)
     targets = on_device[:, 1:] if last is None else on_device[:, 1:][:, -last:]
@@ -69,7 +69,7 @@ def score(
     losses = [F.cross_entropy(row.to(precision), t, reduction="none") for row, t in zip(logits, targets, strict=True)]
     log_probs = -torch.stack(losses).cpu()
     columns = torch.arange(tokens.shape[1] - 1 - log_probs.shape[1], tokens.shape[1] - 1)
-    check_finite(log_probs[columns < lengths.cpu()[:, None]])  # without padding, which may have any value
-    # Only pruning simulations have this attribute. The lookup by name keeps training independent of the cache package.
+    check_finite(log_probs[columns < lengths.cpu()[:, None]])  # logits of padding may have any value
+    # Only pruning simulations have this attribute. With `getattr`, training does not import the cache package.
     cache_size: Tensor = getattr(attend, "realised_budget", torch.ones(len(tokens)))
     return Scores(log_probs, (logits.argmax(dim=-1) == targets).cpu(), cache_size.cpu())

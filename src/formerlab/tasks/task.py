@@ -17,16 +17,16 @@ Measures = tuple[int | float | Tensor, ...]
 
 
 class DataPosition(Spec):
-    """Position in the training data at which a run starts, after the data of its ancestors (its chain)."""
+    """Position in the training data at the start of a run, after the data of its ancestors (its chain)."""
 
     chain_steps: NonNegativeInt = 0
-    """Steps of all ancestors on any data; the index of random draws that do not depend on the data (dropout)."""
+    """Number of steps of all ancestors on any data, which seeds randomness that does not depend on data (dropout)."""
     steps: NonNegativeInt = 0
-    """Steps of the ancestors on this data set; the index of random draws from the data (windows, crops, mixes)."""
+    """Number of steps of the ancestors on this data set, which seeds samples of the data (windows, crops, mixes)."""
     position: NonNegativeInt = 0
     """Position in the sequence of epochs, in images or in batches of sentences; for tasks without epochs, the steps."""
     step_tokens: NonNegativeInt = 0
-    """Tokens per step of the parent, which determine its batches of sentences."""
+    """Number of tokens per step of the parent, which determines its batches of sentences."""
 
 
 START = DataPosition()
@@ -44,14 +44,15 @@ class Shard:
     def micro_batches(self, count: int) -> list[int]:
         """Return the numbers of this process's micro-batches in a step with `count` micro-batches.
 
-        All processes compute equally many micro-batches, because all take part in every reduction. A process with fewer
-        computes micro-batches of the step a second time; these are numbered from `count` on and do not contribute.
+        All processes compute equal numbers of micro-batches, because every reduction needs all processes. If `count` is
+        not a multiple, some processes repeat micro-batches of the step. Repeated micro-batches have numbers from
+        `count` and do not contribute to the gradient.
         """
         rounds = -(-count // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
 
     def indices(self, count: int) -> list[int]:
-        """Return the indices (below `count`) of this process's micro-batches, including repeated ones."""
+        """Return the indices (below `count`) of this process's micro-batches, including repeated micro-batches."""
         return [number % count for number in self.micro_batches(count)]
 
 
@@ -66,7 +67,7 @@ class TaskSpec(Spec, ABC):
 
     All results are deterministic: batches depend on (data, seed, start, step), rows on (model, data). `data` is the
     result of `load`. A batch has `pin_memory()` and `to(device, non_blocking=...)`. `start` is the position after the
-    ancestors of the run; the run continues there with new random draws. Samples drawn with replacement, for example
+    data of the run's ancestors, where the run continues with new random samples. Samples with replacement, such as
     windows of text, may repeat.
     """
 
@@ -77,18 +78,18 @@ class TaskSpec(Spec, ABC):
     eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats")
     """Columns of eval.csv that `measure` fills; the first two are the same for all tasks."""
     train_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of train.csv after the columns of all tasks: the values that `losses` returns after the loss."""
+    """Columns of train.csv after the columns of all tasks, for the values that `losses` returns after the loss."""
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
     """Columns of test.csv; the first three are the same for all tasks."""
     dynamic_shapes: ClassVar[bool | None] = False
     """The argument `dynamic` of torch.compile. False compiles one static graph per shape, even if validation batches
-    (which run first) have another size than training batches. None: the graph becomes symbolic at the second shape."""
+    (which come first) and training batches differ in size. None makes the graph symbolic at the second shape."""
 
     accumulate: Count = 1
-    """Number of micro-batches per step, processed one after another; must divide `batch` if the task has this field."""
+    """Number of micro-batches per step, processed in sequence; it must divide `batch` if the task has this field."""
 
     def check(self, model: Any) -> None:
-        """Raise ValueError if the model does not fit this task or if micro-batches would differ in size."""
+        """Raise ValueError if the task does not support the model or if micro-batches would differ in size."""
         if model.kind != self.trains:
             kind = self.model_dump()["kind"]
             raise ValueError(f"task.kind={kind} trains model.kind={self.trains}, not {model.kind}; change one of them")
@@ -120,7 +121,7 @@ class TaskSpec(Spec, ABC):
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
         """Return the training loss of a micro-batch, followed by the values of `train_columns` without gradient.
 
-        A step averages the losses of its micro-batches.
+        The loss of a step is the mean over its micro-batches.
         """
 
     @abstractmethod
@@ -158,14 +159,14 @@ class TaskSpec(Spec, ABC):
     @property
     @abstractmethod
     def micro_batch_tokens(self) -> int:
-        """Number of positions per micro-batch, whose activations are in memory at once."""
+        """Number of positions per micro-batch; all their activations are in memory at the same time."""
 
     @abstractmethod
     def epoch_tokens(self, data: Any) -> int:
         """Return the number of predicted tokens in the training split."""
 
     def position_after(self, data: Any, start: DataPosition, step: int) -> DataPosition:
-        """Return the position of a run after `step` steps from `start`, at which the next run of its chain starts."""
+        """Return the position of a run after `step` steps from `start`, where the next run of its chain starts."""
         position, steps = self._position(data, start, step), start.steps + step
         return DataPosition(
             chain_steps=start.chain_steps + step, steps=steps, position=position, step_tokens=self.step_tokens

@@ -20,22 +20,22 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import SINGLE_PROCESS, START, TRAINING_PASSES, DataPosition, Measures, Row, Shard, TaskSpec
 
 ASSUMED_LENGTH = 25
-"""Tokens per sentence in cost estimates without data."""
+"""Number of tokens per sentence in cost estimates without data."""
 NO_TARGET = -100
 """Target of a padded position, which has no loss."""
 
 
 @dataclass(frozen=True)
 class SentenceBatch:
-    """Source sentences, and target sentences as decoder inputs and, shifted by one token, as decoder targets."""
+    """A batch of source sentences, and of target sentences as decoder inputs and as decoder targets."""
 
     source: Int[Tensor, "batch source"]
     real: Bool[Tensor, "batch source"]
-    """False for padding of the source."""
+    """Mask that is False at padding of the source."""
     target_in: Int[Tensor, "batch target"]
     """The end-of-sentence token, followed by the target without its end."""
     target_out: Int[Tensor, "batch target"]
-    """The target with its end; padding is `NO_TARGET`."""
+    """The target with its end, one token ahead of `target_in`; padding is `NO_TARGET`."""
     tokens: int
     """Number of target tokens, including the ends of sentences."""
     loss_divisor: float
@@ -96,9 +96,9 @@ class Translation(TaskSpec):
     """Number of snapshots whose mean gives the final weights (base model: 5, big model: 20); 0 uses the last
     weights."""
     average_every: Count = 1500
-    """Steps between snapshots; the last snapshot is after the last step."""
+    """Number of steps between snapshots; the last snapshot is after the last step."""
     valid_pairs: Count = 3000
-    """Pairs of the validation split, evenly spaced, that are evaluated during training."""
+    """Number of validation pairs, evenly spaced, that are evaluated during training."""
 
     def load(self, folder: Path, split: str) -> PairStream:
         return load_pairs(folder, split)
@@ -110,7 +110,7 @@ class Translation(TaskSpec):
     def step_batches(
         self, data: PairStream, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[Any]:
-        """Return the micro-batches of a step; every epoch has each pair once."""
+        """Return the micro-batches of a step. Each pair occurs once per epoch."""
         pairs = self._pairs(data, seed, step, start)
         micro_batches = np.array_split(pairs, self.micro_batch_count(data, seed, step, start))
         tokens = float(data.target_lengths[pairs].sum()) / len(micro_batches)
@@ -172,12 +172,12 @@ class Translation(TaskSpec):
         return int(targets.sum()), TRAINING_PASSES * int(model.flops(sources, targets).sum())
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
-        """Add the weights to the sums of the last snapshots, if a snapshot is due after this step."""
+        """Add the weights to the sums of snapshots if this step has one of the last snapshots."""
         remaining = steps - step
         if remaining % self.average_every == 0 and remaining // self.average_every < self.average_last:
             averaging["snapshots"] = averaging.get("snapshots", 0) + 1
             sums = averaging.setdefault("sums", {})
-            for name, weight in model.state_dict().items():  # float64 makes rounding errors of the sums negligible
+            for name, weight in model.state_dict().items():  # in float64, rounding errors of the sums are negligible
                 sums[name] = sums.get(name, 0.0) + weight.double().cpu()
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ class WindowLoss(NamedTuple):
     window: int
     """Index of the window in the stream."""
     tokens: int
-    """Number of predicted tokens; only the last window of a stream can have fewer than the context."""
+    """Number of predicted tokens, which is the context except in a partial last window."""
     loss_nats: float
     """Mean negative log-likelihood of these tokens."""
     realised_budget: float = 1.0
@@ -41,10 +41,10 @@ def window_losses(
 ) -> list[WindowLoss]:
     """Return the loss of each non-overlapping window of a stream of token ids.
 
-    With context T, window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T, each from
-    the 1 to T tokens before it in the window. Windows have T + 1 tokens and a stride of T, so that every token except
-    the first is predicted once. The last window may be shorter. `windows` has the indices of the windows to evaluate,
-    in increasing order (default: all). Log-softmax is computed in float32 or wider, means in float64.
+    With context T, window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T. Each
+    prediction uses the 1 to T tokens before it in the window. Windows have T + 1 tokens and a stride of T, so every
+    token except the first is predicted once. The last window may be shorter. `windows` has the indices of the evaluated
+    windows in increasing order (default: all). Log-softmax is computed in float32 or wider, and means in float64.
 
     Raises UserError for a stream of fewer than 2 tokens.
     """
@@ -72,8 +72,8 @@ def window_count(tokens: int, context: int) -> int:
 def window_documents(stream: Stream, context: int, end_of_text: int) -> NDArray[np.int64]:
     """Return the document (index from 0) of the middle predicted token of each window.
 
-    A document ends with its token `end_of_text`. A window that overlaps two documents is thus assigned to the document
-    with more of its tokens.
+    A document ends with its token `end_of_text`. A window that overlaps two documents is therefore assigned to the
+    document with more tokens in the window.
     """
     first = np.arange(window_count(len(stream), context)) * context + 1
     last = np.minimum(first + context, len(stream)) - 1
@@ -93,7 +93,7 @@ def mean_loss(rows: Sequence[WindowLoss]) -> float:
 
 
 def window_groups(stream: Stream, context: int, windows: Sequence[int], batch: int) -> list[list[int]]:
-    """Return the windows in groups of `batch`; the partial window is a group of its own."""
+    """Return the windows in groups of `batch`; a partial window is in a separate group."""
     full = [window for window in windows if (window + 1) * context < len(stream)]
     groups = [full[first : first + batch] for first in range(0, len(full), batch)]
     return groups + [[window] for window in windows[len(full) :]]
@@ -102,7 +102,7 @@ def window_groups(stream: Stream, context: int, windows: Sequence[int], batch: i
 def window_batches(
     stream: Stream, context: int, windows: Sequence[int], batch: int
 ) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
-    """Yield batches of window indices and tokens without padding; the partial window is a batch of its own."""
+    """Yield batches of window indices and tokens without padding; a partial window is in a separate batch."""
     for group in window_groups(stream, context, windows, batch):
         rows = [stream[window * context : (window + 1) * context + 1] for window in group]
         yield group, torch.from_numpy(np.stack(rows).astype(np.int64))

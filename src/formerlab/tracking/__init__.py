@@ -1,1 +1,1 @@
-"""Track runs in MLflow."""
+"""Tracking of runs in MLflow."""

@@ -2,8 +2,8 @@
 
 The database can be deleted and written again from results/. Each study at a scale is an experiment with one MLflow run
 for its figures, one MLflow run per configuration, and one nested MLflow run per seed. The tag `formerlab.key`
-identifies an MLflow run. An MLflow run is updated only if the tag `formerlab.content` differs from the hash of its
-content. This tag is written last, so the next sync repeats an interrupted update.
+identifies an MLflow run. An MLflow run is updated only if its tag `formerlab.content` differs from the hash of the
+current content. This tag is written last, so the next sync repeats an interrupted update.
 """
 
 import logging
@@ -40,9 +40,9 @@ _ENVIRONMENT = {
 LAYOUT = "layout 2, "
 """Version of the names of metrics and folders of artifacts; MLflow runs of another version are written again."""
 TRAINING_VIEW = "workflowType=machine_learning"
-"""Query of the URL for the training view; otherwise MLflow's page opens its view for agents."""
+"""Query of the URL for the training view; without this query, MLflow opens its view for agents."""
 CONFIGURATIONS = "tags.`formerlab.level` != 'run'"
-"""Filter of a study's page. If it is sorted by a metric, MLflow shows no nesting, so the filter leaves out seeds."""
+"""Filter of a study's page, which leaves out seeds, because MLflow shows no nesting in a page sorted by a metric."""
 
 _DAMAGED = ("disk image is malformed", "file is not a database")
 """Messages of SQLite for a damaged file."""
@@ -59,7 +59,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
     """
 
     def unreadable(stage: str, name: str) -> str:
-        """Return the error of a run whose record cannot be read, which leaves out only this run."""
+        """Return the error of an unreadable record, so that only this run is left out."""
         path = root / name / "run.json"
         if stage in MAKING and path.exists():
             try:
@@ -69,7 +69,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         return ""
 
     lock = root / ".mlflow.lock"
-    training = unfinished(root)  # read before the results, so that a run that finishes in between is counted
+    training = unfinished(root)  # before `Results`, so that a run that finishes at this moment is included
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
@@ -84,19 +84,19 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
-    """Upsert all studies, configurations and seeds; return the counts and the refused runs."""
+    """Create or update all studies, configurations and seeds; return the counts and the refused runs."""
     finished, refused = results.records(), results.left_out()
     finished_ids = {record["id"] for record in finished}
     records = [*finished, *(record for record in training if record["id"] not in finished_ids)]
     records.sort(key=itemgetter("study", "run", "seed"))
     with Progress(len(records), "track", unit="run", delay=2) as progress:
-        for study, of_study in groupby(records, itemgetter("study")):
+        for study, study_records in groupby(records, itemgetter("study")):
             store.open(results.scale, study)
             entry = study_entry(results.scale, study, figures)
             if entry.files:
                 store.upsert([study], content_of(entry.tags, entry.files), partial(lambda built: built, entry))
-            for _, of_run in groupby(of_study, itemgetter("run")):
-                seeds = list(of_run)
+            for _, run_records in groupby(study_records, itemgetter("run")):
+                seeds = list(run_records)
                 try:
                     _configuration(results, store, seeds, figure_of_run(figures, seeds[0]))
                 except UserError as error:  # damaged rows of one configuration do not stop the others
@@ -108,7 +108,7 @@ def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", fig
 def _configuration(
     results: Results, store: "_Store", records: Sequence[dict[str, Any]], figure: Sequence[Path]
 ) -> None:
-    """Upsert a configuration and its seeds; rows are read only if the content has changed."""
+    """Create or update a configuration and its seeds; rows are read only if the content has changed."""
     files = [sorted((results.root / record["id"]).glob("[!.]*.json")) for record in records]
     contents = list(map(content_of, records, files))
     seeds = [cache(partial(seed_entry, results, record)) for record in records]
@@ -141,7 +141,7 @@ def client_of(uri: str) -> tuple[Any, Path | None]:
 
 
 def pages(uri: str, scale: str, studies: Sequence[str]) -> dict[str, str]:
-    """Return the path of each tracked study in the UI: its configurations, by increasing held-out loss."""
+    """Return the path of each tracked study in the UI, with its configurations sorted by held-out loss."""
     by_loss = {"searchFilter": CONFIGURATIONS, "orderByKey": "metrics.`test/loss_nats`", "orderByAsc": "true"}
     query = f"{urlencode(by_loss, quote_via=quote)}&{TRAINING_VIEW}"
     client, _ = client_of(uri)
@@ -168,7 +168,7 @@ class _Store:
     def open(self, scale: str, study: str) -> None:
         """Create, find or restore the experiment of a study, set its tags, and read its MLflow runs."""
         name = f"formerlab/{scale}/{study}"
-        # A server stores artifacts itself. For a database file, they are in a folder next to it.
+        # A server stores artifacts. For a database file, artifacts are in a folder next to the file.
         folder = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -196,8 +196,9 @@ class _Store:
     def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
         """Create or update the MLflow run of an entry and return its id; `content` is the hash of the entry.
 
-        An MLflow run is updated in place if it only gains points. MLflow cannot delete metrics and parameters, so an
-        MLflow run with other values moves to the trash, which `mlflow gc` empties, and is written again.
+        An MLflow run is updated in place if the entry only has additional points. MLflow cannot delete metrics and
+        parameters, so an MLflow run with other values moves to the trash, which `mlflow gc` empties, and a new MLflow
+        run is created.
         """
         key, content = "/".join([self._prefix, *names]), LAYOUT + content
         existing = self._runs.get(key)
@@ -209,13 +210,13 @@ class _Store:
         entry = build()
         self.done["created" if existing is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value in entry.points[["name", "value"]].to_numpy()}
-        only_grown = (
+        only_new_points = (
             existing is not None
             and existing.data.tags.get("formerlab.content", LAYOUT).startswith(LAYOUT)
             and existing.data.params.items() <= entry.params.items()
             and existing.data.metrics.items() <= values
         )
-        if existing is not None and not only_grown:
+        if existing is not None and not only_new_points:
             self._client.delete_run(existing.info.run_id)
             existing = None
         run = existing or self._client.create_run(self._experiment, start_time=entry.started_ms)
@@ -250,7 +251,7 @@ class _Store:
             self._client.log_inputs(identity, datasets=[DatasetInput(Dataset(**entry.data), context)])
         for path in entry.files:
             self._client.log_artifact(identity, str(path), FOLDERS.get(path.suffix))
-        if entry.finished_ms is None:  # training, perhaps resumed after a stop
+        if entry.finished_ms is None:  # the run is training; MLflow may have another status after an earlier stop
             self._client.update_run(identity, status="RUNNING")
         else:
             self._client.set_terminated(identity, entry.status, end_time=entry.finished_ms)

@@ -1,4 +1,4 @@
-"""Convert studies, configurations and runs to entries: the plain values of an MLflow run."""
+"""Convert studies, configurations and runs to entries with the values of an MLflow run."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from formerlab.results.schema import Table
 from formerlab.results.stages import TABLES
 from formerlab.statistics import weighted_means
 
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 """Largest number of points of a curve in MLflow."""
 CLAIMS = ("claims.csv", "claims.html")
 """Files that the command `claims` writes into the folder of figures."""
@@ -60,23 +60,24 @@ class Entry:
 
     tags: dict[str, str]
     started_ms: int
-    finished_ms: int | None  # None during training
+    finished_ms: int | None
+    """End of the run, or None during training."""
     status: str = "FINISHED"
     params: dict[str, str] = field(default_factory=dict)
     points: DataFrame = field(default_factory=lambda: DataFrame(columns=["name", "value", "time_ms", "step"]))
-    """Curves and final values, each curve sorted by step; times are milliseconds since 1970."""
+    """Curves, sorted by step, and final values; times are milliseconds since 1970."""
     files: list[Path] = field(default_factory=list)
     data: dict[str, str] = field(default_factory=dict)
     """The training data set as MLflow's fields `name`, `digest`, `source_type`, `source` and `profile`."""
 
     def thinned(self) -> DataFrame:
-        """Return at most MOST_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last.
+        """Return at most MAX_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last point.
 
-        Strides are powers of two, so that a growing curve keeps a subset of its earlier points.
+        Strides are powers of two, so a growing curve retains a subset of its earlier points.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
-        stride = 2 ** np.ceil(np.log2(np.maximum(1, count / (MOST_POINTS - 1))))
+        stride = 2 ** np.ceil(np.log2(np.maximum(1, count / (MAX_POINTS - 1))))
         return self.points[(nth % stride == 0) | (nth == count - 1)]
 
 
@@ -130,8 +131,8 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     if (path := figures / CLAIMS[0]).exists():
         rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
         for column, ending in {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}.items():
-            of_study = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
-            tags |= {f"claim.{claim}{ending}": str(text) for claim, text in of_study.items()}
+            study_rows = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
+            tags |= {f"claim.{claim}{ending}": str(text) for claim, text in study_rows.items()}
     note = f"Figures, tables and verdicts on the claims of study {study} at scale {scale}: open Artifacts."
     times = [round(1000 * path.stat().st_mtime) for path in files] or [0]  # an entry without files is not used
     tags |= _display_tags("study", f"{study}: figures, tables, claims", note)
@@ -146,7 +147,7 @@ def figure_of_run(figures: Path, record: Mapping[str, Any]) -> list[Path]:
 
 
 def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
-    """Return the entry of a configuration: its parameters, a figure, and means of the points that all seeds have."""
+    """Return the entry of a configuration: its parameters, a figure, and means of the points of all seeds."""
     states, ends = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
     points = pd.concat([entry.points for entry in seeds]).groupby(["name", "step"], sort=False)
     means = points.agg(value=("value", "mean"), time_ms=("time_ms", "first"), seeds=("value", "size")).reset_index()
@@ -230,7 +231,7 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
     last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
     ends = DataFrame(finals.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
     points = pd.concat([*(curve.assign(name=curve["_of"] + "/" + curve["name"]) for curve in curves), ends])
-    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # not the clock: a sync is repeatable
+    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # a repeated sync gives equal times
     times = start + 1000 * np.interp(points["step"], timing["step"], timing["time_s"])
     points["time_ms"] = points["time_ms"].where(points["time_ms"].notna(), times).astype(int)
     return points.astype({"value": float}).reset_index(drop=True)[[*ends]]

@@ -20,7 +20,7 @@ class AnyRun(Spec):
     seed: Seed = 0
     """Seed of initial values, batches and dropout; always 0 for a released model."""
     data: Name = "text"
-    """Name of the data set in the scale."""
+    """Name of a data set of the scale."""
     model: Any
     """The model."""
 
@@ -63,15 +63,15 @@ class ReleasedRun(AnyRun):
     released: Name
     """Key of the model below `released` in the scale."""
     dtype: Dtype | None = None
-    """Dtype of the weights; default the scale's setting for the model."""
+    """Dtype of the weights. The default is the setting of the scale for this model."""
     context: Size = 512
-    """Predicted tokens per window of the held-out text."""
+    """Number of predicted tokens per window of the held-out text."""
     windows: Count = 128
-    """Upper limit of windows, evenly spaced over the held-out text."""
+    """Maximum number of windows, evenly spaced over the held-out text."""
 
     @property
     def tokens(self) -> int:
-        """Upper limit of tokens predicted on the held-out text."""
+        """Maximum number of tokens predicted on the held-out text."""
         return self.windows * self.context
 
     @property

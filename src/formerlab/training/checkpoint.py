@@ -27,38 +27,41 @@ class DamagedFile(UserError):
     """The content of a file is damaged."""
 
 
-def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) -> None:
-    """Write a checkpoint and keep the previous one. Raises NoRoom if the disk is full.
+def save_checkpoint(path: Path, content: Content, hashes: dict[str, str]) -> None:
+    """Write a checkpoint; the previous checkpoint is renamed to `PREVIOUS`. Raises NoRoom if the disk is full.
 
-    `belongs_to` has the hashes of spec, data, code and, for a child run, initial weights.
+    `hashes` contains the hashes of spec, data, code and, for a child run, initial weights.
     """
     with replacing(path) as temporary:
-        torch.save({"belongs_to": belongs_to, "state": content}, temporary)
+        torch.save({"belongs_to": hashes, "state": content}, temporary)
         if path.exists():
             os.replace(path, path.with_name(PREVIOUS))
 
 
-def checkpoint_to_resume(path: Path, belongs_to: dict[str, str]) -> Content | None:
-    """Return the checkpoint to resume from, or None; move aside a checkpoint that is damaged or of another run."""
+def checkpoint_to_resume(path: Path, hashes: dict[str, str]) -> Content | None:
+    """Return the checkpoint to resume from, or None.
+
+    A checkpoint that is damaged or of another run is moved to the folder `SUPERSEDED`, with a warning.
+    """
     with processes.rank_zero_first():
         if processes.rank() == 0:  # rank 0 only, because it may already write when the other ranks arrive
             for temporary in path.parent.glob(".*.tmp"):
                 temporary.unlink()  # incomplete checkpoint of a killed process
         try:
-            return load_checkpoint(path, belongs_to)
+            return load_checkpoint(path, hashes)
         except UserError as error:
-            aside = path.parent.with_name(SUPERSEDED)
-            shutil.rmtree(aside, ignore_errors=True)
-            path.parent.rename(aside)
-            print(f"starting from step 0: {error}; moved to {aside} until the run finishes", file=sys.stderr)
+            superseded = path.parent.with_name(SUPERSEDED)
+            shutil.rmtree(superseded, ignore_errors=True)
+            path.parent.rename(superseded)
+            print(f"starting from step 0: {error}; moved to {superseded} until the run finishes", file=sys.stderr)
             return None
 
 
-def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
-    """Read the checkpoint of this run (same spec, data, code and initial weights), or return None without one.
+def load_checkpoint(path: Path, hashes: dict[str, str]) -> Content | None:
+    """Read the checkpoint of the run with these hashes; return None if there is no checkpoint.
 
-    If the last checkpoint is damaged or missing, the previous one is read, with a warning. Raises UserError if both are
-    damaged, or if the checkpoint belongs to another run; the message names the differences.
+    If the last checkpoint is damaged or missing, the previous checkpoint is read, with a warning. Raises UserError if
+    both are damaged, or if the checkpoint is of another run; the message lists the differing hashes.
     """
     present = [candidate for candidate in (path, path.with_name(PREVIOUS)) if candidate.exists()]
     for candidate in present:  # a process killed between the two renames of a save leaves only the previous checkpoint
@@ -69,7 +72,7 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
                 raise
             print(f"{error}; resuming from the previous checkpoint, {PREVIOUS}", file=sys.stderr)
             continue
-        if differing := differences(content["belongs_to"], belongs_to):
+        if differing := differences(content["belongs_to"], hashes):
             raise UserError(f"{candidate}: checkpoint of another run ({differing})")
         return dict(content["state"])
     return None
@@ -95,6 +98,6 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
 
 
 def differences(existing: dict[str, str], expected: dict[str, str]) -> str:
-    """Describe the differences of spec, data, code and initial weights of two runs; empty if they are equal."""
+    """Describe the differing hashes of two runs (spec, data, code, initial weights); empty if they are equal."""
     keys = [key for key in sorted(existing | expected) if existing.get(key) != expected.get(key)]
     return ", ".join(f"{key} is {existing.get(key)}, expected {expected.get(key)}" for key in keys)

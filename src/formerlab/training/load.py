@@ -14,23 +14,20 @@ from formerlab.yaml_files import read_yaml
 def load(run: str | Path) -> nn.Module:
     """Return the model of a finished run with its final weights, in evaluation mode on the CPU.
 
-    `run` is the folder of a run or its id (`denseformer/plain-4/seed0`). An id is searched in all scales below
-    `<results>/live`; config.yaml or its overlay sets `results` (default `results`).
+    `run` is the folder of a run or its id, such as `denseformer/plain-4/seed0`. An id is searched in all scales below
+    `<results>/live`; config.yaml or its overlay may set `results`, which is `results` by default.
     Raises UserError if the run does not exist, exists in several scales, or diverged.
     """
     return load_model(find_finished_run(run))[0]
 
 
 def find_finished_run(run: str | Path) -> Path:
-    """Return the folder of a finished run, given the folder or the id of the run. Raises UserError as `load` does.
-
-    An id is searched below the `results` of config.yaml in the working directory.
-    """
+    """Return the folder of a finished run, given its folder or id; ids and errors are described at `load`."""
     folder = Path(run)
     if not (folder / "run.json").is_file() and not folder.is_absolute():
         config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
         overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
-        # Highest precedence first, as in a plan.
+        # The first setting has the highest precedence, as in a plan.
         configs = (overlay.get("set") or {}, config.get("set") or {}, overlay, config)
         results = next(filter(None, (settings.get("results") for settings in configs)), "results")
         matches = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
@@ -43,9 +40,9 @@ def find_finished_run(run: str | Path) -> Path:
 
 
 def load_model(folder: Path, kind: str | None = None) -> tuple[nn.Module, Run]:
-    """Return the final model of a finished run in evaluation mode, and the run.
+    """Return the final model of a finished run in evaluation mode on the CPU, and the run.
 
-    Raises UserError for a model of another `kind`, and for a run that diverged.
+    Raises UserError if the run diverged, or if its model is not of this `kind`; None accepts all kinds.
     """
     record = load_record(folder)
     if record["status"] == "diverged":

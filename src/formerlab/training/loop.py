@@ -23,7 +23,9 @@ from formerlab.training.state import State
 from formerlab.training.step import Steps, precision
 
 BETWEEN_SAVES = 30.0
-"""Minimum time between checkpoints, in multiples of the time to save one; saving takes at most 3 % of the time."""
+"""Minimum time between checkpoints, in multiples of the time to save a checkpoint. Saving then takes at most 3 % of the
+time of a run.
+"""
 
 
 @dataclass
@@ -42,10 +44,11 @@ class Hooks:
         self._last_call, self._calls, self.longest = 0.0, 0, 0.0
 
     def reason_to_stop(self) -> str | None:
-        """Return the reason to stop now, or None; all processes agree on it, and on whether a checkpoint is `due`.
+        """Return the reason to stop now, or None, and set `due`, which says whether to write a checkpoint.
 
-        The call also updates `longest`, the longest time between two calls: a step, a validation, or a group of test
-        examples. The first step is not counted, because it includes compilation.
+        All processes stop, and write checkpoints, after the same step. The call also updates `longest`, the longest
+        time in seconds between two calls: a step, a validation, or a group of test examples. The first step is not
+        counted, because it includes compilation.
         """
         called, self._calls = time.monotonic(), self._calls + 1
         if self._calls > 2:
@@ -66,7 +69,7 @@ class Hooks:
         self._next = ended + (max(min_interval, BETWEEN_SAVES * (ended - began)) if min_interval else 0.0)
 
     def save_and_stop(self, state: State, done: str, reason: str) -> NoReturn:
-        """Save and raise StoppedEarly."""
+        """Write a checkpoint and raise StoppedEarly with `done` (the finished work) and `reason` in its message."""
         self.due = True
         self.write(state)
         processes.wait_for_all()
@@ -80,12 +83,12 @@ def train(
     """Train to the last step; return None, or the step at which the run diverged.
 
     A run diverges if the loss or gradient of a step is not finite, or if the weights or the validation loss are not
-    finite at a step that writes metrics. The metrics of that step are dropped; if only the validation loss is not
-    finite, its training metrics are still written. Weights that are not finite are never saved.
+    finite at a step that writes metrics. The metrics of this step are dropped; if only the validation loss is not
+    finite, the training metrics of the step are still written. Weights that are not finite are never saved.
 
-    The batch, learning rate and dropout of a step depend only on (run, start, step), so a run that is interrupted and
-    resumed gives bit-identical results on the same device. `start` is the position in the data at which the run's
-    ancestors ended.
+    `start` is the position in the data at which the run's ancestors ended. The batch, learning rate and dropout of a
+    step depend only on (run, start, step), so a run that is interrupted and resumed gives bit-identical results on the
+    same device.
 
     Raises StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
@@ -95,7 +98,7 @@ def train(
     with closing(steps.batches), Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
             if (reason := hooks.reason_to_stop() or steps.fetch()) is not None:
-                if skipped := steps.read().skipped:  # steps whose results were not read yet
+                if skipped := steps.read().skipped:  # number of bad steps since the last read
                     return state.count(run, train_data, start, -skipped)
                 hooks.save_and_stop(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
             step, last = state.step + 1, state.step + 1 == run.steps
@@ -125,10 +128,10 @@ def train(
 
 
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
-    """Measure the test split of the data, and the test split of the data set that the tokenizer comes from.
+    """Measure the test split of the data, and the test split of the data set whose tokenizer the data use.
 
-    Appends the rows to `state.tested`; a diverged run gets the loss of a uniform guess. Raises StoppedEarly if
-    `hooks.stop` returns a reason; the state is saved, and finished groups are not measured again.
+    Appends the rows to `state.tested`. A diverged run (`diverged` is a step) gets the loss of a uniform guess. Raises
+    StoppedEarly after saving the state if `hooks.stop` returns a reason; finished groups are not measured again.
     """
     owner_folder = tokenizer_owner(data) if run.task.reads == "text" else None
     autocasts = state.device.type != "cpu" or processes.sharded()  # autocast does not speed up one CPU process
@@ -146,7 +149,7 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
                 if (reason := hooks.reason_to_stop()) is not None:
                     tested = f"{len(done)} of {len(groups)} groups done"
                     hooks.save_and_stop(state, f"{run.id}: stopped during the test, {tested}", reason)
-                # A process without a group repeats the last group, because all processes must join in sums.
+                # A process without a group repeats the last group, because all processes must take part in sums.
                 local_group = min(len(done) + processes.rank(), len(groups) - 1)
                 with precision(run, state.device) if autocasts else nullcontext():
                     rows = run.task.test_rows(state.model, held_out, groups[local_group])
@@ -159,13 +162,16 @@ def _finite_weights(model: nn.Module) -> bool:
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
-    """Add a row per validation batch and per mixing weight; if a loss is not finite, add no row and return False."""
+    """Add a row per validation batch and per mixing weight and return True.
+
+    If a value is not finite, no row is added, and False is returned.
+    """
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
         ready = (batch.to(state.device, non_blocking=True) for batch in batches)
-        # Copied, because a CUDA graph overwrites the loss of one batch with the loss of the next.
+        # Copy the values, because a CUDA graph overwrites the loss of a batch with the loss of the next batch.
         measures = [[x.double() if isinstance(x, Tensor) else x for x in run.task.measure(model, b)] for b in ready]
     tensors = [cell for row in measures for cell in row if isinstance(cell, Tensor)]
-    numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # read from the device at once
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # a single transfer from the device
     rows = [[next(numbers) if isinstance(cell, Tensor) else cell for cell in row] for row in measures]
     if not all(math.isfinite(value) for row in rows for value in row):
         return False

@@ -27,7 +27,7 @@ class MuonAndAdamW(FusedAdamW):
     muon: torch.optim.Optimizer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a state; AdamW's method would expect its moments in every group."""
+        """Restore a state; AdamW's method would fail, because it expects AdamW's state for all parameters."""
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
@@ -62,17 +62,17 @@ class AdamW(Spec):
     beta2: Beta = 0.95
     """Decay of the second moment."""
     eps: Epsilon = 1.0e-8
-    """Added to the square root of the second moment."""
+    """Term added to the square root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.1
     """Decoupled weight decay of matrices; vectors (gains, biases) are exempt."""
     decay_mixing: bool = True
-    """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does, except where the
-    paper of the mixer excludes them."""
+    """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does. Weights that the
+    paper of the mixer excludes from weight decay have none in any case."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
-    """Factor of the learning rate of mixing weights; 1 in DenseFormer's code."""
+    """Factor of the learning rate of the mixing weights. DenseFormer's official code uses 1."""
     mixing_start_step: AnyCount = 0
-    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). In earlier steps they keep their initial
-    values, without gradient, moments or weight decay, and do not contribute to the gradient norm."""
+    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). In earlier steps the mixing weights keep
+    their initial values: they have no gradient, moments or weight decay, and do not enter the gradient norm."""
     clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
     """Maximum gradient norm; 0 disables clipping."""
 
@@ -87,7 +87,7 @@ class AdamW(Spec):
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return the parameter groups: with weight decay, without weight decay, mixing weights.
 
-        If a mixer excludes weights from weight decay, they form a fourth group.
+        Mixing weights that never have weight decay form a fourth group.
         """
         matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
         exempt = self.exempt(model)
@@ -110,7 +110,7 @@ class AdamW(Spec):
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """Set the learning rates of step `step` (from 0), and whether the step trains the mixing weights.
 
-        `factor` is the factor of the schedule. The result depends only on the step, so resuming needs no other state.
+        `factor` is the factor of the schedule. The settings depend only on the step, so checkpoints need not save them.
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * factor * group["lr_factor"]
@@ -123,7 +123,7 @@ class LayerwiseAdamW(AdamW):
 
     kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]
     layer_decay: float = Field(default=1.0, ge=1.0, le=1.0)
-    """Always 1: layer-wise learning-rate decay is not supported. Records of finished runs contain the key."""
+    """Always 1, because layer-wise learning-rate decay is not supported. Records of finished runs contain this key."""
 
     def exempt(self, model: nn.Module) -> set[str]:
         names: set[str] = model.no_weight_decay()  # type: ignore[operator]
@@ -134,7 +134,8 @@ class Muon(AdamW):
     """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
     of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
 
-    The factor gives O the root mean square of AdamW's update, so both use the same learning rate and weight decay.
+    The factor gives the term of O the root mean square of AdamW's update, so that both optimizers use the same learning
+    rate and weight decay.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]

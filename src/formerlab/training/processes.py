@@ -4,8 +4,7 @@ The processes divide the micro-batches of a step among them, sum the gradients a
 batch, learning rate, dropout and data order do not depend on the number of processes, so losses differ only by the
 order of sums. Each process has the whole model (torch's DDP) or, if the model does not fit on one GPU, a shard of each
 tensor (torch's FSDP2): weights, gradients and moments are split along their first dimension, and the weights of a block
-are gathered for its computation. The environment sets the number of processes and sharding; the spec of a run does not
-contain them.
+are gathered for its computation. Environment variables set the number of processes and sharding.
 """
 
 import os
@@ -26,8 +25,8 @@ from formerlab.training.run import Run
 from formerlab.training.runtime import SHARDED
 
 LONGEST_WAIT = timedelta(minutes=10)
-"""Timeout of collectives, for example while rank 0 hashes the data or writes a checkpoint. NCCL's default is the same;
-gloo's default is 30 minutes."""
+"""Timeout of collective operations, for example while rank 0 hashes the data or writes a checkpoint. The default of
+NCCL is also 10 minutes, the default of gloo is 30 minutes."""
 
 
 @contextmanager
@@ -45,7 +44,7 @@ def process_group(device: str) -> Iterator[str]:
     except StoppedEarly:
         distributed.destroy_process_group()
         raise
-    distributed.destroy_process_group()  # skipped after an error, because it would wait for the other processes
+    distributed.destroy_process_group()  # not called after an error, because it would wait for the other processes
 
 
 def world_size() -> int:
@@ -80,7 +79,7 @@ def sharded() -> bool:
 def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
     """Return the first setting of a run that does not support sharded tensors, or None.
 
-    `carried` means that a child run takes over the optimizer state of this run.
+    `carried` means that a child run continues with the optimizer state of this run.
     """
     growth = run.growth or Growth()
     reasons = {
@@ -97,14 +96,14 @@ def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
 def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     """Move the model to the device; with sharding, keep only the shards of this process.
 
-    A model on the meta device gets memory, but its parameters keep undefined values.
+    A model on the meta device gets memory; the values of its parameters are undefined.
     """
     if sharded():
         _shard(model, device, precision)
     if any(weight.is_meta for weight in model.parameters()):
         model.to_empty(device=device)
         for module in model.modules():
-            if module._non_persistent_buffers_set:  # tables that are not in the state dict
+            if module._non_persistent_buffers_set:  # tables that the state dict does not contain
                 module.reset_parameters()  # type: ignore[operator]
     return model.to(device)
 
@@ -177,12 +176,12 @@ def any_process(*conditions: bool) -> list[bool]:
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a sharded tensor or partial sum; other tensors are returned unchanged."""
-    gather: Any = getattr(tensor, "full_tensor", None)  # only DTensors have it
+    gather: Any = getattr(tensor, "full_tensor", None)  # a method of DTensor
     return tensor if gather is None else gather()
 
 
 def full_tensors(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replace sharded tensors in nested mappings by full CPU tensors; on ranks other than 0 they become None."""
+    """Replace sharded tensors in nested mappings by full CPU tensors on rank 0, and by None on other ranks."""
     if not sharded():
         return tree
     from torch.distributed.tensor import DTensor

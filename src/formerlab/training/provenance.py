@@ -24,10 +24,10 @@ def utc_timestamp() -> str:
 
 @functools.cache
 def git_state() -> dict[str, str | None]:
-    """Return the commit, and the hash of uncommitted changes to tracked files or None without changes.
+    """Return `commit`, and `dirty_hash`: the hash of uncommitted changes to tracked files, or None without changes.
 
-    Results and figures are ignored, because training does not read them. Both values are None if no repository tracks
-    this file, as in an installed package; the package may be inside the repository of another project.
+    Changes of results and figures are ignored, because training does not read these files. Both values are None if no
+    repository tracks this file, for example in an installed package.
     """
     file = Path(__file__).resolve()
     try:
@@ -37,7 +37,7 @@ def git_state() -> dict[str, str | None]:
     except (OSError, subprocess.CalledProcessError) as error:
         if "safe.directory" in (getattr(error, "stderr", None) or ""):
             print(
-                f"warning: another user owns {file.parents[3]}, so records name no commit; "
+                f"warning: records will not contain the commit, because another user owns {file.parents[3]}; "
                 f"git config --global --add safe.directory {file.parents[3]} lets git read it",
                 file=sys.stderr,
             )
@@ -45,8 +45,8 @@ def git_state() -> dict[str, str | None]:
     return {"commit": commit, "dirty_hash": fingerprint(difference) if difference else None}
 
 
-def _git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), *words]
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout
 
 
@@ -82,11 +82,12 @@ def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
 def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "float32") -> float:
     """Measure the peak speed of square matrix products on one device, in FLOP per second.
 
-    `precision` is float32 or bfloat16. The matrices are large enough to hide launch overhead. The result holds for the
-    current number of threads; `model_flops_utilisation` uses it.
+    `precision` is float32 or bfloat16. The matrices are large enough to hide launch overhead. The speed depends on the
+    current number of threads.
     """
     device = torch.device(device)
-    size, products = (4096, 8) if device.type == "cuda" else (1024, 1)  # several products per synchronisation
+    # On a GPU, several products are computed between two synchronisations.
+    size, products = (4096, 8) if device.type == "cuda" else (1024, 1)
     wait: Any = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     best, spent = float("inf"), 0.0
@@ -105,8 +106,8 @@ def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "flo
 def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:
     """Return the fraction of the peak of all devices that training reached (MFU, arXiv:2204.02311, section 4.1).
 
-    Only the model's FLOPs count, without recomputation. The peak is measured by `matmul_flops_per_s` and lower than the
-    peak of a data sheet, so the result is higher than published values.
+    `flops` are the FLOPs of the model without recomputation. `flops_per_s` is the peak of one device as measured by
+    `matmul_flops_per_s`, which is lower than the peak of a data sheet; the result is higher than published values.
     """
     return flops / seconds / (devices * flops_per_s)
 

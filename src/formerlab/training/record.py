@@ -28,7 +28,7 @@ SUPERSEDED = "checkpoint.superseded"
 
 
 def load_record(folder: Path) -> Record:
-    """Read run.json and check that its hash matches the weights; raise UserError otherwise."""
+    """Read run.json. Raises UserError if the weights differ from the hash in run.json."""
     record: Record = read_record(folder / "run.json", "id", "spec", "weights_sha256")
     weights = folder / WEIGHTS
     if not weights.is_file():
@@ -39,51 +39,55 @@ def load_record(folder: Path) -> Record:
     return record
 
 
-class Reading(Spec):
-    """Data usage of one run of a growth chain; run.json lists the data usage of all ancestors, then of the run."""
+class DataUsage(Spec):
+    """Data usage of one run of a growth chain; run.json lists the ancestors of the run first, then the run itself."""
 
     run: str
     """Id of the run."""
     data: str
     """Fingerprint of the data set."""
     stretch: tuple[float, float]
-    """The used range of the training split: start and end as fractions of the split."""
+    """Range of the training split that the run uses: start and end as fractions of the split."""
     start: DataPosition
     """Position at which the run started."""
     end: DataPosition
     """Position at which the run ended; the next run of the chain on the same data continues there."""
     tokens: NonNegativeInt
-    """Predicted tokens (images for classification)."""
+    """Number of predicted tokens (images for classification)."""
     epochs: NonNegativeFloat
     """Mean number of times that the run read each token of its range."""
     tokens_cumulative: NonNegativeInt
-    """Tokens that the chain up to this run predicted on these data."""
+    """Number of tokens that the chain up to this run predicted on these data."""
     epochs_cumulative: NonNegativeFloat
     """Mean number of times that the chain read each token of this range."""
 
 
-def readings(record: Record | None) -> list[Reading]:
+def data_usages(record: Record | None) -> list[DataUsage]:
     """Return the data usage of a run and its ancestors from its record, or an empty list without a record."""
-    return [Reading.model_validate(reading) for reading in record["read"]] if record else []
+    return [DataUsage.model_validate(usage) for usage in record["read"]] if record else []
 
 
-def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
+def next_position(chain: Sequence[DataUsage], data: str) -> DataPosition:
     """Return the start position of a run on the data with this fingerprint, given the data usage of its ancestors."""
     if not chain:
         return DataPosition()
-    end = next((reading.end for reading in reversed(chain) if reading.data == data), DataPosition())
+    end = next((usage.end for usage in reversed(chain) if usage.data == data), DataPosition())
     return end.model_copy(update={"chain_steps": chain[-1].end.chain_steps})
 
 
-def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
-    """Return the data usage of a run up to its current step; `data` is the loaded training split."""
+def data_usage(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[DataUsage]) -> DataUsage:
+    """Return the data usage of a run up to its current step.
+
+    `fingerprint` identifies the data set, `data` is the loaded training split, and `chain` lists the data usage of the
+    run's ancestors.
+    """
     start = next_position(chain, fingerprint)
     low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
-    earlier = [reading for reading in chain if reading.data == fingerprint]
-    ranges = [reading.stretch for reading in earlier]
+    earlier = [usage for usage in chain if usage.data == fingerprint]
+    ranges = [usage.stretch for usage in earlier]
     overlaps = [max(0.0, min(high, end) - max(low, begin)) / (high - low) for begin, end in ranges]
-    return Reading(
+    return DataUsage(
         run=run.id,
         data=fingerprint,
         stretch=stretch,
@@ -91,8 +95,8 @@ def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Seque
         end=run.task.position_after(data, start, state.step),
         tokens=state.tokens,
         epochs=epochs,
-        tokens_cumulative=state.tokens + sum(reading.tokens for reading in earlier),
-        epochs_cumulative=epochs + sum(r.epochs * overlap for r, overlap in zip(earlier, overlaps, strict=True)),
+        tokens_cumulative=state.tokens + sum(usage.tokens for usage in earlier),
+        epochs_cumulative=epochs + sum(usage.epochs * part for usage, part in zip(earlier, overlaps, strict=True)),
     )
 
 
@@ -106,9 +110,10 @@ def finish(
     diverged: int | None,
     data: Any,
 ) -> None:
-    """Write metrics, weights, and finally run.json with their hashes. All processes must call this function.
+    """Write metrics and weights, then run.json with their hashes. All processes must call this function.
 
-    `manifest` describes the data set, `parent` is the record of the parent run, and `data` the loaded training split.
+    `manifest` describes the data set, `parent` is the record of the parent run, `diverged` is the step at which the run
+    diverged or None, and `data` is the loaded training split.
     """
     content = state.dump()
     if processes.rank() > 0:
@@ -124,14 +129,14 @@ def finish(
     if runtime.keep_optimizer:  # for a child run with growth.optimizer=carry
         with replacing(out / OPTIMIZER) as temporary:
             torch.save(content["optimizer"], temporary)
-    chain = readings(parent)
+    chain = data_usages(parent)
     rate, time_s = provenance.matmul_flops_per_s(runtime.device, run.precision), state.training_time_s
     mfu = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
     record = base_record(run, manifest, runtime.code_hash, runtime.device) | {
         "status": "finished" if diverged is None else "diverged",
         "diverged_at_step": diverged,
         "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
-        "read": [r.to_dict() for r in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
+        "read": [usage.to_dict() for usage in (*chain, data_usage(run, state, manifest["fingerprint"], data, chain))],
         "tokens": state.tokens,
         "flops": state.flops,
         "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
@@ -149,7 +154,7 @@ def finish(
         "final": final,
     }
     write_record(out / "run.json", record | runtime.extra)
-    tidy(out, record["status"])
+    remove_checkpoints(out, record["status"])
 
 
 def base_record(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
@@ -190,7 +195,7 @@ def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
 
 
 def write_curves(run: Run, state: State, out: Path) -> None:
-    """Write the metrics of all steps so far; called at every checkpoint, so that unfinished runs can be inspected."""
+    """Write the metrics of all finished steps; every checkpoint calls it, so that unfinished runs can be inspected."""
     columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
     columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
     columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
@@ -204,7 +209,7 @@ def _mean_loss(rows: Iterable[Row]) -> float:
     return sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
 
 
-def tidy(out: Path, status: str) -> None:
+def remove_checkpoints(out: Path, status: str) -> None:
     """Remove the checkpoints of a run; a diverged run keeps its last good checkpoint."""
     if status == "finished":
         shutil.rmtree((out / CHECKPOINT).parent, ignore_errors=True)

@@ -32,17 +32,17 @@ class Run(AnyRun):
     compile: bool = False
     """Use torch.compile; every process compiles the model."""
     checkpoint_activations: bool = False
-    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174). Saves most of
-    the activation memory, takes a third more time, and gives equal losses."""
+    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174). Recomputation
+    frees most of the activation memory and takes a third more time; the losses are equal."""
     log_every: Count = 10
-    """Steps between rows of train.csv and timing.csv."""
+    """Number of steps between two rows of train.csv and of timing.csv."""
     evaluate_every: Count = 100
-    """Steps between evaluations on the validation split; the last step is always evaluated."""
+    """Number of steps between two evaluations on the validation split; the last step is always evaluated."""
     init: Name | None = None
-    """Run of the same study and seed whose final weights this run starts from."""
+    """Run of the same study and seed; this run starts from its final weights."""
     growth: Growth | None = None
-    """How the weights of `init` grow to the sizes of this run. Needs `init`. Without `growth`, `init` is trained
-    further at its size, with a fresh optimizer."""
+    """Growth of the weights of `init` to the sizes of this run; needs `init`. Without `growth`, the training of `init`
+    continues at its size, with a fresh optimizer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +56,7 @@ class Run(AnyRun):
 
     @property
     def init_id(self) -> str | None:
-        """The id of the run that this run starts from."""
+        """The id of the run whose final weights this run starts from, or None."""
         return None if self.init is None else f"{self.study}/{self.init}/seed{self.seed}"
 
     @property

@@ -1,4 +1,4 @@
-"""Runtime settings of a stage, and early stops at a signal or before the time limit."""
+"""Runtime settings of a stage, and requests to stop at a signal or before the time limit."""
 
 import signal
 import time
@@ -39,9 +39,9 @@ class StopRequest:
     """A callable that returns a reason to stop, or None.
 
     A `with` block records SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C), so that the stage can stop
-    between two steps; a second Ctrl-C interrupts immediately. `time_limit_s` counts from the creation of this object;
-    the call returns a reason `margin_s` before the limit, so that the stage can save its work. Raises UserError if the
-    margin is not shorter than the time limit.
+    between two steps; a second Ctrl-C interrupts immediately. `time_limit_s` counts from the creation of this object.
+    The call returns a reason from `margin_s` seconds before the limit, so that the stage can save its work. Raises
+    UserError if the margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:

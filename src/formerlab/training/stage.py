@@ -1,4 +1,4 @@
-"""The stage `train`: trains a run on prepared data and writes the files that later stages read.
+"""The stage `train`: train a run on prepared data and write the files that later stages read.
 
 The stage checks the run, starts it (from scratch, grown from a parent, or resumed), trains (`loop.py`) and writes its
 files (`record.py`).
@@ -30,11 +30,11 @@ from formerlab.training.loop import Hooks, measure, train
 from formerlab.training.record import (
     CHECKPOINT,
     Record,
+    data_usages,
     finish,
     load_record,
     next_position,
-    readings,
-    tidy,
+    remove_checkpoints,
     write_curves,
 )
 from formerlab.training.run import Run
@@ -47,19 +47,19 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
     Returns immediately if `out` already contains this run, unless `runtime.replace` is set.
 
-    Raises UserError if data, parent, or existing results in `out` do not fit the run. Raises StoppedEarly at a signal
-    or before the time limit; the work is saved, and calling it again resumes the run.
+    Raises UserError if the data are damaged, if the parent is not finished, or if `out` contains another run. Raises
+    StoppedEarly at a signal or before the time limit; the work is saved, and another call resumes the run.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
-        # Check.
+        # Check the data, the parent and existing results.
         manifest, parent_record = read_manifest(data), load_parent_record(run, parent)
-        belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, parent_record)
+        hashes = input_hashes(run.fingerprint(), manifest, runtime.code_hash, parent_record)
         with processes.rank_zero_first():
-            if not runtime.replace and is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
+            if not runtime.replace and is_finished(run, out, hashes, keep_optimizer=runtime.keep_optimizer):
                 return
             verify_all(data)  # the record contains the fingerprint of the data
 
-        # Start.
+        # Start from a checkpoint, the parent's weights, or initial weights.
         clock = time.monotonic() - runtime.startup_s
         provenance.git_state()  # cached now, because files may change during training
         torch.set_num_threads(runtime.threads)
@@ -67,7 +67,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         set_deterministic(runtime.deterministic, compiles=run.compile)
         keep_memory()
         path = out / CHECKPOINT
-        content = checkpoint_to_resume(path, belongs_to)
+        content = checkpoint_to_resume(path, hashes)
         state = initial_state(run, parent, parent_record, content, device)
         if content is not None:
             print(f"continuing after step {state.step} of {path}", file=sys.stderr)
@@ -83,7 +83,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             state.wall_time_s = began - clock
             content = state.dump()
             if processes.rank() == 0:
-                save_checkpoint(path, content, belongs_to)
+                save_checkpoint(path, content, hashes)
                 write_curves(run, state, out)
             if processes.sharded():
                 processes.wait_for_all()
@@ -92,12 +92,12 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
         examples = run.task.load(data, "train")
         stop_waiting(examples, stop)
-        start = next_position(readings(parent_record), manifest["fingerprint"])
+        start = next_position(data_usages(parent_record), manifest["fingerprint"])
         hooks = Hooks(save, stop, runtime.checkpoint_seconds)
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, start)
         measure(run, state, data, hooks, diverged)
 
-        # Finish.
+        # Write the final files.
         state.wall_time_s = time.monotonic() - clock
         if diverged is not None and processes.rank() == 0:
             saved = f"last good checkpoint: {path}" if path.exists() else "no earlier checkpoint"
@@ -133,35 +133,41 @@ def load_parent_record(run: Run, parent: Path | None) -> Record | None:
     return record
 
 
-def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
-    """Return the hashes that determine a run's results; `data` is its manifest, `init` its parent's record."""
+def input_hashes(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
+    """Return the hashes that determine the results of a run.
+
+    `data` is the manifest of its data set, and `init` is the record of its parent or None.
+    """
     hashes = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
     return hashes if init is None else hashes | {"init": init["weights_sha256"]}
 
 
-def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimizer: bool) -> bool:
+def is_finished(run: Run, out: Path, hashes: dict[str, str], *, keep_optimizer: bool) -> bool:
     """Return whether `out` contains this run with all files intact; raise UserError if it contains another run."""
     path = out / "run.json"
     if not path.exists():
         return False
     record = read_record(path, "spec_hash", "data", "code_hash", "init", "status", "weights_sha256")
-    existing = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
-    if differing := differences(existing, belongs_to):
+    existing = input_hashes(record["spec_hash"], record["data"], record["code_hash"], record["init"])
+    if differing := differences(existing, hashes):
         raise UserError(f"{path}: result of another run ({differing}); delete it, or train in another folder")
     names = (*STAGES["train"].written, OPTIMIZER) if keep_optimizer else STAGES["train"].written
-    stated = record.get("rows_sha256", {}) | {WEIGHTS: record["weights_sha256"]}
+    digests = record.get("rows_sha256", {}) | {WEIGHTS: record["weights_sha256"]}
     damaged = [name for name in names if not (out / name).exists()]
-    damaged = damaged or [name for name, digest in stated.items() if sha256(out / name) != digest]
+    damaged = damaged or [name for name, digest in digests.items() if sha256(out / name) != digest]
     if damaged:
         print(f"training again: missing or damaged in {out}: {', '.join(damaged)}", file=sys.stderr)
         return False
     print(f"{run.id}: already {record['status']}", file=sys.stderr)
-    tidy(out, record["status"])
+    remove_checkpoints(out, record["status"])
     return True
 
 
 def initial_state(run: Run, parent: Path | None, record: Record | None, content: Content | None, device: str) -> State:
-    """Build model and optimizer, from initial weights, the parent's weights, or the checkpoint `content`."""
+    """Build model and optimizer with initial weights, the parent's weights, or the state of the checkpoint `content`.
+
+    `parent` is the folder of the parent run and `record` its record; both are None for a run without parent.
+    """
     growth, weights, spec = run.growth, dict[str, Tensor](), run.model
     if parent is not None and record is not None:
         weights, old = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
@@ -188,7 +194,7 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
 
 
 def note_kernels(state: State) -> None:
-    """Record the kernels that compute the next steps; warn if they differ from the kernels of earlier steps."""
+    """Record the kernels of the next steps in `state`; warn if earlier steps used other kernels."""
     current, previous = kernel_implementation(), state.kernels[-1:]
     if previous and previous != [current] and processes.rank() == 0:
         differing = f"earlier steps were computed with kernels '{previous[0]}', the next steps with '{current}'"

@@ -23,13 +23,13 @@ class State:
     step: int = 0
     """Number of finished optimizer steps."""
     tokens: int = 0
-    """Tokens that these steps predicted (images for classification)."""
+    """Number of tokens that these steps predicted (images for classification)."""
     flops: int = 0
     """Training FLOPs of these steps."""
     training_time_s: float = 0.0
-    """Time in optimizer steps, summed over all starts of the run."""
+    """Time in seconds of optimizer steps, summed over all starts of the run."""
     wall_time_s: float = 0.0
-    """Wall time until the last save including process start, summed over all starts of the run."""
+    """Wall time in seconds until the last save, with the start of the process, summed over all starts of the run."""
     started: str = ""
     """Time of the first start, ISO 8601, UTC."""
     rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})
@@ -57,7 +57,10 @@ class State:
         return self.step + 1
 
     def dump(self) -> dict[str, Any]:
-        """Return the content of a checkpoint; all processes must call this, and sharded tensors reach rank 0 only."""
+        """Return the content of a checkpoint; sharded tensors are complete on rank 0 and None on other ranks.
+
+        All processes must call this method.
+        """
         counts = {name: getattr(self, name) for name in COUNTS}
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return counts | processes.full_tensors(tensors)

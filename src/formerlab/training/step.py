@@ -23,14 +23,15 @@ from formerlab.training.state import State
 AHEAD = 2
 """Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of micro-batches of a step, and this process's micro-batches with their indices. An index >= the number of
-micro-batches marks padding: that micro-batch repeats another one, and its loss is multiplied by zero."""
+"""The number of micro-batches of a step, and the (index, micro-batch) pairs of this process. An index >= the number of
+micro-batches marks padding: this micro-batch is a copy of another micro-batch, and its loss is multiplied by zero."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
     """Yield the batches of steps `first`, first + 1, ...; each batch depends only on its step.
 
-    For a GPU, a thread prepares batches in advance, in pinned memory for CUDA. On a CPU they are prepared on demand.
+    For a GPU, a thread prepares batches in advance, in pinned memory for CUDA. For a CPU, batches are prepared on
+    demand.
     """
 
     def make(step: int) -> Batch:
@@ -56,7 +57,7 @@ def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.
 
 
 class Outcome(NamedTuple):
-    """The result of the steps so far."""
+    """The outcome of the steps taken so far."""
 
     loss: float
     """Mean loss of the last step in nats."""
@@ -65,14 +66,14 @@ class Outcome(NamedTuple):
     skipped: int
     """Number of steps without update: the first step with a non-finite loss or gradient, and all later steps."""
     task_metrics: tuple[float, ...] = ()
-    """Other values that the task logs."""
+    """Other metrics of the task in the last step."""
 
 
 class Steps:
-    """Takes the optimizer steps of a run that starts at the data position `start`.
+    """The optimizer steps of a run that starts at the data position `start`.
 
-    On a CPU, each step checks immediately whether loss and gradient are finite. On a GPU the result of the check stays
-    on the device, to avoid a synchronisation: from the first bad step on, the optimizer skips its updates, and `read`
+    On a CPU, each step checks immediately whether loss and gradient are finite. On a GPU, the result of the check stays
+    on the device to avoid a synchronisation: from the first bad step on, the optimizer skips its updates, and `read`
     returns the number of skipped steps.
     """
 
@@ -81,7 +82,7 @@ class Steps:
         self.batches = batches(run, data, start, state.step, self.device)
         self._batch: Batch | None = None
         self.began = 0.0
-        """Time at which the current step started to wait for its batch."""
+        """Time in seconds (`time.perf_counter`) at which the current step started to wait for its batch."""
         self.checks_at_once = reads_without_sync(self.device)
         self._outcome = torch.zeros(3, device=self.device)
         if run.checkpoint_activations:
@@ -100,12 +101,12 @@ class Steps:
             self.model = torch.compile(self._ddp_model, dynamic=dynamic)  # type: ignore[assignment]
 
     def fetch(self) -> str | None:
-        """Fetch the batch of the next step; return the reason to stop if it does not arrive."""
+        """Fetch the batch of the next step; return None, or the reason to stop if no batch arrives."""
         self.began = time.perf_counter()
         try:
             self._batch = next(self.batches)
         except StoppedEarly as error:
-            if processes.count() > 1:  # the other processes wait for this one in the middle of their step
+            if processes.count() > 1:  # the other processes wait for this process in the middle of their step
                 raise
             return str(error)
         return None
@@ -114,7 +115,7 @@ class Steps:
         """Take a step with the fetched batch; weights do not change if loss or gradient is not finite."""
         run, state, device = self.run, self.state, self.device
         chain_step = self.start.chain_steps + state.step
-        # Seed only the generator of the device, because a thread may draw batches with the CPU's generator.
+        # Seed only the generator of the device, because a thread may sample batches with the CPU's generator.
         seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
         seed(mixed_seed(run.seed, chain_step))  # dropout depends only on the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
@@ -161,7 +162,7 @@ class Steps:
         self._outcome = torch.cat((torch.stack((loss, full_norm, skipped)), losses[1:]))
 
     def read(self) -> Outcome:
-        """Wait for the device and return the outcome of the steps so far."""
+        """Wait for the device and return the outcome of the steps taken so far."""
         loss, norm, skipped, *task_metrics = self._outcome.tolist()
         return Outcome(loss, norm, int(skipped), tuple(task_metrics))
 
@@ -172,7 +173,7 @@ def reads_without_sync(device: torch.device) -> bool:
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Checkpoint activations: save only block inputs, recompute blocks in the backward pass (arXiv:1604.06174)."""
+    """Checkpoint activations: save only block inputs and recompute blocks in the backward pass (arXiv:1604.06174)."""
     for stack in model.children():
         for block in stack if isinstance(stack, nn.ModuleList) else ():
             if "forward" not in vars(block):

@@ -1,1 +1,1 @@
-"""Cache policies, one file each."""
+"""Cache policies, one per file."""

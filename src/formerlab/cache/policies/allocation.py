@@ -1,4 +1,4 @@
-"""Policies that divide a cache among layers, heads or blocks of keys; another policy scores the keys."""
+"""Policies that divide a cache among layers, heads or blocks of keys. An inner policy scores the keys."""
 
 from typing import Annotated, Literal
 
@@ -85,14 +85,14 @@ class HeadAdaptive(Policy):
         self.policy.check_budget(budget)
 
     def select(self, importance: Importance, count: int) -> Bool[Tensor, "batch head_groups time"]:
-        """Mark head groups x `count` keys: the largest floor(safeguard count) of each head group, then of all."""
+        """Mark head_groups x count keys: floor(safeguard count) of each head group, then the largest of all groups."""
         minimum = torch.full(importance.shape[:-1], floor_fraction(self.safeguard, count), device=importance.device)
         scores = importance.masked_fill(largest(importance, minimum), torch.inf).flatten(1)
         total = torch.full(scores.shape[:-1], count * importance.shape[1], device=scores.device)
         return largest(scores, total).view_as(importance)
 
     def visible(self, layer: Layer) -> Mask:
-        """Evict query by query; slot k of the state is for key k."""
+        """Evict after every query; slot k of the state is for key k."""
         policy = self.policy
         assert isinstance(policy, Eviction), "check_configuration refuses other policies"
         batch, key_heads, _, time, _ = layer.logits.shape
@@ -116,7 +116,7 @@ class HeadAdaptive(Policy):
 
 
 def _evict_one(state: CacheState, priority: Scores, query: int, minimum: Tensor) -> None:
-    """In each sequence above its total budget, evict the key of lowest priority over all heads.
+    """Evict the key of lowest priority over all heads in each sequence above its total budget.
 
     Ties evict the oldest key, then the key of the first head. `minimum` is the number of keys that every head retains.
     """
@@ -197,7 +197,7 @@ class Pyramid(Policy):
         self.policy.check_budget(self.layer_budget(budget, self.layers - 1))
 
     def layer_budget(self, budget: int, layer: int) -> int:
-        """Return the budget of a layer. Raises UserError if it is below one key, and for a layer beyond `layers`."""
+        """Return the budget of a layer. Raises UserError if it is below one key or `layer` is out of range."""
         if layer >= self.layers:
             raise UserError(f"{self!r}: the model has more than {self.layers} layers; set layers to their number")
         if budget >= UNLIMITED or self.layers == 1:

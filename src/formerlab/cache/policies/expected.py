@@ -1,4 +1,4 @@
-"""Expected Attention: scores keys by the expected attention of queries that are distributed like the prompt's."""
+"""Expected Attention: scores keys by the expected attention of queries distributed like those of the prompt."""
 
 from typing import Literal
 
@@ -18,14 +18,14 @@ class ExpectedAttention(OneShot):
     """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d)) ||v_k||_2 (arXiv:2510.00636).
 
     The exponent is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. mu and C are the mean and
-    covariance of the prompt's queries before rotation, without the first `sink`, rotated by the mean rotation of the
-    next `future` positions (up to the model's context). Scores are averaged over the query heads of a key-value head,
-    and the sink is retained. One-shot only, because the statistics need a complete prompt.
+    covariance of the prompt's queries before rotation, without the first `sink` queries, rotated by the mean rotation
+    of the next `future` positions (up to the model's context). Scores are averaged over the query heads of a key-value
+    head, and the sink is retained. The policy is one-shot, because the statistics need a complete prompt.
     """
 
     kind: Literal["expected_attention"] = "expected_attention"
     future: Size = 512
-    """Number of positions after the prompt over which the rotation is averaged."""
+    """Number of positions after the prompt in the mean rotation."""
     sink: AnyCount = 4
     """Number of first tokens that are always retained; the statistics exclude their queries."""
 

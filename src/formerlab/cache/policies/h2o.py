@@ -65,9 +65,9 @@ def _local_mask(layer: Layer, heavy_count: Counts) -> Mask:
     """Mark the heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
 
     The first `heavy_count` queries see all keys, and their unpruned attention rows are summed. A later query selects
-    the heavy_count - 1 largest sums and itself; its unpruned row is added, and the sums of all other keys, including
-    recent keys, are reset to 0. The heavy and the recent keys therefore overlap, and a new key competes with its first
-    score.
+    its own key and the heavy_count - 1 keys with the largest sums. Its unpruned row is added to their sums, and the
+    sums of all other keys, including recent keys, are reset to 0. The heavy and the recent keys therefore overlap, and
+    a new key competes with its first score.
     """
     attention = layer.attention(layer.causal)
     visible = layer.causal.expand_as(attention).clone()

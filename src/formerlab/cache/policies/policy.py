@@ -20,7 +20,7 @@ from formerlab.spec import AnyCount, Spec
 P = TypeVar("P", bound="Protecting")
 State = dict[str, Tensor]
 Lengths = Int[Tensor, " batch"] | Sequence[int] | None
-"""The true lengths in a right-padded batch; None means no padding."""
+"""The true lengths of the sequences in a right-padded batch; None means no padding."""
 Logits = Float[Tensor, "batch key_heads groups time time"]
 Importance = Float[Tensor, "batch head_groups time"]
 
@@ -29,7 +29,7 @@ Importance = Float[Tensor, "batch head_groups time"]
 class Layer:
     """One attention layer over a right-padded batch, before pruning.
 
-    Heads have the layout key-value heads x groups: the query heads of a group share a key-value head.
+    Heads have the layout (key-value heads, groups): the query heads of a group share a key-value head.
     """
 
     logits: Logits
@@ -179,7 +179,7 @@ class Protecting(Policy):
     _prompt: int = PrivateAttr(0)
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Return the numbers of first and last positions that are not evicted, together at most `budget`."""
+        """Return the numbers of first and last positions that are not evicted; their sum is at most `budget`."""
         first = min(max(self.sink, self._prompt), budget)
         return first, min(floor_fraction(self.recent, max(0, budget - self._prompt)), budget - first)
 
@@ -191,8 +191,8 @@ class Protecting(Policy):
                 f"budget {budget}: {type(self).__name__} retains {tokens}; give a count of at least {first}"
             )
 
-    def after_prompt(self: P, length: int) -> P:
-        """Return a copy that protects a prompt of `length` tokens, or the policy itself without `protect`."""
+    def with_prompt_length(self: P, length: int) -> P:
+        """Return a copy that protects a prompt of `length` tokens; without `protect`, return the policy itself."""
         if self.protect is None:
             return self
         policy = self.model_copy()
@@ -263,7 +263,7 @@ def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"])
 
 
 def marked_indices(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tensor, "*shape count"]:
-    """Return the indices of the `count` marks of each row in ascending order, without synchronising."""
+    """Return the indices of the `count` marked elements of each row in ascending order, without a synchronisation."""
     return marked.byte().argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
@@ -281,7 +281,7 @@ def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " batch"]:
-    """Return numbers, one per sequence, as a tensor on a device, without synchronising."""
+    """Return numbers, one per sequence, as a tensor on a device, without a synchronisation."""
     if len(set(numbers)) == 1:
         return torch.full((len(numbers),), numbers[0], device=device)
     return torch.tensor(numbers).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Random: the baseline of all policies."""
+"""Random: retains random keys, the baseline of all policies."""
 
 from typing import Literal
 
@@ -14,16 +14,16 @@ LOW_BITS = 2**32 - 1
 
 
 class Random(Eviction):
-    """S[k] uniform in [0, 1), drawn when the key enters, so that every set of `budget` keys is equally likely
+    """S[k] uniform in [0, 1), sampled when the key enters, so that every set of `budget` keys is equally likely
     (a baseline since H2O, arXiv:2306.14048).
 
-    The draw depends only on (seed, layer, head group, position), so simulation, cache and all sequences get the same
-    scores.
+    The scores depend only on (seed, layer, head group, position), so they are equal in simulation, in the cache and in
+    all sequences.
     """
 
     kind: Literal["random"] = "random"
     seed: Seed = 0
-    """Seed of the draw."""
+    """Seed of the scores."""
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> PromptScores | None:
         heads = torch.arange(head_groups, device=positions.device)[:, None]

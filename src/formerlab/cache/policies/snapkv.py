@@ -14,8 +14,9 @@ from formerlab.spec import Size
 class SnapKV(OneShot):
     """S[k] = mean over the last `window` queries of p[q, k], pooled over neighbours of k (arXiv:2404.14469, section 4).
 
-    The window itself is retained. Scores are averaged over the query heads of a key-value head. One-shot only, because
-    the window is the end of a complete prompt. The window is at most half of the budget, and at least one query.
+    The keys of the window are retained. Scores are averaged over the query heads of a key-value head. The policy is
+    one-shot, because the window is the end of a complete prompt. The window is at most half of the budget, and at least
+    one query.
     """
 
     kind: Literal["snapkv"] = "snapkv"

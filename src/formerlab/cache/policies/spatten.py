@@ -16,8 +16,8 @@ class SpAtten(Policy):
 
     All heads retain the same tokens. Pruning is a cascade: a token that layer l drops is absent from every later layer,
     and the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) The method was designed for
-    encoders: the sum runs over ALL queries, so in a decoder the choice uses the future. Queries of dropped tokens still
-    see their own key, because every position makes a prediction. If all layers have the same budget, as in
+    encoders. The sum runs over ALL queries, so in a decoder the choice depends on later tokens. Queries of dropped
+    tokens still see their own key, because every position makes a prediction. If all layers have the same budget, as in
     `Simulation`, the scores of the first layer determine the retained tokens.
     """
 

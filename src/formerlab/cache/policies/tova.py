@@ -14,7 +14,7 @@ class TOVA(Eviction):
 
     kind: Literal["tova"] = "tova"
     scope: Literal["group", "layer"] = "layer"
-    """Heads that retain the same keys; all heads of a layer in the paper."""
+    """Heads that retain the same keys: a GQA group, or all heads of a layer as in the paper."""
 
     @property
     def linear(self) -> tuple[float, float] | None:

@@ -35,8 +35,8 @@ class StreamingLLM(Window):
     sink: AnyCount = 4
     """Number of first tokens that are never evicted."""
     positions: Literal["kept", "reindexed"] = "kept"
-    """kept: positions in the text, as in a masked forward pass. reindexed: positions in the cache, so that the sink
-    directly precedes the window (as in the paper; rotary positions only)."""
+    """kept: positions in the text, as in a masked forward pass. reindexed: positions in the cache, as in the paper, so
+    that the sink directly precedes the window; only for rotary positions."""
 
     @property
     def reindexes_positions(self) -> bool:

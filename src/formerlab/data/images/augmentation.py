@@ -25,7 +25,7 @@ POLICY = (
     rf"^(rand(-((m|mmax|inc)\d+|n[1-9]|(p|mstd){NUMBER}|t(weights|3aw?)))*|"
     rf"augmix(-((m|d|b)\d+|w[1-9]|a([1-9]\d*(\.\d+)?|0\.0*[1-9]\d*)|mstd{NUMBER}))*|(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?)$"
 )
-"""Matches the policies that timm parses completely; timm silently ignores unknown words of a policy."""
+"""Matches the policies that timm parses completely; timm ignores unknown words of a policy without an error."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
 Pictures = Float[Tensor, "count channels rows columns"]
@@ -34,18 +34,18 @@ Pictures = Float[Tensor, "count channels rows columns"]
 class Shift(Spec):
     """A random shift by a few pixels and a random flip, for small images that are stored as pixels.
 
-    It is applied to all images of a micro-batch at once, without worker processes.
+    All images of a micro-batch are shifted together, without worker processes.
     """
 
     kind: Literal["shift"] = "shift"
     pixels: AnyCount = 4
-    """Largest shift in both directions; the border is filled with black."""
+    """Maximum shift in each direction, in pixels; the border is filled with black."""
     flip: bool = True
     """Mirror half of the images; unsuitable for digits."""
 
 
 class TimmAugmentation(Spec):
-    """timm's training transform; default values of MAE's supervised baseline (arXiv:2111.06377, Table 11)."""
+    """timm's training transform; the defaults are from MAE's supervised baseline (arXiv:2111.06377, Table 11)."""
 
     kind: Literal["timm"] = "timm"
     smallest_crop: Probability = 0.08
@@ -64,11 +64,11 @@ Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
 
 class AugmentedImages(NamedTuple):
-    """Augmented images before normalisation and random erasing, which run on the device for the whole batch."""
+    """Augmented images; normalisation and random erasing follow on the device, for the whole batch."""
 
     pixels: UInt8[Tensor, "count channels side side"]
     boxes: Int[Tensor, "count 4"]
-    """Top, left, bottom and right of the erased rectangle of each image; zeros if nothing is erased."""
+    """Top, left, bottom and right of the erased rectangle of each image; zeros for an image without one."""
     noise: Float[Tensor, " noise"]
     """Noise for the rectangles, image after image, channel after channel."""
 
@@ -87,7 +87,7 @@ def augment_by_timm(
 ) -> AugmentedImages:
     """Return images augmented by timm's transform, with one seed per image.
 
-    The transform is split: its steps before normalisation give the pixels, its random eraser gives boxes and noise.
+    The steps of the transform before normalisation give the pixels, and its random eraser gives boxes and noise.
     Normalisation is deterministic and follows on the device.
     """
     ensure_torchvision_imports()
@@ -104,7 +104,7 @@ def augment_by_timm(
         for index, seed in zip(indices, seeds, strict=True):
             reseed(seed)
             pixels.append(augment(images.image(int(index))))
-            # The eraser fills a box of this NaN canvas with noise; the box is where values are not NaN.
+            # The eraser fills a box of this NaN canvas with noise, so the numbers of the canvas show the box.
             canvas = torch.full((len(preprocessing.mean), preprocessing.side, preprocessing.side), math.nan)
             inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
             rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
@@ -134,7 +134,7 @@ class Preprocessing(Spec):
     std: tuple[float, ...]
     """Standard deviation to divide by, per channel on a scale from 0 to 1."""
     crop: float = 1.0
-    """Ratio of `side` to the shorter side after resizing; the centre of the resized held-out image is cropped."""
+    """`side` divided by the shorter side of a held-out image after resizing; its centre is then cropped."""
 
     def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> Pictures:
         """Return normalised float32 images on the device of the pixels."""
@@ -181,9 +181,9 @@ def shifted(pixels: Bytes, augmentation: Shift, positions: NDArray[np.int64], st
 
 @contextmanager
 def isolated_randomness() -> Iterator[Any]:
-    """Yield a function that seeds the generators of random, NumPy and torch; restore their states afterwards.
+    """Yield a function that seeds the generators of random, NumPy and torch; restore their states at the end.
 
-    timm and torchvision draw from these three generators.
+    timm and torchvision use these three generators.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 

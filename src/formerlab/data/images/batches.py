@@ -44,12 +44,12 @@ Key = tuple[int, int, int, Positions]
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 """Signals that ask a process to end."""
 PREFETCH = 2
-"""Chunks that each worker process prefetches."""
+"""Number of chunks that each worker process prefetches."""
 SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 10.0
-"""Seconds between two checks for a stop request while waiting for worker processes."""
+"""Seconds between two checks for a stop request while the main process waits for worker processes."""
 TIMEOUT_SECONDS = 600.0
-"""Seconds without a chunk after which waiting for worker processes is an error."""
+"""Maximum time in seconds that the main process waits for a chunk."""
 REMEDY = "give it more (docker run --shm-size=8g), raise task.accumulate, or on a CPU set threads: 1"
 
 
@@ -107,7 +107,7 @@ class TrainingImages(Dataset[AugmentedImages]):
 
     Worker processes, one per thread of the job, prefetch images that need decoding or timm's transform. The main
     process makes the batches if the job has one thread and no GPU, or if it reads stored pixels without timm. The
-    batches are the same in both cases.
+    batches are bit-identical in both cases.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TrainingImages(Dataset[AugmentedImages]):
         single_threaded = threads == 1 and not torch.cuda.is_available()
         self.workers = threads if needs_workers and not single_threaded else 0
         self.stop: Callable[[], str | None] | None = None
-        """Returns the reason to stop waiting for worker processes, or None."""
+        """A function that returns the reason to stop waiting for worker processes, or None."""
         self._results: Iterator[AugmentedImages] | None = None
         self._next_request: tuple[int, int, int, bytes] | None = None
 
@@ -132,44 +132,44 @@ class TrainingImages(Dataset[AugmentedImages]):
         return len(self.images)
 
     def batches_of(
-        self, seed: int, draw: int, start: int, micro_batches: list[Positions], mix: Mix | None
+        self, seed: int, step: int, start: int, micro_batches: list[Positions], mix: Mix | None
     ) -> list[ImageBytes]:
-        """Return the micro-batches of the batch that begins at position `start`.
+        """Return the micro-batches of the batch that begins at position `start` in the sequence of epochs.
 
-        `micro_batches` has positions in the batch, and `draw` is the step index that seeds the random augmentations.
+        `micro_batches` contains positions in the batch, and `step` is the step index that seeds the augmentations.
         """
         indices = step_indices(seed, start, self.batch, len(self.images))
         if not self.workers:
-            augmented = [self[seed, draw, start, micro_batch] for micro_batch in micro_batches]
+            augmented = [self[seed, step, start, micro_batch] for micro_batch in micro_batches]
         else:
-            augmented = self._from_workers(seed, draw, start, micro_batches)
+            augmented = self._from_workers(seed, step, start, micro_batches)
         labels = [torch.from_numpy(self.images.labels[indices[micro_batch]]) for micro_batch in micro_batches]
         return [ImageBytes(*pair, self.preprocessing, mix) for pair in zip(augmented, labels, strict=True)]
 
     def __getitem__(self, key: Key) -> AugmentedImages:
         """Return the augmented images at some positions of a step, in the main process or in a worker process."""
-        seed, draw, start, positions = key
+        seed, step, start, positions = key
         indices = step_indices(seed, start, self.batch, len(self.images))[positions]
         if isinstance(self.augmentation, TimmAugmentation):
             return augment_by_timm(
-                self.augmentation, self.images, indices, image_seeds(seed, draw, positions), self.preprocessing
+                self.augmentation, self.images, indices, image_seeds(seed, step, positions), self.preprocessing
             )
         pixels = held_out_pixels(self.images, indices, self.preprocessing)
         if isinstance(self.augmentation, Shift):
-            pixels = shifted(pixels, self.augmentation, positions, self.batch, mixed_seed(seed, draw, 0))
+            pixels = shifted(pixels, self.augmentation, positions, self.batch, mixed_seed(seed, step, 0))
         return without_erasing(pixels)
 
-    def _from_workers(self, seed: int, draw: int, start: int, micro_batches: list[Positions]) -> list[AugmentedImages]:
+    def _from_workers(self, seed: int, step: int, start: int, micro_batches: list[Positions]) -> list[AugmentedImages]:
         """Return the micro-batches of a step from the workers, which continue with the next steps."""
         positions = np.stack(micro_batches).tobytes()
-        if self._next_request != (seed, draw, start, positions):
-            self._results = self._start_workers(seed, draw, start, micro_batches)
+        if self._next_request != (seed, step, start, positions):
+            self._results = self._start_workers(seed, step, start, micro_batches)
         self._next_request = None  # if the wait below is interrupted, the next call starts new workers
         augmented = []
         for micro_batch in micro_batches:
             chunks = [self._next_chunk() for _ in self._chunks(micro_batch)]
             augmented.append(AugmentedImages(*map(torch.cat, zip(*chunks, strict=True))))
-        self._next_request = (seed, draw + 1, start + self.batch, positions)
+        self._next_request = (seed, step + 1, start + self.batch, positions)
         return augmented
 
     def _next_chunk(self) -> AugmentedImages:
@@ -199,7 +199,7 @@ class TrainingImages(Dataset[AugmentedImages]):
         pixels = len(self.preprocessing.mean) * self.preprocessing.side**2
         noise = 4 * pixels // 3 if isinstance(self.augmentation, TimmAugmentation) and self.augmentation.erase else 0
         images = max(len(chunk) for micro_batch in micro_batches for chunk in self._chunks(micro_batch))
-        # The chunks of one micro-batch are in use while others are prefetched.
+        # The chunks of a micro-batch are in use while the workers prefetch further chunks.
         needed = (PREFETCH + 1) * self.workers * images * (pixels + noise)
         with suppress(OSError):
             if (free := shutil.disk_usage(SHARED_MEMORY).free) < needed:
@@ -211,15 +211,15 @@ class TrainingImages(Dataset[AugmentedImages]):
         return np.array_split(micro_batch, min(self.workers, len(micro_batch)))
 
     def _start_workers(
-        self, seed: int, draw: int, start: int, micro_batches: list[Positions]
+        self, seed: int, step: int, start: int, micro_batches: list[Positions]
     ) -> Iterator[AugmentedImages]:
         """Start the workers; return an iterator over the chunks of this and all following batches, in order."""
         chunks = [chunk for micro_batch in micro_batches for chunk in self._chunks(micro_batch)]
-        keys = ((seed, draw + k, start + k * self.batch, chunk) for k in itertools.count() for chunk in chunks)
-        self._results = None  # ends earlier workers; the iterator also cannot be pickled for new workers
+        keys = ((seed, step + k, start + k * self.batch, chunk) for k in itertools.count() for chunk in chunks)
+        self._results = None  # ends earlier workers, and the iterator cannot be pickled for new workers
         self._check_shared_memory(micro_batches)
         options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_at_parents_signal}
-        # DataLoader draws a base seed. A separate generator keeps the global one, and therefore dropout, unchanged.
+        # DataLoader samples a base seed; a separate generator leaves the global generator, and so dropout, unchanged.
         options |= {"generator": torch.Generator(), "timeout": POLL_SECONDS, "prefetch_factor": PREFETCH}
         loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **options)
         resource_tracker.ensure_running()  # otherwise the first worker starts the tracker, which unblocks signals
@@ -234,15 +234,15 @@ class TrainingImages(Dataset[AugmentedImages]):
 
 
 def stop_waiting(data: Any, stop: Callable[[], str | None]) -> None:
-    """Stop waiting for worker processes when `stop` returns a reason; does nothing for data other than images."""
+    """Stop waiting for worker processes if `stop` returns a reason; data other than images have no worker processes."""
     if isinstance(data, TrainingImages):
         data.stop = stop
 
 
 def _end_at_parents_signal(worker: int) -> None:
-    """Exit only when the parent process sends the signal.
+    """Exit when the parent process sends a signal.
 
-    Signals to the job are ignored, because the parent needs images for its last step.
+    Signals of other processes are ignored, because the parent needs images for its last step.
     """
 
     def wait() -> None:

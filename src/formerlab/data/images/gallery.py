@@ -24,14 +24,14 @@ class Picture(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """A source opened for reading; iterating a split raises UserError for an image without a valid class."""
+    """An opened source; iterating over a split raises UserError for an image without a valid class."""
 
     classes: tuple[str, ...]
     """Names of the classes, in the order of the labels."""
     splits: dict[Split, Iterable[Picture]]
-    """The pictures of each split of the source; other splits are taken from `train`."""
+    """The pictures of each split that the source names; all other splits are taken from `train`."""
     notes: tuple[str, ...] = ()
-    """Notes on files or splits of the source that are not read."""
+    """Notes on unused files or splits of the source."""
 
 
 class Digits(DataSource):
@@ -42,7 +42,7 @@ class Digits(DataSource):
     kind: Literal["digits"] = "digits"
 
     def contents(self, cache: Path | None = None) -> str:
-        """Return the name only, because the images are the same in all releases of scikit-learn."""
+        """Return the name of the data set, because all releases of scikit-learn contain the same images."""
         return "scikit-learn digits"
 
     def open(self) -> Gallery:

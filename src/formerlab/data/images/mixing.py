@@ -15,7 +15,8 @@ class Mix(NamedTuple):
     weight: float
     """Weight of an image's class in its target; for mixup (no box), also the weight of its pixels."""
     box: tuple[int, int, int, int] | None
-    """Rectangle that cutmix copies from the other image: first row, last row (exclusive), first column, last column."""
+    """Rectangle that cutmix copies from the other image: first row, end row, first column, end column (ends
+    excluded)."""
     smoothing: float
     """Label smoothing of the targets, from 0 to 1."""
     classes: int
@@ -35,8 +36,8 @@ class Mix(NamedTuple):
         return images, targets
 
 
-def draw_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
-    """Draw the parameters of one step, with the same random draws as timm's Mixup."""
+def sample_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
+    """Return random parameters of a step; timm's Mixup samples the same parameters from this seed."""
     ensure_torchvision_imports()
     from timm.data.mixup import Mixup, cutmix_bbox_and_lam
 

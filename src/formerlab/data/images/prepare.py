@@ -44,18 +44,18 @@ class ImageData(DataSpec):
     side: Size = 8
     """Side of the square images that a model sees, pixels."""
     channels: Literal[1, 3] = 1
-    """1 for greyscale, 3 for colour; images are converted."""
+    """Number of channels, to which all images are converted: 1 for greyscale, 3 for colour."""
     classes: Size = 10
-    """Number of classes; checked against the source when the data are prepared."""
+    """Number of classes; the preparation raises an error if the source has another number."""
     storage: Literal["pixels", "encoded"] = "pixels"
-    """pixels: every image is cropped to `side` once and stored as bytes, for small images. encoded: the image files are
-    packed into one file unchanged and decoded for every batch in worker processes, for random crops."""
+    """pixels: every image is cropped to `side` once and stored as bytes, for small images. encoded: the unchanged image
+    files are packed into one file, and worker processes decode them for every batch, for random crops."""
     valid_share: Fraction = 0.05
     """Fraction of the training images that become validation images if the source has no validation split."""
     test_share: Fraction = 0.1
     """Fraction of the training images that become test images if the source has no test split."""
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the training images to keep, selected by a hash of their names."""
+    """Fraction of the training images that are kept; a hash of their names selects them."""
 
     def run_defaults(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of model and task that these images determine."""
@@ -120,7 +120,7 @@ class Decoded(NamedTuple):
 
 
 def decode_picture(data: ImageData, item: tuple[Split, Picture]) -> Decoded:
-    """Decode a picture. Raises UserError naming it if it cannot be decoded."""
+    """Decode a picture. Raises UserError with its name if it cannot be decoded."""
     split, picture = item
     try:
         content, pixels = _read(picture.content, data)
@@ -148,7 +148,7 @@ def _read(content: Path | bytes | Pixels, data: ImageData) -> tuple[bytes, Pixel
 
 
 class SplitWriter:
-    """Write images to the files of their splits, drop duplicates, and count the images that are left out."""
+    """Writes images to the files of their splits; duplicates are dropped and counted."""
 
     def __init__(self, files: Mapping[Split, BinaryIO], data: ImageData) -> None:
         self.data, self._files, self._seen = data, files, Digests()

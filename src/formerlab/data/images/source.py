@@ -26,7 +26,7 @@ ENDINGS = (
 
 
 class ImageFolders(DataSource):
-    """One folder per split with one folder per class; image files may be in subfolders of a class.
+    """A folder per split that contains a folder per class; image files may be in subfolders of a class.
 
     Classes are numbered in the order of their names. `~` and `$NAME` are expanded, and relative paths start at the
     working directory.
@@ -45,8 +45,8 @@ class ImageFolders(DataSource):
     def contents(self, cache: Path | None = None) -> list[Any]:
         """Return names and sizes of all image files.
 
-        Their contents are not read, because there may be millions of files. A change that keeps the size of a file in
-        bytes is therefore not noticed until the data are prepared again.
+        Their contents are not read, because there may be millions of files. A change that leaves the size of a file
+        unchanged is therefore detected only when the data are prepared again.
         """
         return [[split, *file] for split in self._given_splits() for file in self._files(split)]
 
@@ -76,7 +76,7 @@ class ImageFolders(DataSource):
         images = sorted(file for file in self._all_files(split) if _is_image(file[0]))
         if not images:
             root = expanded(getattr(self, split))
-            raise UserError(f"source.{split}: {root} has no images in folders; choose one with a folder per class")
+            raise UserError(f"source.{split}: {root} has no images in class folders; choose another folder")
         return images
 
     def _left_out(self, split: Split) -> str | None:
@@ -91,7 +91,7 @@ class ImageFolders(DataSource):
         """Yield every file as (name below the split's folder, size in bytes)."""
         root = expanded(getattr(self, split))
         if not root.is_dir():
-            raise UserError(f"source.{split}: {root} is not a folder; choose one with a folder per class")
+            raise UserError(f"source.{split}: {root} is not a folder; choose a folder with a folder per class")
         for hidden in root.glob(".*/"):
             raise UserError(f"source.{split}: {hidden}: a hidden folder cannot be a class; remove it")
         start = len(os.path.join(root, ""))
@@ -111,11 +111,11 @@ class ImageHub(HubSource):
     files: dict[str, tuple[str, ...]] = {}
     """Files by split (train, validation, ...), as paths or globs; empty for a data set of the hub."""
     image: str = "image"
-    """Column of the images (for WebDataset the file ending, such as `jpg`)."""
+    """Column of the images. For WebDataset, the column is named by the file ending, such as `jpg`."""
     label: str = "label"
-    """Column of the class, a number from 0 or a name (for WebDataset often `cls`)."""
+    """Column of the class, which is a number from 0 or a name. For WebDataset, it is often `cls`."""
     streaming: bool = False
-    """Read over the network without a copy on disk."""
+    """Whether to read over the network without a copy on disk."""
 
     def stamps(self, cache: Path | None) -> list[Any]:
         """Return the names and sizes of local files; their contents are not read, as for ImageFolders."""
@@ -143,7 +143,7 @@ class ImageHub(HubSource):
         return Gallery(classes, {split: self._pictures(rows[split], classes) for split in rows}, notes)
 
     def _check_class_names(self) -> None:
-        """Raise UserError if local files number their classes differently; `datasets` uses the first list."""
+        """Raise UserError if local files number their classes differently, because `datasets` uses the first list."""
         from datasets import Features
         from pyarrow import parquet
 

@@ -21,9 +21,10 @@ Pixels = NDArray[np.uint8]
 
 
 def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
-    """Return the decoded image, rotated as its EXIF data says, with transparency composited on white.
+    """Return the decoded image, rotated according to its EXIF data, with transparent parts on white.
 
-    Raises OSError, ValueError or SyntaxError if it is damaged or has 32-bit values, whose range is unknown.
+    `channels` is 1 (grey) or 3 (RGB). Raises OSError, ValueError or SyntaxError if the image is damaged or has 32-bit
+    values, whose range is unknown.
     """
     if isinstance(content, np.ndarray):
         return Image.fromarray(content[:, :, 0] if content.shape[2] == 1 else content).convert(MODES[channels])
@@ -44,7 +45,7 @@ def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
 def centre_crop(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
     """Return the centre crop of an image, (side, side, channels), after resizing its shorter side to side / crop.
 
-    Resizing is bicubic. `crop` is the usual ratio of test crops: 224 of 256 pixels is 0.875.
+    Resizing is bicubic. A crop of 224 from 256 pixels, which is usual for tests, has `crop` 0.875.
     """
     shorter = round(side / crop)
     scale = shorter / min(image.size)
@@ -57,7 +58,7 @@ def centre_crop(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A split of prepared images. Only paths and sizes are pickled for worker processes, not pixels."""
+    """A split of prepared images. Pickling for worker processes copies paths and sizes, but no pixels."""
 
     folder: Path
     entry: dict[str, Any]
@@ -104,7 +105,7 @@ class ImageSet:
         return offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the open files; another process opens them again."""
+        """Return the fields without open files; the other process opens the files again."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

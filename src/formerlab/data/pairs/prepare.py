@@ -51,11 +51,11 @@ class ParallelData(DataSpec):
     max_pairs: Count | None = None
     """Maximum number of training pairs; null takes all pairs."""
     max_tokens: Size = 256
-    """Maximum length of a sentence in tokens, including its end. Longer training and validation pairs are left out and
-    counted; a longer test pair is an error."""
+    """Maximum length of a sentence in tokens, including its end token. Longer training and validation pairs are left
+    out and counted; a longer test pair is an error."""
     max_ratio: float | None = Field(default=None, gt=0.0, le=1e6)
-    """Maximum ratio of the token counts of the longer and the shorter sentence. Training pairs with a larger ratio are
-    left out and counted."""
+    """Maximum number of tokens of the longer sentence of a pair, divided by the number of tokens of the shorter
+    sentence. Training pairs with a larger ratio are left out and counted."""
 
     @property
     def vocabulary(self) -> int:
@@ -72,7 +72,7 @@ class ParallelData(DataSpec):
             next(self.source.pairs(split, self.fractions), None)
         if isinstance(self.tokenizer, TokenizerFile):
             self.tokenizer.load()
-        (out / MANIFEST).unlink(missing_ok=True)  # not before source and tokenizer are known to be available
+        (out / MANIFEST).unlink(missing_ok=True)  # source and tokenizer are available
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small splits first
         splits = {split: written[split][0] for split in SPLITS}

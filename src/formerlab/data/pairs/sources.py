@@ -35,7 +35,7 @@ class PairSource(DataSource, ABC):
         """Yield the pairs of a split.
 
         A split that the source does not name is taken from `train` by a hash of the source sentence, so that equal
-        sentences are in one split.
+        sentences are in the same split.
         """
         if split not in self.hashed_splits():
             return self.read(split)
@@ -134,15 +134,16 @@ UNITS = (
     *("area-square-meter", "speed-kilometer-per-hour", "duration-year", "length-meter"),
 )
 FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73049
-"""1900 to 2099."""
-TRIES = 20
-"""Draws per requested phrase; if these give too few distinct phrases, the source raises an error."""
+"""The days from 1900 to 2099."""
+MAX_SAMPLES = 20
+"""Maximum number of samples per requested phrase. If they contain too few distinct phrases, the source raises an
+error."""
 
 
 class Phrases(PairSource):
     """Dates, times, amounts of money and measures in two languages, as localised by Unicode's CLDR.
 
-    Phrases are drawn with a fixed seed; every source phrase occurs once.
+    Phrases are sampled with a fixed seed; every source phrase occurs once.
     """
 
     kind: Literal["embedded"] = "embedded"
@@ -177,7 +178,7 @@ def _all_pairs(spec: Phrases) -> tuple[Pair, ...]:
     """Return the pairs of all splits; cached, because generating them takes seconds."""
     random, translations = np.random.Generator(np.random.Philox(key=1706)), dict[str, str]()
     plain = str.maketrans("\u202f\xa0", "  ")  # narrow and ordinary no-break spaces
-    for _ in range(TRIES * spec.count):
+    for _ in range(MAX_SAMPLES * spec.count):
         phrase = _phrase(random)
         source = phrase(spec.source).translate(plain)
         if source not in translations:
@@ -190,23 +191,23 @@ def _all_pairs(spec: Phrases) -> tuple[Pair, ...]:
 
 
 def _phrase(random: np.random.Generator) -> Callable[[str], str]:
-    """Draw a date, time, amount of money or measure; return a function that formats it in a given locale."""
+    """Sample a date, time, amount of money or measure; return a function that formats it in a given locale."""
     from babel.dates import format_date, format_time
     from babel.numbers import format_currency
     from babel.units import format_unit
 
-    def draw(end: int, start: int = 0) -> int:
+    def sample(end: int, start: int = 0) -> int:
         return int(random.integers(start, end))
 
-    form = draw(4)
+    form = sample(4)
     if form == 0:
-        style, day = ("full", "long")[draw(2)], FIRST_DAY + datetime.timedelta(days=draw(DAYS))
+        style, day = ("full", "long")[sample(2)], FIRST_DAY + datetime.timedelta(days=sample(DAYS))
         return lambda locale: format_date(day, style, locale)
     if form == 1:
-        day, moment = FIRST_DAY + datetime.timedelta(days=draw(DAYS)), datetime.time(draw(24), draw(60))
+        day, moment = FIRST_DAY + datetime.timedelta(days=sample(DAYS)), datetime.time(sample(24), sample(60))
         return lambda locale: f"{format_time(moment, 'short', locale=locale)}, {format_date(day, 'long', locale)}"
     if form == 2:
-        value, currency = draw(10000, 1), CURRENCIES[draw(len(CURRENCIES))]
+        value, currency = sample(10000, 1), CURRENCIES[sample(len(CURRENCIES))]
         return lambda locale: format_currency(value, currency, locale=locale, format_type="name")
-    value, unit = draw(10000, 1), UNITS[draw(len(UNITS))]
+    value, unit = sample(10000, 1), UNITS[sample(len(UNITS))]
     return lambda locale: format_unit(value, unit, "long", locale=locale)

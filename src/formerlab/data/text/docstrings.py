@@ -32,7 +32,7 @@ class Module(NamedTuple):
         return "\n\n".join(f"{entry.signature}\n" + "\n\n".join(entry.paragraphs) for entry in self.entries)
 
     def filtered(self, keep: Callable[[str], bool]) -> "Module":
-        """Return the module with the paragraphs that `keep` accepts, without entries that have no paragraphs left."""
+        """Return the module with the paragraphs that `keep` accepts; entries without such paragraphs are dropped."""
         selected = [(entry, [keep(paragraph) for paragraph in entry.paragraphs]) for entry in self.entries]
         entries = (
             Documented(entry.signature, tuple(compress(entry.paragraphs, mask)), entry.summary and mask[0])

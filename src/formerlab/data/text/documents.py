@@ -34,7 +34,7 @@ class Shard(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """A source opened for reading."""
+    """An opened source."""
 
     shards: list[Shard]
     """All shards; shards without training text come first."""
@@ -47,10 +47,10 @@ class TextSource(DataSource, ABC):
 
     @abstractmethod
     def open(self, fractions: SplitFractions) -> Corpus:
-        """Open the source. Raises UserError, here or during reading, for missing, empty or unreadable files."""
+        """Open the source. Missing, empty or unreadable files raise UserError, either now or when they are read."""
 
     def notes(self) -> list[str]:
-        """Return notes on files of the source that are not read."""
+        """Return notes on unused files of the source."""
         return []
 
     def by_paragraph(self) -> "TextSource | None":
@@ -75,7 +75,7 @@ class Deduplicator:
         self._seen = Digests()
 
     def documents(self, shards: list[Shard]) -> Iterator[tuple[Split, str]]:
-        """Yield documents with their splits. Raises UserError naming a shard without text."""
+        """Yield documents with their splits. Raises UserError with the name of a shard without text."""
         for shard in shards:
             if self._is_complete(shard):
                 continue
@@ -108,10 +108,10 @@ class Deduplicator:
         return limit is not None and self._bytes[split] >= limit
 
     def _is_complete(self, shard: Shard) -> bool:
-        """Return whether no more documents of a shard are needed, and record the splits that their limit cuts.
+        """Return whether no more documents of a shard are needed; if so, add its full splits to `limited`.
 
-        A shard with training text is complete if the training split is full and no split of the shard is empty; other
-        shards are complete if all their splits are full.
+        A shard with training text is complete if the training split is full and no split of the shard is empty. All
+        other shards are complete if all their splits are full.
         """
         if "train" in shard.splits:
             complete = self._full("train") and all(self._bytes[split] for split in shard.splits)
@@ -123,7 +123,7 @@ class Deduplicator:
 
 
 def empty_splits(shards: list[Shard], data: "TextData") -> tuple[list[Split], int, int]:
-    """Return the splits without documents, the number of documents read, and the number of duplicates among them.
+    """Return the splits without documents, the number of documents that were read, and the number of their duplicates.
 
     Reading stops as soon as every split has a document. A shard with a single split is assumed to contain text.
     """

@@ -27,7 +27,7 @@ Located = tuple[str, Path]
 PACKAGES = ("numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "networkx", "sympy", "torch", "transformers")
 
 REPEATABLE_CHARACTERS = 40
-"""Shorter paragraphs (a heading, "Returns") may repeat; longer paragraphs are read only once."""
+"""Paragraphs with fewer characters, such as the heading "Returns", may be repeated; longer paragraphs are read once."""
 
 _SKIPPED = {"test", "tests", "idle_test", "_vendor", "_vendored", "externals", "site-packages", "dist-packages"}
 
@@ -42,9 +42,10 @@ class Embedded(TextSource):
 
     kind: Literal["embedded"] = "embedded"
     packages: tuple[Annotated[str, Field(min_length=1)], ...] = PACKAGES
-    """Distributions to read, if they are installed; the manifest lists those that were read."""
+    """Distributions to read; packages that are not installed are skipped. The manifest lists all packages that were
+    read."""
     standard_library: bool = True
-    """Whether to read the standard library too."""
+    """Whether to read also the standard library."""
     content: Content = "docstrings"
     """Text to read from a module: its docstrings or its code."""
 
@@ -97,7 +98,10 @@ class Embedded(TextSource):
 
 
 def read_modules(located: list[Located], seen: Digests, content: Content = "docstrings") -> Iterator[Module]:
-    """Yield the modules with docstrings (or code), without repeated paragraphs; empty modules are skipped."""
+    """Yield the modules without repeated paragraphs; modules without remaining paragraphs are skipped.
+
+    `seen` contains the hashes of all paragraphs so far; new hashes are added.
+    """
     read = read_code if content == "code" else read_module
     for name, path in located:
         gc.disable()  # syntax trees have no reference cycles, and garbage collection takes a third of the time

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Encoder:
     """Tokenises texts and counts the characters without a token. Several threads may share an encoder.
 
-    A character has no token if the tokenizer drops it or one of its bytes, or replaces it by the unknown token. White
-    space is not counted.
+    A character has no token if the tokenizer drops the character or one of its bytes, or replaces it by the unknown
+    token. White space is not counted.
     """
 
     def __init__(self, path: Path, end: int, name: str = "tokenizer") -> None:
@@ -39,7 +39,7 @@ class Encoder:
         self._unknown: str | None = unknown if unknown in self._vocabulary else None
 
     def __call__(self, texts: list[str]) -> tuple[list[np.ndarray], list[int]]:
-        """Return the tokens of each text with the end token, and the number of its characters without a token.
+        """Return the tokens of each text with the end token, and the number of characters without a token in each text.
 
         Raises UserError if the tokenizer cannot encode a character and has no unknown token.
         """
@@ -53,7 +53,7 @@ class Encoder:
         return token_arrays(encodings, self._end), list(map(self._without_token, texts, encodings))
 
     def notes(self, text: str, lost: int, characters: int) -> list[str]:
-        """Return a note on the characters without a token. Raises UserError if they are more than half of all."""
+        """Return a note on `lost` of `characters` characters without a token. Raises UserError for more than half."""
         if not lost:
             return []
         effect = "are dropped" if self._unknown is None else f"become the unknown token {self._unknown!r}"

@@ -80,7 +80,7 @@ class Files(TextSource):
         return self
 
     def contents(self, cache: Path | None = None) -> list[list[str]]:
-        """Return labels, names below the common folder, and hashes of the files."""
+        """Return (label, name below the common folder, hash) of each file."""
         files = [(label, name, path) for label, paths in self.files_by_label().items() for name, path in paths.items()]
         hashes = file_hashes((path for *_, path in files), cache)
         return [[label, name, hashes[path]] for label, name, path in files]
@@ -127,7 +127,7 @@ class Files(TextSource):
         return [f"not read as data: {some(unread)}; list a file by its name to read it"] if unread else []
 
     def _data_and_other_files(self, label: str) -> tuple[list[Path], list[Path]]:
-        """Return the data files that the patterns of a label match, and the matching files that are not data.
+        """Return the data files that the patterns of a label match, and all other files that they match.
 
         A file that a pattern names exactly is always data. Text files next to Parquet files are not data, because they
         are pages, licences or lists of files.
@@ -172,7 +172,7 @@ class Hub(HubSource, TextSource):
     column: str = "text"
     """Column of the text."""
     streaming: bool = False
-    """Read over the network without a copy on disk."""
+    """Whether to read over the network without a copy on disk."""
 
     def open(self, fractions: SplitFractions) -> Corpus:
         held_out: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]

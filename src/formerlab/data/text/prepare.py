@@ -48,7 +48,7 @@ class TextData(DataSpec):
     max_held_out_bytes: Bytes | None = 8_000_000
     """Validation and test text each end with the document that reaches this size; null takes all text."""
     questions: AnyCount = 0
-    """Maximum number of multiple-choice questions per embedded task, made from the test documents; 0 disables them."""
+    """Maximum number of multiple-choice questions per task, made from the test documents; 0 makes no questions."""
 
     @model_validator(mode="after")
     def _questions_need_structure(self) -> "TextData":
@@ -69,7 +69,9 @@ class TextData(DataSpec):
         return {"model": {"vocabulary": self.vocabulary} | context}
 
     def write(self, out: Path) -> dict[str, Any]:
-        """Write streams, tokenizer and questions; a borrowed tokenizer is read from its folder next to `out`."""
+        """Write streams, tokenizer and questions. The tokenizer of another data set is read from a folder next to
+        `out`.
+        """
         corpus, notes = self._open_source()
         if isinstance(self.tokenizer, TokenizerOf):
             load_tokenizer(out.parent / self.tokenizer.data)

@@ -1,8 +1,8 @@
 """Multiple-choice questions made from held-out documentation.
 
-Three tasks with four choices each: the summary of a signature, the next sentence of a paragraph, and the last word of a
-sentence. Wrong choices are correct answers from other modules. Small models are better than chance if scored by mutual
-information, log p(choice | query) - log p(choice): `acc_mutual_info`.
+The questions of three tasks have four choices each. They ask for the summary of a signature, the next sentence of a
+paragraph, or the last word of a sentence. Wrong choices are correct answers from other modules. Small models are better
+than chance if choices are ranked by mutual information, log p(choice | query) - log p(choice) (`acc_mutual_info`).
 """
 
 import json
@@ -21,8 +21,10 @@ from formerlab.files import sha256, write_text
 
 CHOICES = 4
 
-DISTRACTORS_DRAWN = 24
-"""Number of answers drawn for the wrong choices of a question; some are unusable (same module, or equal)."""
+SAMPLED_ANSWERS = 24
+"""Number of answers that are sampled for the wrong choices of a question. Answers from the same module, and answers
+that equal another choice, are not used.
+"""
 
 FOLDER = "questions"
 
@@ -41,7 +43,7 @@ class QuestionTask:
 
 
 def summaries(entry: Documented) -> Iterator[tuple[str, str]]:
-    """Yield a definition's signature, and the first sentence of its docstring."""
+    """Yield the signature and the summary of a definition if the summary is a sentence of suitable length."""
     summary = " ".join(entry.paragraphs[0].split())
     defines = entry.signature.startswith(("def ", "class "))
     if defines and entry.summary and REPEATABLE_CHARACTERS <= len(summary) <= 160 and summary.endswith("."):
@@ -49,7 +51,7 @@ def summaries(entry: Documented) -> Iterator[tuple[str, str]]:
 
 
 def next_sentences(entry: Documented) -> Iterator[tuple[str, str]]:
-    """Yield each paragraph of prose without its last sentence, and that sentence."""
+    """Yield the beginning of each paragraph of prose, and its last sentence."""
     for text in prose(entry):
         *sentences, last = re.split(r"(?<=[.!?]) (?=[A-Z`])", text)
         query = " ".join(sentences)
@@ -58,7 +60,7 @@ def next_sentences(entry: Documented) -> Iterator[tuple[str, str]]:
 
 
 def last_words(entry: Documented) -> Iterator[tuple[str, str]]:
-    """Yield each paragraph of prose without its last word, and that word."""
+    """Yield the beginning of each paragraph of prose, and its last word."""
     for text in prose(entry):
         query, _, last = text.removesuffix(".").rpartition(" ")
         if 40 <= len(query) <= 400 and re.fullmatch(r"[A-Za-z]{3,}", last):
@@ -84,7 +86,7 @@ def prose(entry: Documented) -> Iterator[str]:
 
 
 def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) -> list[dict[str, Any]]:
-    """Return up to `count` random questions, the same on all machines. Raises UserError if no question can be made."""
+    """Return up to `count` random questions, equal on all machines. Raises UserError if no question can be made."""
     pairs = [(module.name, *pair) for module in modules for entry in module.entries for pair in task.candidates(entry)]
     random = Random(task.name)
     random.shuffle(pairs)
@@ -97,7 +99,7 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
             break
         # Wrong choices are distinct answers to other questions of this task, from other modules.
         distractors: dict[str, str] = {}
-        for other_module, _, text in random.sample(candidates, min(DISTRACTORS_DRAWN, len(candidates))):
+        for other_module, _, text in random.sample(candidates, min(SAMPLED_ANSWERS, len(candidates))):
             if other_module != module and text.lower() != answer.lower():
                 distractors.setdefault(text.lower(), text)
         wrong = list(distractors.values())[: CHOICES - 1]

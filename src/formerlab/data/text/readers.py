@@ -22,8 +22,9 @@ Documents = Literal["file", "paragraph", "line"]
 DOCUMENT_CHARACTERS = 4 << 20
 """Longer documents are split at white space into pieces of at most this size, so that memory stays constant."""
 
-LARGEST_FIELD = 1 << 26
-"""Maximum number of characters in a field of CSV or TSV; a longer field is an unclosed quote."""
+MAX_FIELD_CHARACTERS = 1 << 26
+"""Maximum number of characters in a field of CSV or TSV. A longer field is probably an unclosed quote and is
+refused."""
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": None}
 
@@ -48,13 +49,13 @@ def format_of(path: Path) -> Format:
 
 
 def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
-    """Yield the documents of a text file. Raises UserError naming the file if it cannot be read."""
+    """Yield the documents of a text file. Raises UserError with the name of the file if it cannot be read."""
     with open_text(path, encoding) as handle:
         yield from {"file": _blocks, "line": _lines, "paragraph": _paragraphs}[documents](handle)
 
 
 def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
-    """Yield the text in a field of each line. Raises UserError naming file, line and field."""
+    """Yield the text in a field of each line. Raises UserError with file, line and field."""
     for number, row in json_lines(path, encoding):
         if column not in row:
             raise UserError(f"{path}, line {number}: no field '{column}' in fields {', '.join(row)}; set source.column")
@@ -62,7 +63,7 @@ def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
 
 
 def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) for each line of a JSON lines file. Raises UserError naming file and line."""
+    """Yield (line number, object) for each line of a JSON lines file. Raises UserError with file and line."""
     with open_text(path, encoding) as handle:
         for number, line in enumerate(handle, 1):
             try:
@@ -78,9 +79,9 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[
 def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "tsv"]) -> Iterator[str]:
     """Yield the texts of a column of a CSV or TSV file. The first row of the file names the columns.
 
-    A field with a delimiter, a quote or a line break must be in double quotes. Raises UserError naming file and line.
+    A field with a delimiter, a quote or a line break must be in double quotes. Raises UserError with file and line.
     """
-    csv.field_size_limit(LARGEST_FIELD)
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
     with open_text(path, encoding, newline="") as handle:
         rows = csv.reader(handle, "excel" if format == "csv" else "excel-tab", strict=True)
         try:
@@ -100,7 +101,7 @@ def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "t
 
 
 def read_parquet(path: Path, column: str) -> Iterator[str]:
-    """Yield the texts of a column of a Parquet file. Raises UserError naming the file and the column."""
+    """Yield the texts of a column of a Parquet file. Raises UserError with the file and the column."""
     import pyarrow
     from pyarrow import parquet
 
@@ -126,7 +127,10 @@ def row_count(path: Path) -> int | None:
 
 
 def text_of(value: object, where: str, column: str) -> str:
-    """Return a text value; None gives an empty text. Lone surrogates, which UTF-8 cannot encode, are replaced."""
+    """Return the text of a cell, or an empty text for None. Lone surrogates, which UTF-8 cannot encode, are replaced.
+
+    Raises UserError for another type; `where` names the row in the message.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -138,7 +142,7 @@ def text_of(value: object, where: str, column: str) -> str:
 def open_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> Iterator[TextIO]:
     """Open a text file, decompressed if its name ends in .gz, .bz2, .xz or .zst, without its byte-order mark.
 
-    Errors while the file is read inside the block are raised as UserError naming the file.
+    If reading fails inside the block, UserError with the name of the file is raised.
     """
     encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     try:
@@ -165,7 +169,7 @@ def _open_bytes(path: Path) -> IO[bytes]:
 
 
 def split_text(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
-    """Split a text into pieces of at most `limit` characters, before white space if possible.
+    """Split a text into pieces of at most `limit` characters, if possible before white space.
 
     A split before white space does not change the tokens of byte-level BPE.
     """

@@ -33,7 +33,7 @@ class StreamWriter:
         self.bytes += size
 
     def write_header(self) -> None:
-        """Write the current length into the header, which numpy pads so that any length fits."""
+        """Write the current length into the header; numpy pads the header, so its size does not change."""
         self._file.seek(0)
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -46,7 +46,7 @@ class StreamWriter:
 
 @contextmanager
 def stream_writer(path: Path, vocabulary: int) -> Iterator[StreamWriter]:
-    """Yield a writer whose file appears at `path` if the block succeeds; after an exception no file is left."""
+    """Yield a writer whose file is moved to `path` if the block succeeds; after an exception, the file is removed."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         stream = StreamWriter(file, vocabulary)
         yield stream
@@ -54,7 +54,7 @@ def stream_writer(path: Path, vocabulary: int) -> Iterator[StreamWriter]:
 
 
 def load_stream(out: Path, split: str) -> np.ndarray:
-    """Return the tokens of a split, memory-mapped, (tokens,), uint16 or uint32.
+    """Return the tokens of a split as a memory-mapped array of shape (tokens,), uint16 or uint32.
 
     Raises UserError for an unknown split and for a missing or damaged file.
     """
@@ -75,7 +75,7 @@ def load_stream(out: Path, split: str) -> np.ndarray:
 
 
 def load_tokenizer(out: Path) -> "Tokenizer":
-    """Return the tokenizer of the streams. Raises UserError if it is missing or changed."""
+    """Return the tokenizer of prepared data. Raises UserError if it is missing or changed."""
     path = out / "tokenizer.json"
     check_hashes({path: read_manifest(out)["tokenizer"]["sha256"]})
     return read_tokenizer(path)

@@ -1,4 +1,4 @@
-"""Compare counted parameters, FLOPs, path lengths and bytes with closed forms and with the papers' numbers."""
+"""Compare counts of parameters, FLOPs, path lengths and bytes with closed forms and with the papers' numbers."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({"d_key": 32}, 60),
     ({"hidden": 4096, "width": 1024, "heads": 16}, 213),
 )
-"""Rows of Table 3 of arXiv:1706.03762 with a printed parameter count, and the count in millions; d_v stays 64."""
+"""Rows of Table 3 of arXiv:1706.03762 with a printed parameter count, in millions; d_v is 64 in all of them."""
 LANGUAGE_PRINTED = {
     "lm_150m": 150e6,
     "lm_450m": 450e6,
@@ -43,7 +43,7 @@ LANGUAGE_PRINTED = {
 }
 """Parameters of the language models in Table 9 of arXiv:2410.23168."""
 VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
-"""Parameters of the image models in Table 9; it prints 768 feed-forward tokens for L/16 matched instead of 3072."""
+"""Parameters of the image models in Table 9, which prints 768 instead of 3072 feed-forward tokens for L/16 matched."""
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
 """Widths of the 12-layer Transformers whose token-token constants Table 8 prints."""
 TIMES = (128, 4096)
@@ -71,8 +71,8 @@ def count_parameters(build: Callable[..., nn.Module], spec: object) -> int:
 def transformer_parameters() -> dict[str, float]:
     """Return the largest difference of counts from the closed form, and the number of rows that match the paper.
 
-    A row matches if the counts differ by at most half a million. The paper does not state the vocabulary size; the size
-    at which most rows match is used.
+    A row matches if the counts differ by at most half a million. The paper does not state the vocabulary size, so the
+    size with the most matching rows is used.
     """
     specs = []
     for changes, _ in ROWS:
@@ -192,9 +192,9 @@ def complexity() -> dict[str, float]:
     """Return slopes of counted multiply-adds, and the largest deviation of path lengths from Table 1 of the paper.
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
-    lengths below the width. For a recurrent layer, the table's path includes the step from the input to the state.
-    The table assumes dilated causal kernels and r positions on each side. Two more numbers are path length / (n/k) for
-    kernels without dilation, and path length / (n/r) for r positions in total.
+    lengths below the width. For a recurrent layer, the path in the table includes the step from the input to the state.
+    The table assumes dilated causal kernels and r positions on each side. Two further numbers are path length / (n/k)
+    for kernels without dilation, and path length / (n/r) for r positions in total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Check identities of the papers on built models; most checks return the largest deviation."""
+"""Check identities of the papers on untrained models; most checks return the largest deviation."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ def sinusoid_linear_shift() -> dict[str, float]:
 
 
 def zero_keys(tau: TauRule) -> dict[str, float]:
-    """Return the largest logit change, relative to the logits' std, when zero keys double a model's parameter tokens.
+    """Double a model's parameter tokens with zero keys; return the largest change of a logit, relative to their std.
 
     With tau = "keep", also return the gradient norm of the new keys at the first step.
     """

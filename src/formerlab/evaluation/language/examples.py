@@ -44,8 +44,9 @@ FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") -> list[Example]:
     """Return the examples of all files, sorted by a hash of their ids.
 
-    The first n examples are thus a random sample of all files, the same on every machine. The id is the row's `id`, the
-    `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with the line of an invalid row.
+    The first n examples are therefore a random sample of all files, and this sample is equal on every machine. The id
+    of an example is the row's `id`, the `UID` and `pairID` of BLiMP, or file and line; ids must be unique. Raises
+    UserError with the line of an invalid row.
     """
     examples: dict[str, Example] = {}
     for path in paths:
@@ -69,11 +70,11 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
 
 
 def check_prompt(prompt: str) -> str:
-    """Return the prompt if it names at least one field, in single braces. Raises ValueError otherwise."""
+    """Return the prompt. Raises ValueError unless it contains at least one field in single braces."""
     if doubled := re.search(r"\{\{\s*(\w+).*?\}\}", prompt):
         raise ValueError(f"{doubled[0]}: double braces mean literal braces; write {{{doubled[1]}}}")
     if not [key for _, key, _, _ in string.Formatter().parse(prompt) if key]:
-        raise ValueError(f"{prompt!r} names no field, so that all questions would be equal; write {{query}}")
+        raise ValueError(f"{prompt!r} contains no field, so all questions would be equal; write {{query}}")
     return prompt
 
 
@@ -82,7 +83,7 @@ def _fill(prompt: str, row: Row) -> str:
     for _, key, _, _ in string.Formatter().parse(prompt):
         if key is not None:
             if key not in row:
-                raise ValueError(f"the row has no field '{key}', which the prompt names")
+                raise ValueError(f"the row has no field '{key}', which the prompt contains")
             value = row[key]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not (isinstance(value, str) or number):

@@ -1,7 +1,7 @@
 """The stage `flow`: information flow over the depth of a trained model (arXiv:2402.02622, section 5).
 
-It measures the cosine similarity of each block's input and the embedding, the loss after the mixing weights of smallest
-magnitude are pruned, and the singular values of the weight matrices (Fig. 13).
+The stage measures the cosine similarity of each block's input and the embedding, the loss after the mixing weights of
+smallest magnitude are set to zero, and the singular values of the weight matrices (Fig. 13).
 """
 
 from collections import defaultdict
@@ -53,9 +53,10 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
     """Yield the rows of one model.
 
     In rows `cosine_with_embedding`, `place` is the block index i, and `value` is the mean over tokens of the cosine
-    similarity of Y_i and the embedding X_0. Y_i is the input of block i + 1, and the last Y_i that of the final norm.
-    In rows `pruned_loss_nats`, the fraction `place` of the mixing weights with the smallest magnitude is set to zero;
-    `kept` is the number of remaining weights. Only depth-weighted averages with unconstrained weights have these rows.
+    similarity of Y_i and the embedding X_0. Y_i is the input of block i + 1; the last Y_i is the input of the final
+    norm. In rows `pruned_loss_nats`, the fraction `place` of the mixing weights with the smallest magnitude is set to
+    zero, and `kept` is the number of remaining weights. Only depth-weighted averages with unconstrained weights have
+    these rows.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -63,7 +64,7 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
         return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
 
     yield from ([COSINE, index, None, mean] for index, mean in cosines(model, loss))
-    if type(model.mixer) is DepthWeightedAverageLayer:  # its alphas are the weights; a softmax mixer has logits
+    if type(model.mixer) is DepthWeightedAverageLayer:  # its alphas are weights; the alphas of a softmax are logits
         for fraction in settings.shares:
             with _pruned(model.mixer, fraction) as remaining:
                 yield [PRUNED, fraction, remaining, loss()]
@@ -90,7 +91,7 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
 
 @contextmanager
 def _pruned(mixer: DepthWeightedAverageLayer, fraction: float) -> Iterator[int]:
-    """Set this fraction of the mixing weights, the smallest in magnitude, to zero; yield the number that remain."""
+    """Set the fraction of mixing weights with the smallest magnitude to zero; yield the number of remaining weights."""
     alphas: list[nn.Parameter] = list(mixer.alphas.values())
     original = parameters_to_vector(alphas).detach()
     count = round(fraction * len(original))
@@ -124,8 +125,8 @@ def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
         if all(len(group) == len(paths) for group in weights):
             matrices[name] = [torch.cat(group) for group in weights]
     matrices["embedding"] = [model.embedding]
-    for name, of_blocks in matrices.items():
-        singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in of_blocks]
+    for name, block_matrices in matrices.items():
+        singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in block_matrices]
         values = torch.stack([spectrum / spectrum[0] for spectrum in singular]).mean(0)
         for index, value in enumerate(values.tolist()):
             yield name, index / max(1, len(values) - 1), value

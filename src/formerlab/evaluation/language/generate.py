@@ -21,7 +21,8 @@ from formerlab.tasks.scoring import check_finite, evaluating
 
 log = logging.getLogger(__name__)
 
-INCOMPLETE = "\ufffd"  # decoded in place of a character whose last bytes are in later tokens
+INCOMPLETE = "\ufffd"
+"""Decoded text of a character whose last bytes are in later tokens."""
 
 
 def generate(
@@ -40,11 +41,11 @@ def generate(
 ) -> str:
     """Continue `prompt` by at most `tokens` tokens and return the new text.
 
-    Generation stops at the token that ends the document, or when the model's context is full; in the second case `tell`
-    is called with a one-line message.
+    Generation stops at the token that ends the document, or when the model's context is full. If the context is full,
+    `tell` is called with a message of one line.
 
     `temperature` 0 takes the most probable token; `top_k` samples from the k most probable tokens. `attend` is an empty
-    cache, such as an evicting one (default: a full cache). `end_of_text` is the id of the token that ends a document
+    cache, such as a `PrunedCache` (default: a full cache). `end_of_text` is the id of the token that ends a document
     (default: the id of `<|endoftext|>`). `stream` is called with each new piece of text.
     Raises UserError if the prompt is longer than the model's context, for invalid options, and for logits that are not
     finite.
@@ -57,7 +58,7 @@ def generate(
         raise UserError(f"the prompt has {len(ids)} tokens, but the model's context is {context}; shorten the prompt")
     room = context - len(ids) + 1  # the last token is not fed back, so it needs no position
     new, streamed = list[int](), ""
-    prompt_length = len(tokenizer.decode(ids))  # decoded alone, the new text would lose its leading space
+    prompt_length = len(tokenizer.decode(ids))  # the new tokens are decoded with the prompt, to keep a leading space
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "attend": attend}
     for token in sample(model, ids, tokens=min(tokens, room), **options):
         if token == end:
@@ -83,7 +84,7 @@ def _check_options(tokens: int, temperature: float, top_k: int | None, seed: int
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise UserError if `text` is not valid UTF-8, as from a terminal with another encoding."""
+    """Raise UserError if `text` is not valid UTF-8, for example from a terminal with another encoding."""
     if not is_utf8(text):
         raise UserError(f"{name}: {text!r} is not UTF-8; set the terminal to UTF-8")
 
@@ -116,7 +117,7 @@ def sample(
             if step is None and device.type == "cuda" and isinstance(model, DecoderModel) and is_static(attend):
                 step = StaticStep(model, attend, tokens - count)
             logits = model(inputs, attend=attend, start=start, last=1)[0, -1] if step is None else step(inputs)[0]
-            token = draw(logits.float(), temperature, top_k, generator)
+            token = sample_token(logits.float(), temperature, top_k, generator)
         start += inputs.shape[1]
         if (number := int(token)) < 0:
             check_finite(logits)
@@ -124,10 +125,10 @@ def sample(
         inputs = token.view(1, 1)
 
 
-def draw(
+def sample_token(
     logits: Float[Tensor, " vocabulary"], temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Int[Tensor, ""]:
-    """Draw a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
+    """Sample a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
 
     Returns -1 if a logit is NaN or +inf, or if all are -inf. The result equals `torch.multinomial` with the CPU
     `generator`, so a seed gives the same noise on every device, but the host does not wait for the logits.
@@ -136,7 +137,7 @@ def draw(
         token = logits.argmax()
     else:
         values, ids = logits.topk(min(top_k or len(logits), len(logits)))
-        # Subtract the largest logit first: a temperature close to zero gives -inf for the others, without overflow.
+        # Subtract the largest logit first, so that a temperature close to zero gives -inf without overflow.
         probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
         noise = torch.empty(len(ids)).exponential_(generator=generator).to(ids.device, non_blocking=True)
         token = ids.gather(0, (probabilities / noise).argmax(0, keepdim=True))[0]

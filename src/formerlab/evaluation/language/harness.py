@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 
 from formerlab.errors import UserError, reason, short_repr
 
-FEWSHOT_SEED = 1234  # the harness's default
+FEWSHOT_SEED = 1234
+"""Seed of the few-shot examples, the default of the harness."""
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 """Context and continuation as text, the tokens of the context, and the tokens of the continuation."""
 
@@ -56,9 +57,9 @@ def _cause(error: BaseException) -> str:
 
 
 def check_copy(name: str, task: Any) -> None:
-    """Check that a task can make a question of every row of a local copy. Raises UserError that names the row.
+    """Raise UserError if a task cannot make a question of a row of a local copy.
 
-    Without this check the harness would insert the name of a missing field, write a null as `None`, and count every
+    Without this check, the harness would insert the name of a missing field, write a null as `None`, and count every
     answer as wrong if the label is not among the choices.
     """
     with quiet():
@@ -81,12 +82,12 @@ def check_copy(name: str, task: Any) -> None:
 
 
 def _fields(task: Any) -> set[str]:
-    """Return the fields that a task's definition uses, as variables of a template or as a plain field name."""
+    """Return the fields in a task's definition, which are variables of a template or plain field names."""
     fields = set[str]()
-    for wording in (task.config.doc_to_text, task.config.doc_to_target, task.config.doc_to_choice):
-        if isinstance(wording, str):
-            variables = meta.find_undeclared_variables(templates.parse(wording))
-            fields |= variables or ({wording} if wording.isidentifier() else set())
+    for template in (task.config.doc_to_text, task.config.doc_to_target, task.config.doc_to_choice):
+        if isinstance(template, str):
+            variables = meta.find_undeclared_variables(templates.parse(template))
+            fields |= variables or ({template} if template.isidentifier() else set())
     return fields
 
 
@@ -97,7 +98,7 @@ def _contains_null(value: Any) -> bool:
 
 
 def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
-    """Describe the fault of a row's choices or label, or return None if they are valid."""
+    """Return a description of invalid choices or an invalid label of a row, or None if they are valid."""
     if task.OUTPUT_TYPE != "multiple_choice":
         return None
     choices = task.doc_to_choice(row)
@@ -113,7 +114,7 @@ def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
 def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """Build the requests of every task, with the same few-shot examples in every call; return the tasks by name.
 
-    Raises UserError for a task that is not answered by log-probabilities, and for an invalid row.
+    Raises UserError for a task that is not scored by log-probabilities, and for an invalid row.
     """
     by_name: dict[str, Any] = tasks["tasks"]
     with quiet():
@@ -134,16 +135,16 @@ def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the harness: log messages below errors, and progress bars, which have no option to disable them."""
+    """Silence the harness: its log messages below errors, and its progress bars, which have no option for it."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with redirect_stderr(io.StringIO()):
         yield
 
 
 class Encoder(TemplateLM):  # type: ignore[misc]
-    """Tokenizes context and continuation as the harness does.
+    """A model interface of the harness that tokenizes contexts and continuations and computes no probabilities.
 
-    The token `end_of_text` replaces an empty context (as in `acc_mutual_info`). With `leading_token`, every context
+    The token `end_of_text` replaces an empty context (for `acc_mutual_info`). With `leading_token`, every context
     begins with this token.
     """
 

@@ -3,8 +3,9 @@
     p(w | h) = max(c(h w) - D(c(h w)), 0) / c(h) + gamma(h) p(w | h without its first token)
 
 The discounts D of the counts 1, 2 and 3 or more are estimated from the counts of counts, and gamma(h) is the discounted
-mass over c(h). Below the highest order, c counts the different preceding tokens. The recursion ends at the uniform
-distribution. This module exists because NLTK has only one discount and is slow, and KenLM must be compiled.
+mass divided by c(h). Below the highest order, c is the number of different preceding tokens. The recursion ends at the
+uniform distribution. NLTK has only one discount and is slow, and KenLM must be compiled, so this module implements the
+model.
 """
 
 from collections.abc import Sequence
@@ -46,8 +47,9 @@ class NGram:
                 grams[-1] = shorter, np.bincount(histories[first + 1], minlength=len(shorter))
             grams.append((unique, counts))
             histories = indices
-        above = [1, *(len(keys) for keys, _ in grams)]
-        self.orders = [_order(keys, counts, vocabulary, n) for (keys, counts), n in zip(grams, above, strict=False)]
+        history_counts = [1, *(len(keys) for keys, _ in grams)]
+        orders = zip(grams, history_counts, strict=False)
+        self.orders = [_order(keys, counts, vocabulary, count) for (keys, counts), count in orders]
 
     def log_probabilities(self, windows: Int[np.ndarray, "windows time_plus_1"]) -> Float[np.ndarray, "windows time"]:
         """Return ln p of each token given the preceding tokens of its window, except for the first token."""

@@ -1,4 +1,4 @@
-"""Tokenized questions, which several models and policies can answer, and the scoring of answers in batches."""
+"""Tokenized questions for several models and policies, and the scoring of answers in batches."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class QuestionScore(NamedTuple):
     choices: int | None
     """Number of choices; None if the question has no choices."""
     realised_budget: float = 1.0
-    """Fraction of keys and values retained at the end, mean over the example's requests."""
+    """Fraction of keys and values that are retained at the end, as the mean over the example's requests."""
 
 
 class Question(NamedTuple):
@@ -51,12 +51,12 @@ class Question(NamedTuple):
 
 
 class Questions:
-    """All examples of some tasks of the harness (a TaskDict), with tokenized requests.
+    """All examples of tasks of the harness (a TaskDict), with tokenized requests.
 
     lm-evaluation-harness defines contexts, continuations and metrics. Only the first `limit` examples of each task are
     used. `end_of_text` (default: the id of `<|endoftext|>`) replaces an empty context, and it precedes every context of
-    the tasks that `leading` names. Raises UserError for a task that is not answered by log-probabilities; `lm_eval
-    --model hf` can run such tasks on an exported folder.
+    the tasks in `leading`. Raises UserError for a task that is not scored by log-probabilities; `lm_eval --model hf`
+    can run such a task on an exported folder.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Questions:
         self.questions: list[Question] = []
         self.encoded: list[Any] = []
         for name, task in build_requests(tasks, limit).items():
-            first, closed = len(self.encoded), task.OUTPUT_TYPE == "multiple_choice"
+            first, has_choices = len(self.encoded), task.OUTPUT_TYPE == "multiple_choice"
             for doc_id, group in groupby(task.instances, key=lambda instance: instance.doc_id):
                 instances = list(group)
                 doc = instances[0].doc
                 requests = range(first, first := first + len(instances))
-                choices = len(task.doc_to_choice(doc)) if closed else None
+                choices = len(task.doc_to_choice(doc)) if has_choices else None
                 self.questions.append(Question(task, doc.get("id", doc_id), doc, requests, choices))
             self.encoded += Encoder(tokenizer, end, leading_token=name in leading).encode(task.instances)
 
@@ -95,9 +95,11 @@ class Questions:
         """Yield every metric of every example; `options` are passed to the function `answers`."""
         answered = answers(model, self.encoded, **options)
         for question in self.questions:
-            task, of_question = question.task, [answered[request] for request in question.requests]
-            cache_size = fmean(answer.realised_budget for answer in of_question)
-            for metric, value in task.process_results(question.doc, [answer[:2] for answer in of_question]).items():
+            task, question_answers = question.task, [answered[request] for request in question.requests]
+            cache_size = fmean(answer.realised_budget for answer in question_answers)
+            for metric, value in task.process_results(
+                question.doc, [answer[:2] for answer in question_answers]
+            ).items():
                 if isinstance(value, int | float):  # corpus metrics return tuples instead of a value per example
                     name = "log_prob" if metric == "perplexity" else metric  # perplexity is exp(-mean) over examples
                     keys = task.config.task, str(task.VERSION), question.example, name
@@ -108,11 +110,11 @@ class Answer(NamedTuple):
     """The model's answer to one request."""
 
     log_prob: float
-    """Sum over the continuation's tokens, nats."""
+    """Log-probability of the continuation, in nats."""
     greedy: bool
-    """Whether each of these tokens is the most probable one."""
+    """Whether each token of the continuation is the most probable token."""
     realised_budget: float
-    """Fraction of keys and values retained at the end."""
+    """Fraction of keys and values that are retained at the end."""
 
 
 def answers(
@@ -148,7 +150,7 @@ def answers(
 def _score_batch(
     model: DecoderModel, rows: Sequence[list[int]], counts: Sequence[int], attend_for: AttendFor | None
 ) -> Iterator[Answer]:
-    """Yield the answer to each row of tokens; `counts` are the numbers of tokens at the end that are scored."""
+    """Yield the answer to each row of tokens; `counts` are the numbers of scored tokens at the end of the rows."""
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     lengths = torch.tensor([len(row) - 1 for row in rows])
     first = int((lengths - torch.tensor(counts)).min())  # first column that is scored in any row

@@ -22,7 +22,7 @@ from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
-"""Name suffix of the suites from files; no other suite has it."""
+"""Name suffix of suites from files, and only of these suites."""
 
 
 def task_of(
@@ -68,7 +68,7 @@ class _Suite(Spec):
     limit: Count | None = None
     """Maximum number of examples of a suite from files, a fixed random sample; null means all."""
     leading_token: bool = False
-    """Begin every context with the token that ends documents; the published accuracies do not use it."""
+    """Begin every context with the token that ends documents; published accuracies are measured without this token."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
         """Return the files by setting. Raises UserError, with the suite's `name`, if a file is missing."""
@@ -89,7 +89,7 @@ class _Suite(Spec):
 
 
 class LocalSuite(_Suite):
-    """Questions from your own JSON lines files; docs/data.md lists the fields of each format."""
+    """Questions from your JSON lines files; docs/data.md lists the fields of each format."""
 
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -102,9 +102,10 @@ class LocalSuite(_Suite):
     delimiter: str = " "
     """Text between context and ending; not for pairs."""
     shots_from: tuple[str, ...] = ()
-    """Files, folders or globs of solved examples in the same format; if empty, the suite's other questions."""
+    """Files, folders or globs of solved examples in the same format; if empty, other questions of the suite are
+    used."""
     version: float = Field(default=1.0, gt=0.0, le=1e6)
-    """Version of the task; raise it when files or prompt change."""
+    """Version of the task; increase it when files or prompt change."""
 
     @model_validator(mode="after")
     def _shots_need_examples(self) -> "LocalSuite":
@@ -145,8 +146,8 @@ class HarnessSuite(_Suite):
     task: str
     """Name in the harness: hellaswag, lambada_openai, arc_easy, arc_challenge, winogrande, piqa, openbookqa, ..."""
     paths: dict[Literal["train", "validation", "test"], str] = {}
-    """Local copies of the data set by split, in JSON lines or Parquet, with the fields of the hub; every split that the
-    task uses is required. If empty, the hub is used, or its cache if HF_HUB_OFFLINE is set."""
+    """Local copies of the data set by split, in JSON lines or Parquet, with the fields of the hub, for every split that
+    the task uses. If empty, the data set is read from the hub, or from its cache if HF_HUB_OFFLINE is set."""
 
     @model_validator(mode="after")
     def _check_limit(self) -> "HarnessSuite":
@@ -192,7 +193,7 @@ Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
 
 
 def check_names(suites: dict[str, Suite]) -> dict[str, Suite]:
-    """Return the suites. Raises ValueError unless `_local` ends the names of local suites and no others."""
+    """Return the suites. Raises ValueError unless the names of local suites, and only these, end in `_local`."""
     for name, suite in suites.items():
         if name.endswith(LOCAL) != (suite.kind == "files"):
             rule = f"name a suite of files '<suite>{LOCAL}', because it is not the published benchmark"

@@ -1,4 +1,4 @@
-"""The stage `zeroshot`: a finished run answers the questions of its data set and of the scale's suites."""
+"""The stage `zeroshot`: answer the questions of the data set and of the scale's suites with a finished run."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -18,13 +18,13 @@ class Zeroshot(Measurement):
     """Settings of `zeroshot`."""
 
     question_limit: Count | None = None
-    """Maximum number of examples per task (the first ones); null means all."""
+    """Maximum number of examples per task, from the start; null means all."""
     batch: Count = 16
-    """Sequences per forward pass."""
+    """Number of sequences per forward pass."""
     batch_tokens: Count | None = None
     """Maximum number of tokens per forward pass, including padding; null means no limit."""
 
-    def for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
+    def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
         return self if questions else None
 
     def suite_names(self, suites: Sequence[str]) -> list[str]:

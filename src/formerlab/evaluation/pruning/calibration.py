@@ -1,8 +1,9 @@
 """Compare one alpha per layer and head with a single alpha for all heads.
 
 The alphas are chosen on validation windows and evaluated on test windows. Each head gets the alpha whose attention
-probabilities are closest to the ideal ones (mean 1 - cosine, on the attention of an unpruned pass). Two single alphas
-are chosen on the same windows, one by the same distance and one by the loss, which is the strongest baseline.
+probabilities are closest to the ideal probabilities (mean 1 - cosine, on the attention of an unpruned pass). Two single
+alphas are chosen on the same windows, one by the same distance and one by the loss. The alpha chosen by the loss is the
+strongest baseline.
 """
 
 from collections import defaultdict
@@ -22,44 +23,44 @@ from formerlab.tasks.window_losses import mean_loss
 
 
 class Headwise:
-    """An attention function that simulates Decay with one alpha per layer and key head (Decay article, eq. 5)."""
+    """An attention function that simulates Decay with one alpha per layer and key-value head (Decay article, eq. 5)."""
 
     def __init__(self, alphas: Sequence[Sequence[float]], budget: Budget, lengths: Int[Tensor, " batch"]) -> None:
-        """`alphas` has shape (layers, key_heads); `lengths` are the true lengths of the sequences."""
+        """`alphas` has shape (layers, kv_heads); `lengths` are the true lengths of the sequences."""
         self.alphas, self.budget, self.lengths = alphas, budget, lengths
         self._realised: list[Float[Tensor, " batch"]] = []
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Return the attention output of a layer; heads of equal alpha are simulated together."""
+        """Return the attention output of a layer; heads with equal alphas are simulated together."""
         groups = q.shape[1] // k.shape[1]
         out = q.new_empty(*q.shape[:3], v.shape[3])
         for alpha in sorted(set(self.alphas[layer])):
             members = [head for head, chosen in enumerate(self.alphas[layer]) if chosen == alpha]
-            key_heads = torch.tensor(members).to(q.device, non_blocking=True)
-            heads = (key_heads[:, None] * groups + torch.arange(groups, device=q.device)).flatten()
+            kv_heads = torch.tensor(members).to(q.device, non_blocking=True)
+            heads = (kv_heads[:, None] * groups + torch.arange(groups, device=q.device)).flatten()
             simulation = Simulation(Decay(alpha=alpha), self.budget, self.lengths)
-            out[:, heads] = simulation(layer, q[:, heads], k[:, key_heads], v[:, key_heads])
+            out[:, heads] = simulation(layer, q[:, heads], k[:, kv_heads], v[:, kv_heads])
             self._realised += [simulation.realised_budget] * len(members)
         return out
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
-        """Number of retained keys at the end divided by the length; mean over layers and heads."""
+        """Measured cache size: retained keys at the end as a fraction of the length, mean over layers and heads."""
         return torch.stack(self._realised).mean(0)
 
 
 def head_distances(
     windows: Windows, alphas: Sequence[float], budget: Budget
-) -> Float[Tensor, "alphas layers key_heads"]:
-    """Return the distance of each head's attention under each alpha from the ideal, mean over windows and queries."""
+) -> Float[Tensor, "alphas layers kv_heads"]:
+    """Return the distance of each head's attention from the ideal, for each alpha, as mean over windows and queries."""
     collected: dict[tuple[float, int], list[Tensor]] = defaultdict(list)
 
     def observe(layer: int, attention: SimulatedLayer) -> None:
-        key_heads = attention.keys.shape[1]
+        kv_heads = attention.keys.shape[1]
         for alpha in alphas:
             pruned, _ = attention.simulate(Decay(alpha=alpha), budget)
             rows, full = (square.flatten(0, 1).unsqueeze(1) for square in (pruned, attention.probabilities))
-            distance = distance_to_ideal(rows, ideal_attention(full, budget)).view(len(pruned), key_heads, -1).mean(2)
+            distance = distance_to_ideal(rows, ideal_attention(full, budget)).view(len(pruned), kv_heads, -1).mean(2)
             collected[alpha, layer].append(distance)
 
     for _ in windows.observed(observe):
@@ -69,12 +70,12 @@ def head_distances(
     return torch.stack([torch.stack(row) for row in means]).cpu()
 
 
-def calibrated(valid: Windows, test: Windows, alphas: Sequence[float], budget: Budget) -> tuple[list[Row], list[Row]]:
+def calibrate(valid: Windows, test: Windows, alphas: Sequence[float], budget: Budget) -> tuple[list[Row], list[Row]]:
     """Choose alphas on the windows `valid` and evaluate them on `test`.
 
-    There are three choices: the alpha of least distance per head, and the single alphas of least distance and of least
-    loss. A single alpha is simulated like any other policy, so its losses equal the losses of the sweep. Returns the
-    rows of prune_alphas.csv and of prune_calibrated.csv.
+    There are three choices: the alpha of smallest distance per head, the single alpha of smallest distance, and the
+    single alpha of lowest loss. A single alpha is simulated like any other policy, so its losses equal the losses of
+    the sweep. Returns the rows of prune_alphas.csv and of prune_calibrated.csv.
     """
     losses = [mean_loss(valid.losses(Configuration(Decay(alpha=alpha), budget).attend)) for alpha in alphas]
     by_head = head_distances(valid, alphas, budget)
@@ -89,8 +90,8 @@ def calibrated(valid: Windows, test: Windows, alphas: Sequence[float], budget: B
     for name, index in choices.items():
         distances = by_head.gather(0, index.unsqueeze(0)).squeeze(0).tolist()
         by_layer = [[alphas[i] for i in row] for row in index.tolist()]
-        for layer, of_heads in enumerate(zip(by_layer, distances, strict=True)):
-            chosen += [(budget, name, layer, head, *pair) for head, pair in enumerate(zip(*of_heads, strict=True))]
+        for layer, heads in enumerate(zip(by_layer, distances, strict=True)):
+            chosen += [(budget, name, layer, head, *pair) for head, pair in enumerate(zip(*heads, strict=True))]
         for loss in test.losses(partial(Headwise, by_layer, budget)):
             tested.append((budget, name, loss.realised_budget, *loss[:3]))
     return chosen, tested

@@ -1,9 +1,10 @@
-"""Long-context tasks by the rules of RULER (arXiv:2404.06654, appendix B), generated from seeds, without a download.
+"""Long-context tasks by the rules of RULER (arXiv:2404.06654, appendix B), generated from seeds without a download.
 
-Seven tasks: needles (one, several keys, several values, several queries) in a given text, variable tracking
-between sentences of noise, common words of a list, and frequent coded words. Templates, counts and scores are RULER's.
-Deviations from RULER: keys and listed words come from the text. Noise is added one sentence at a time. The solved
-example of variable tracking is shorter; below `SOLVED` tokens, no task has a solved example.
+There are seven tasks: needles in a given text (one, several keys, several values, several queries), variable tracking
+between sentences of noise, common words of a list, and frequent coded words. Templates, counts and scores are those of
+RULER, with these deviations: keys and listed words come from the text, noise is added one sentence at a time, the
+solved example of variable tracking is shorter, and below `SOLVED_LENGTH` tokens no task has a solved example. A unit is
+a word of the text or list, or a sentence of noise; the number of units determines the length of an example.
 """
 
 import math
@@ -21,20 +22,20 @@ from formerlab.data.splitting import Digests
 from formerlab.data.text.embedded import Embedded, read_modules
 from formerlab.errors import UserError
 
-FLOOR = 0.5
-"""Minimum mean score of the full cache; tasks below it are excluded from the comparison of policies."""
+MIN_FULL_SCORE = 0.5
+"""Minimum mean score of the full cache; a task with a lower score is excluded from the comparison of policies."""
 LENGTHS = range(512, 8193)
 """Valid lengths in tokens, including the answer."""
-SOLVED, SOLVED_CHAIN = 1024, 256
-"""Minimum length with a solved example, and the length of the solved example of variable tracking."""
+SOLVED_LENGTH, SOLVED_CHAIN_LENGTH = 1024, 256
+"""Minimum length of examples that have a solved example, and length of the solved example of variable tracking."""
 MANY_WORDS = 4096
-"""Length from which common words are repeated 30 times and other words 3 times, otherwise 6 times and once."""
-CODE_SHARE = 50
-"""`frequent_words` has one coded word per this many tokens of the length."""
+"""From this length, common words are repeated 30 times and other words 3 times; below, 6 times and once."""
+TOKENS_PER_CODED_WORD = 50
+"""Number of tokens of the length per coded word of `frequent_words`."""
 TEXT_WORDS = 20_000
-"""Words read from the embedded text."""
+"""Number of words that are read from the embedded text."""
 NOISE = "The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again."
-DEPTHS = [round(100 * place / 39) for place in range(40)]
+DEPTHS = [round(100 * position / 39) for position in range(40)]
 """Depths of needles in per cent of the sentences."""
 NEEDLES = (
     "Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about "
@@ -76,10 +77,10 @@ class Example(NamedTuple):
 
 
 class Text:
-    """The words of a text, which is the haystack of needles and the source of listed words."""
+    """The words of a text, which hides the needles and is the source of listed words."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.words = [word for word in words if len(word) <= 20]  # a longer word would make lengths coarse
+        self.words = [word for word in words if len(word) <= 20]  # with longer words, lengths would be less exact
         plain = {word for word in self.words if re.fullmatch("[a-z]{4,9}", word)}
         self.vocabulary = sorted(plain)
 
@@ -90,7 +91,7 @@ def read_text(path: Path | None = None) -> Text:
         try:
             return Text(path.read_text(encoding="utf-8").split())
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--text: {path} is not a readable UTF-8 file ({error}); name another") from None
+            raise UserError(f"--text: {path} is not a readable UTF-8 file ({error}); give another file") from None
     words: list[str] = []
     for module in read_modules(Embedded(packages=()).located(), Digests()):
         words += module.render().split()
@@ -105,21 +106,21 @@ def needles(
     """Hide `keys` x `values` needles at random depths between the sentences of the first `units` words."""
     del length
     if units > len(text.words):
-        raise OutOfText
+        raise TextTooShort
     names = _distinct(keys, lambda: "-".join(random.sample(text.vocabulary, 2)))
     numbers = [str(number) for number in random.sample(range(10**6, 10**7), keys * values)]
     of_key = {name: numbers[index * values : (index + 1) * values] for index, name in enumerate(names)}
     hidden = [f"One of the special magic numbers for {name} is: {number}." for name in names for number in of_key[name]]
     random.shuffle(hidden)
-    depths, asked = sorted(random.sample(DEPTHS, len(hidden))), random.sample(names, queries)
+    depths, queried = sorted(random.sample(DEPTHS, len(hidden))), random.sample(names, queries)
     sentences = re.split(r"(?<=[.!?]) ", " ".join(text.words[:units]))
     total = len(sentences)
     for depth, needle in reversed([*zip(depths, hidden, strict=True)]):
         sentences.insert(total * depth // 100, needle)
-    query = " and ".join([", ".join(asked[:-1]) + ",", asked[-1]]) if queries > 1 else asked[0]
+    query = " and ".join([", ".join(queried[:-1]) + ",", queried[-1]]) if queries > 1 else queried[0]
     forms = NEEDLE if values * queries == 1 else NEEDLES
     prompt, start = (form.format(context=" ".join(sentences), query=query) for form in forms)
-    return Example(prompt, start, [number for name in asked for number in of_key[name]])
+    return Example(prompt, start, [number for name in queried for number in of_key[name]])
 
 
 def variable_tracking(text: Text, random: Random, units: int, length: int, *, letters: int = 5) -> Example:
@@ -128,49 +129,49 @@ def variable_tracking(text: Text, random: Random, units: int, length: int, *, le
     value = random.randrange(10_000, 99_999)
     assigned = [str(value), *(f"VAR {name}" for name in names)]
     sentences = [NOISE[index % len(NOISE)] for index in range(units)]
-    places = sorted(random.sample(range(units), len(names)), reverse=True)
-    for place, name, right in zip(places, reversed(names), reversed(assigned[:-1]), strict=True):
-        sentences.insert(place, f"VAR {name} = {right}")
+    positions = sorted(random.sample(range(units), len(names)), reverse=True)
+    for position, name, right in zip(positions, reversed(names), reversed(assigned[:-1]), strict=True):
+        sentences.insert(position, f"VAR {name} = {right}")
     prompt, start = (form.format(context=" ".join(sentences), query=value) for form in CHAIN)
     return Example(prompt, start, names)
 
 
 def common_words(text: Text, random: Random, units: int, length: int, *, repeats: tuple[int, int] = (0, 0)) -> Example:
     """List `units` words in random order, ten of them more often; `repeats` defaults to RULER's counts."""
-    often, seldom = repeats if any(repeats) else (30, 3) if length >= MANY_WORDS else (6, 1)
+    frequent_count, other_count = repeats if any(repeats) else (30, 3) if length >= MANY_WORDS else (6, 1)
     if units > len(text.vocabulary):
-        raise OutOfText
+        raise TextTooShort
     words = random.sample(text.vocabulary, units)
-    listed = words[:10] * often + words[10:] * seldom
+    listed = words[:10] * frequent_count + words[10:] * other_count
     random.shuffle(listed)
     return Example(COMMON[0].format(context=_numbered(listed)), COMMON[1], words[:10])
 
 
 def frequent_words(text: Text, random: Random, units: int, length: int) -> Example:
-    """Draw about `units` coded words with frequencies of a Zipf law (exponent 2); the most frequent is noise."""
-    coded = _distinct(max(5, length // CODE_SHARE), lambda: "".join(random.choices(ascii_lowercase, k=6)))
+    """List about `units` coded words with frequencies of Zipf's law (exponent 2); the most frequent word is noise."""
+    coded = _distinct(max(5, length // TOKENS_PER_CODED_WORD), lambda: "".join(random.choices(ascii_lowercase, k=6)))
     counts = [int(units * 6 / math.pi**2 / rank**2) for rank in range(1, len(coded) + 1)]
     if counts[3] == counts[4]:
-        raise TooShort
+        raise TooFewUnits
     words = [*chain.from_iterable([word] * count for word, count in zip(["...", *coded[1:]], counts, strict=True))]
     random.shuffle(words)
     return Example(FREQUENT[0].format(context=" ".join(words)), FREQUENT[1], coded[1:4])
 
 
-class TooShort(Exception):
-    """The units are too few for the task's rule."""
+class TooFewUnits(Exception):
+    """The number of units is too small for the rule of the task."""
 
 
-class OutOfText(Exception):
-    """The units are more than the text has."""
+class TextTooShort(Exception):
+    """The text has fewer units than the example needs."""
 
 
-def _distinct(number: int, draw: Callable[[], str]) -> list[str]:
-    """Return the first `number` different draws, in their order."""
-    drawn: dict[str, None] = {}
-    while len(drawn) < number:
-        drawn[draw()] = None
-    return list(drawn)
+def _distinct(number: int, make: Callable[[], str]) -> list[str]:
+    """Call `make` until it has returned `number` different strings; return these strings in order."""
+    strings: dict[str, None] = {}
+    while len(strings) < number:
+        strings[make()] = None
+    return list(strings)
 
 
 def _numbered(words: Iterable[str]) -> str:
@@ -182,7 +183,7 @@ class Task(NamedTuple):
 
     make: Callable[[Text, Random, int, int], Example]
     answer_tokens: int
-    least: int = 1
+    min_units: int = 1
 
 
 TASKS = {
@@ -206,17 +207,17 @@ def examples(name: str, length: int, number: int, count: Count, text: Text, seed
     short for the task.
     """
     if length not in LENGTHS:
-        raise UserError(f"lengths: {length} is not in {LENGTHS[0]} to {LENGTHS[-1]} tokens; give another")
+        raise UserError(f"lengths: {length} is not in {LENGTHS[0]} to {LENGTHS[-1]} tokens; give another length")
     for index in range(number):
         source = f"{seed} {name} {length} {index}"
-        solved = _solved(name, count, text, source) if length >= SOLVED else ""
+        solved = _solved(name, count, text, source) if length >= SOLVED_LENGTH else ""
         room = length - TASKS[name].answer_tokens - (count(solved) if solved else 0)
         example = _fitted(name, TASKS[name], room, length, count, text, source)
         yield example._replace(input=solved + example.input)
 
 
 def _solved(name: str, count: Count, text: Text, source: str) -> str:
-    """Return the solved example that RULER puts before the tasks of chains and common words."""
+    """Return the solved example that precedes variable tracking and common words, or "" for other tasks."""
     random = Random(f"{source} solved")
     if name == "common_words":
         units, repeats = (40, (10, 3)) if int(source.split()[2]) >= MANY_WORDS else (20, (3, 1))
@@ -224,20 +225,20 @@ def _solved(name: str, count: Count, text: Text, source: str) -> str:
         answer = _numbered(example.outputs)
     elif name == "variable_tracking":
         short = Task(partial(variable_tracking, letters=3), 0, 5)
-        example = _fitted(name, short, SOLVED_CHAIN, SOLVED_CHAIN, count, text, f"{source} solved")
+        example = _fitted(name, short, SOLVED_CHAIN_LENGTH, SOLVED_CHAIN_LENGTH, count, text, f"{source} solved")
         answer = " ".join(example.outputs)
     else:
         return ""
     return f"{example.input} {example.gen_prefix} {answer}\n\n"
 
 
-def _largest(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the largest number from `least` to `most` that fits, by bisection; 0 if `least` does not fit."""
-    low, high = least - 1, most
+def _largest(fits: Callable[[int], bool], min_units: int, most: int) -> int:
+    """Return the largest number from `min_units` to `most` that fits, by bisection; 0 if `min_units` does not fit."""
+    low, high = min_units - 1, most
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low if low >= least else 0
+    return low if low >= min_units else 0
 
 
 def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: Text, source: str) -> Example:
@@ -252,16 +253,18 @@ def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: T
     def fits(units: int) -> bool:
         try:
             return tokens(make(units)) <= room
-        except (TooShort, OutOfText) as error:
-            return isinstance(error, TooShort)
+        except (TooFewUnits, TextTooShort) as error:
+            return isinstance(error, TooFewUnits)
 
-    low = _largest(fits, task.least, 2 * length)
-    with suppress(TooShort):
+    low = _largest(fits, task.min_units, 2 * length)
+    with suppress(TooFewUnits):
         if low and tokens(example := make(low)) < room - 0.02 * length:
-            raise UserError(f"--text: {len(text.words)} words are too few for {name} at {length} tokens; give more")
+            raise UserError(
+                f"--text: {len(text.words)} words are too few for {name} at {length} tokens; give a longer text"
+            )
         if low:
             return example
-    raise UserError(f"lengths: {length} tokens leave no room for an example of {name}; give more")
+    raise UserError(f"lengths: {length} tokens leave no room for an example of {name}; give a larger length")
 
 
 def score(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:

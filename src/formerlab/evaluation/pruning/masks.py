@@ -1,8 +1,8 @@
 """Measurements on unpruned forward passes: the keys that policies retain (Decay article, Fig. 3), and the scores of
 important and unimportant tokens from query to query (Fig. 5).
 
-One query may ignore an important token that the next query attends to. A decayed sum of attention bridges such dips;
-the plain sum also retains tokens that were important long ago.
+A query may ignore an important token to which the next query attends. A decayed sum of attention retains such a token;
+a plain sum also retains tokens that were important only long ago.
 """
 
 from collections import defaultdict
@@ -14,18 +14,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from formerlab.cache import H2O, Budget, Decay, Ideal, Local
-from formerlab.cache.measures import distance_to_ideal, ideal_attention, kept_measures
+from formerlab.cache.measures import distance_to_ideal, ideal_attention, retention_measures
 from formerlab.cache.simulation import SimulatedLayer, Square
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
 Fraction = Float[Tensor, " batch"]
-DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
+FIGURE_3_POLICIES = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
-"""Decay factors whose scores are tracked: 0 is the attention of the last query, 1 the plain sum."""
+"""Decay factors of the tracked scores: 0 gives the attention of the last query, 1 the plain sum."""
 IMPORTANT = 0.1
-"""Fraction of the first half's tokens that are important: those that the second half attends to most."""
+"""Fraction of the tokens in the first half that are important: they get the most attention from the second half."""
 RETAINED = 0.4
 """Fraction of the tokens so far that a cache would retain by score; the other tokens are `missed`."""
 
@@ -37,7 +37,7 @@ Importance = Float[Tensor, "sequences keys"]
 def mask_measures(
     windows: Windows, configurations: Sequence[Configuration], documents: Sequence[int] = ()
 ) -> Iterator[Row]:
-    """Yield the rows of prune_masks.csv: every metric of every configuration and window, and the window's document.
+    """Yield the rows of prune_masks.csv: every metric of every configuration and window, with the window's document.
 
     All policies choose from the attention logits of the same unpruned forward pass, so pruning does not change hidden
     states. Values are means over layers, heads and queries.
@@ -53,7 +53,7 @@ def mask_measures(
             pruned, ideal = pruned.double(), ideals[configuration.budget]
             skipped = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
             distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in skipped.items()}
-            for metric, value in (kept_measures(visible) | distances).items():
+            for metric, value in (retention_measures(visible) | distances).items():
                 layers[configuration, metric].append(value)
 
     for numbers in windows.observed(observe) if configurations else ():
@@ -68,21 +68,21 @@ def mask_measures(
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
     """Yield the rows of prune_mask_dumps.csv: the keys that every query of the first window sees under each policy.
 
-    The policies are those in Fig. 3 of the Decay article, in head 0 of the middle layer. All choose from the attention
-    of the same unpruned pass.
+    The policies are those in Fig. 3 of the Decay article, in head 0 of the middle layer. All policies choose from the
+    attention of the same unpruned pass.
     """
     layers: list[SimulatedLayer] = []
     for _ in windows.observed(lambda _, attention: layers.append(attention)):
         middle = len(layers) // 2
         for budget in budgets:
-            for policy in DUMPED:
+            for policy in FIGURE_3_POLICIES:
                 _, visible = layers[middle].simulate(policy, budget)
                 for query, row in enumerate(visible[0, 0].tolist()):
                     seen_keys = "".join("1" if key else "0" for key in row)
                     yield *Configuration(policy, budget).cells(), middle, 0, query, seen_keys
 
 
-def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
+def track_scores(attention: Square) -> tuple[Scores, Missed, Importance]:
     """Track the scores S <- alpha S + p of the first half's tokens after every query of the second half.
 
     Returns three tensors on the CPU, because they are collected for all layers and windows; the axis `sequences`
@@ -115,16 +115,16 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
     is an attention sink. A row has the mean, the 10 % and 90 % quantile of the scores, and the fraction missed.
     """
     layers: list[tuple[Scores, Missed, Importance]] = []
-    for _ in windows.observed(lambda _, simulated: layers.append(follow(simulated.probabilities))):
+    for _ in windows.observed(lambda _, simulated: layers.append(track_scores(simulated.probabilities))):
         pass
     if not layers:
         return
-    followed, missing, importances = zip(*layers, strict=True)
+    tracked, missing, importances = zip(*layers, strict=True)
     importance = torch.cat(importances)[:, 1:]
     count, half = max(1, round(IMPORTANT * importance.shape[1])), importances[0].shape[1]
     best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
     for index, alpha in enumerate(ALPHAS):
-        scores, missed = (torch.cat([values[index] for values in each])[..., 1:] for each in (followed, missing))
+        scores, missed = (torch.cat([values[index] for values in each])[..., 1:] for each in (tracked, missing))
         for group, members in (("important", best), ("unimportant", ~best)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]

@@ -1,7 +1,7 @@
 """The stage `passkey`: passkey retrieval (arXiv:2305.16300) with pruned caches.
 
-A long filler text contains a number once, and the question at its end asks for the number. Pruning acts from the first
-token on, so a policy must retain the number before the model reads the question.
+A long filler text contains a number, and the question at its end asks for the number. Pruning starts at the first
+token, so a policy must retain the number before the model reads the question.
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ class Passkey(Measurement):
     numbers: Count = 2
     """Number of texts at each depth, each with a different pass key."""
 
-    def for_run(self, run: AnyRun, *, questions: bool) -> Self:
+    def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self:
         context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)
         if longest > context:
             raise UserError(f"lengths: {longest} exceeds model.context={context} of run {run.name!r}; lower it")
@@ -56,9 +56,9 @@ class Passkey(Measurement):
 
 def measure(run: Measured, settings: Passkey) -> None:
     """Write passkey.csv."""
-    stored = StoredRows(run.folder / ".passkey", *run.belongs_to, code_of=run.code_of)
+    stored = StoredRows(run.folder / ".passkey", *run.input_hashes, code_of=run.code_of)
     run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, stored=stored))
-    stored.tidy()
+    stored.remove_unused()
 
 
 def rows(
@@ -71,7 +71,7 @@ def rows(
 ) -> Rows:
     """Return one row per configuration, length, depth and number, with the greedy correctness and the log-probability.
 
-    An answer is correct if each of its tokens is the most probable one. Answers in `stored` are not computed again.
+    An answer is correct if each of its tokens is the most probable token. Answers in `stored` are not computed again.
     """
     stored, measured = stored or StoredRows(), Rows()
     cases = list(product(settings.depths, range(settings.numbers)))
@@ -92,8 +92,8 @@ def rows(
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
     """Return the pass key, the token ids of the text with the question, and the token ids of the answer.
 
-    Text, question and answer have at most `length` tokens together. The pass key is drawn with the seed (length, depth,
-    number); complete filler lines surround it.
+    Text, question and answer have at most `length` tokens together. The pass key is sampled with the seed (length,
+    depth, number); complete filler lines surround it.
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     segments = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"
@@ -101,6 +101,6 @@ def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> t
     task, filler, hidden, question, answer = ids
     lines = (length - len(task) - len(hidden) - len(question) - len(answer)) // len(filler)
     if lines < 1:
-        raise UserError(f"lengths: {length} tokens leave no room for text around the question; raise it")
+        raise UserError(f"lengths: {length} tokens leave no room for text around the question; give a larger length")
     first = round(depth * lines)
     return key, [*task, *filler * first, *hidden, *filler * (lines - first), *question], answer

@@ -17,7 +17,7 @@ from formerlab.data.manifest import MANIFEST
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.language.questions import Questions, questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Row, Rows, StoredRows
-from formerlab.evaluation.pruning.calibration import calibrated
+from formerlab.evaluation.pruning.calibration import calibrate
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.files import read_json
@@ -32,7 +32,7 @@ from formerlab.tasks.window_losses import Stream, spread_windows, window_documen
 from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
-"""Columns of each file of a sweep; files of measurements that are switched off have no rows."""
+"""Columns by file of a sweep; files of disabled measurements have no rows."""
 
 
 def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> list[Configuration]:
@@ -53,7 +53,7 @@ def _validate_policy(check: Callable[[Policy], object], policy: Policy) -> Polic
 Stepwise = Annotated[
     CachePolicy, AfterValidator(partial(_validate_policy, lambda policy: check_configuration(policy, 1.0)))
 ]
-"""A policy that evicts step by step. One-shot compression of a prompt is a separate mode with its own table."""
+"""A policy that evicts step by step. One-shot compression of a prompt is a separate mode with a separate table."""
 Compressing = Annotated[
     CachePolicy,
     AfterValidator(partial(_validate_policy, lambda policy: CompressedCache(policy, 1.0, PositionEncoding()))),
@@ -74,13 +74,13 @@ class PruneSweep(Measurement):
     windows: Count = 96
     """Number of windows, evenly spaced over the held-out text."""
     batch: Count = 64
-    """Sequences per forward pass; padding is masked, so the batch size changes only rounding."""
+    """Number of sequences per forward pass; padding is masked, so the batch size changes results only by rounding."""
     batch_tokens: Count | None = None
-    """Maximum number of tokens per forward pass, including padding, so that large models fit; null means no limit."""
+    """Maximum number of tokens per forward pass, including padding, for large models; null means no limit."""
     context: Size | None = None
-    """Predicted tokens per window; null means the model's context."""
+    """Number of predicted tokens per window; null means the model's context."""
     mask_windows: AnyCount = 8
-    """Number of windows, evenly spaced, on which the retained keys are measured; 0 disables the measurement."""
+    """Number of evenly spaced windows for the measurement of retained keys; 0 disables the measurement."""
     questions: bool = True
     """Answer the embedded questions and the suites under every policy."""
     suites: tuple[str, ...] = ("*",)
@@ -88,15 +88,15 @@ class PruneSweep(Measurement):
     question_budgets: tuple[Budget, ...] = (0.4,)
     """Cache budgets for the questions."""
     question_limit: Count | None = None
-    """Maximum number of examples per task (the first ones); null means all."""
+    """Maximum number of examples per task, from the start; null means all."""
     calibration_windows: AnyCount = 0
-    """Number of validation windows on which alpha is chosen, per layer and head and for all heads; 0 disables it."""
+    """Number of validation windows for the choice of alpha, per layer and head and for all heads; 0 disables it."""
     calibration_budgets: tuple[Budget, ...] = (0.2,)
-    """Cache budgets at which alpha is chosen from `alphas`."""
+    """Cache budgets for the choice of alpha from `alphas`."""
     score_windows: AnyCount = 0
-    """Number of windows in which scores are tracked from query to query (Decay article, Fig. 5); 0 disables it."""
+    """Number of windows for scores from query to query (Decay article, Fig. 5); 0 disables the measurement."""
     mask_dump_tokens: AnyCount = 0
-    """Number of tokens of the window whose masks are plotted (Decay article, Fig. 3); 0 disables it."""
+    """Number of tokens of the window with plotted masks (Decay article, Fig. 3); 0 disables the measurement."""
     mask_dump_budgets: tuple[Budget, ...] = (0.2,)
     """Cache budgets of the plotted masks."""
     one_shot: tuple[Compressing, ...] = ()
@@ -112,7 +112,7 @@ class PruneSweep(Measurement):
         """Return the full cache, and every policy and Decay of every alpha at every budget, without duplicates."""
         return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
 
-    def for_run(self, run: AnyRun, *, questions: bool) -> Self:
+    def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self:
         context = int(getattr(run.model, "context", 0))
         if self.context is not None and self.context > context:
             raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
@@ -140,7 +140,7 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     cut = questions.truncated(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
-    stored = StoredRows(run.folder / ".prune", *run.belongs_to, code_of=run.code_of)
+    stored = StoredRows(run.folder / ".prune", *run.input_hashes, code_of=run.code_of)
     end = read_json(run.data / MANIFEST)["tokenizer"]["end_of_text"]
     documents = window_documents(streams["test"], settings.context or run.model.spec.context, end).tolist()
     prune(run.model, streams, questions, settings, run.folder, label=run.label, stored=stored, documents=documents)
@@ -159,10 +159,10 @@ def prune(
 ) -> None:
     """Write FILES into `out`.
 
-    Pruning is simulated on the stream `test` from the first token on, as if every sequence were fed token by token. The
+    Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. The
     rows of one window or question differ only in the configuration. Alphas are calibrated on the stream `valid`. Rows
-    in `stored` are not computed again. Windows must fit the model's context. `documents` are the document indices of
-    the windows of `test`; they may be empty.
+    in `stored` are not computed again. Windows must not exceed the model's context. `documents` has the document index
+    of each window of `test`, or is empty.
     """
     stored, context = stored or StoredRows(), sweep.context or model.spec.context
     stream, batch, rows = streams["test"], sweep.batch_of(context), Rows()
@@ -178,9 +178,9 @@ def prune(
     write_rows(out / "prune.csv", FILES["prune.csv"], rows)
     rows = answers(model, questions, sweep, stored, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
-    for name, rows_of in _extras(model, streams, context, sweep, label, documents).items():
-        write_rows(out / name, FILES[name], stored.rows(rows_of, sweep, sweep.to_dict(), name))
-    stored.tidy()
+    for name, make_rows in _other_files(model, streams, context, sweep, label, documents).items():
+        write_rows(out / name, FILES[name], stored.rows(make_rows, sweep, sweep.to_dict(), name))
+    stored.remove_unused()
 
 
 # Windows, questions and the other files have separate progress bars, because their speeds differ.
@@ -201,7 +201,7 @@ def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored
     return rows
 
 
-def _extras(
+def _other_files(
     model: DecoderModel,
     streams: Mapping[str, Stream],
     context: int,
@@ -213,32 +213,32 @@ def _extras(
     batch, test = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
     compared = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
 
-    def read(name: str, count: int, batch: int, rows_of: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
+    def read(name: str, count: int, batch: int, make_rows: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
         numbers = spread_windows(streams["test"], context, count)
         with Progress(len(numbers), f"{label}, {name}", unit="window") as progress:
-            yield from rows_of(Windows(model, streams["test"], context, numbers, batch, progress))
+            yield from make_rows(Windows(model, streams["test"], context, numbers, batch, progress))
 
     def dump_masks() -> Iterable[Row]:
         tokens = min(sweep.mask_dump_tokens, context)
         return mask_dumps(Windows(model, streams["test"], tokens, [0]), sweep.mask_dump_budgets) if tokens else ()
 
     @cache
-    def calibrate() -> tuple[Rows, Rows]:
+    def calibrate_all() -> tuple[Rows, Rows]:
         numbers = spread_windows(streams["valid"], context, sweep.calibration_windows)
         budgets = sweep.calibration_budgets if numbers and sweep.alphas else ()
         total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test))
         with Progress(total, f"{label}, alpha per head", unit="window") as progress:
             valid = Windows(model, streams["valid"], context, numbers, batch, progress)
             tested = Windows(model, streams["test"], context, test, batch, progress)
-            results = [calibrated(valid, tested, sweep.alphas, budget) for budget in budgets]
+            results = [calibrate(valid, tested, sweep.alphas, budget) for budget in budgets]
         return [row for chosen, _ in results for row in chosen], [row for _, losses in results for row in losses]
 
     measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:], documents=documents)
     one_shot = partial(one_shot_losses, compared)
     return {
         "prune_masks.csv": partial(read, "masks", sweep.mask_windows, min(batch, 16), measures),
-        "prune_alphas.csv": lambda: calibrate()[0],
-        "prune_calibrated.csv": lambda: calibrate()[1],
+        "prune_alphas.csv": lambda: calibrate_all()[0],
+        "prune_calibrated.csv": lambda: calibrate_all()[1],
         "prune_mask_dumps.csv": dump_masks,
         "prune_score_trajectories.csv": partial(read, "scores", sweep.score_windows, batch, score_trajectories),
         "prune_one_shot.csv": partial(read, "one shot", sweep.windows if compared else 0, batch, one_shot),
@@ -248,12 +248,13 @@ def _extras(
 def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -> Iterator[Row]:
     """Yield the rows of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
 
-    The first half is the prompt; budgets are fractions of it. The full cache is evaluated first, as the baseline.
+    The first half is the prompt, and budgets are fractions of the prompt. The full cache is the baseline and comes
+    first.
     """
     model, half = windows.model, windows.context // 2
     for numbers, tokens in windows.batches():
         if tokens.shape[1] <= windows.context:
-            continue  # a partial window has no second half of the same length
+            continue  # the second half of a partial window is shorter
         for configuration in (Configuration(Full(), 1.0), *configurations):
             full = isinstance(configuration.policy, Full)
             cache = KVCache() if full else CompressedCache(*configuration, position=model.position)

@@ -1,4 +1,4 @@
-"""Configurations that a pruning study compares (a policy under a budget), and the windows that it reads."""
+"""Configurations of a pruning study (a policy under a budget), and windows of a token stream."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Configuration(NamedTuple):
     def cells(self) -> Row:
         """Return the cells of policy, alpha, recent and budget.
 
-        Alpha and recent have separate columns, which are empty if the policy that scores keys has no such field.
+        Alpha and recent have separate columns, which are empty if the scoring policy does not have these fields.
         """
         values = self.policy.scorer.model_dump(mode="json")
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget
@@ -44,9 +44,9 @@ class Configuration(NamedTuple):
 
 
 def policy_name(policy: Policy) -> str:
-    """Return kind and non-default fields without alpha and recent, as in `h2o variant=local_statistics`.
+    """Return the kind and the non-default fields except alpha and recent, such as `h2o variant=local_statistics`.
 
-    A policy that uses another policy to score keys is named like `pyramid(snapkv window=32) layers=30`.
+    The name of a policy with an inner policy has the form `pyramid(snapkv window=32) layers=30`.
     """
     changed = policy.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "alpha", "recent", "policy"})
     inner = getattr(policy, "policy", None)
@@ -56,7 +56,7 @@ def policy_name(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of a token stream that one model reads."""
+    """Windows of a token stream for one model."""
 
     model: DecoderModel
     stream: Stream
@@ -65,7 +65,7 @@ class Windows:
     numbers: Sequence[int]
     """Indices of the windows in the stream."""
     batch: int = 16
-    """Windows per forward pass."""
+    """Number of windows per forward pass."""
     progress: Progress | None = None
     """Progress bar that counts windows."""
 

@@ -1,7 +1,7 @@
 """The stage `complexity`: cost of the layer types of Table 1 of arXiv:1706.03762.
 
-It counts the multiply-adds of the mixing operation without the projections of self-attention, as the table does. It
-measures the time of the operation, and computes its peak memory from the sizes of its tensors.
+The stage counts the multiply-adds of the mixing operation without the projections of self-attention, as in the table.
+It measures the time of the operation and computes its peak memory from the sizes of its tensors.
 """
 
 import math
@@ -32,9 +32,10 @@ class Complexity(Measurement):
     kernel: Size = 3
     """Kernel size k of the convolution; odd."""
     neighbourhood: Size = 32
-    """Neighbourhood r of restricted self-attention; it divides all lengths, because attention is within blocks of r."""
+    """Neighbourhood r of restricted self-attention, a divisor of all lengths, because attention is within blocks of
+    r."""
     repeats: Count = 5
-    """Number of timed calls; the fastest is reported."""
+    """Number of timed calls; the shortest time is reported."""
 
     @model_validator(mode="after")
     def _check(self) -> "Complexity":
@@ -46,7 +47,7 @@ class Complexity(Measurement):
 
 
 def measure(run: Measured, settings: Complexity) -> None:
-    """Write complexity.csv; the run's weights do not matter."""
+    """Write complexity.csv, which does not depend on the weights of the run."""
     run.write("complexity.csv", rows_of(settings))
 
 

@@ -1,8 +1,8 @@
 """The stage `decode`: speed and memory of decoding by context length, with full and pruned caches.
 
 Each repetition measures all caches in turn: a prompt of random tokens in one forward pass, then a few tokens one by
-one. Speed does not depend on trained weights, so the model of a run has initial weights, and a context that is long
-enough for all prompts; released models are loaded.
+one. Speed does not depend on trained weights, so the model of a run has initial weights and a context that is long
+enough for all prompts. Released models are loaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class DecodeSettings(Timing):
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Estimate the bytes of a model, of the logits of the longest prompt, and of two caches of that length."""
+        """Estimate the bytes of a model, the logits of the longest prompt, and two caches of this length."""
         estimates, time = [], max(self.lengths) + self.tokens
         for run in runs:
             model = run.model

@@ -1,7 +1,7 @@
 """The stage `speed`: measure the speed of training, forward passes and decoding of several runs in one process.
 
 Each repetition measures all runs in turn. Speed does not depend on trained weights, so models have initial weights.
-`EqualTime` uses the measured times to match the training time of two runs.
+`EqualTime` uses the measured times to train two runs for equal times.
 """
 
 import io
@@ -37,16 +37,16 @@ class Speed(Timing):
     training_steps: Count = 5
     """Timed optimizer steps per repetition."""
     forward_sequences: Count = 64
-    """Sequences per forward pass without gradients (64 in arXiv:2402.02622, section 4)."""
+    """Number of sequences per forward pass without gradients (64 in arXiv:2402.02622, section 4)."""
     decoded_tokens: Count = 64
-    """Tokens decoded one by one with a KV cache, for one sequence; at most the context."""
+    """Number of tokens that are decoded one by one with a KV cache, for one sequence; at most the context."""
 
 
 class EqualTime(Spec):
-    """Train for the training time of another run (arXiv:2402.02622, Table 3), computed from measured step times."""
+    """Train for the same time as another run (arXiv:2402.02622, Table 3), computed from measured step times."""
 
     arm: str
-    """Run of the same study whose training time is matched."""
+    """Run of the same study with the training time to match."""
     reference: str
     """Run of the same study that differs from this run only in the number of steps; `speed` times it with `arm`."""
 
@@ -71,9 +71,9 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
 
     `memory_bytes` is the peak size of all tensors, including weights and, in training, gradients and AdamW's moments.
     The allocator or the profiler counts it exactly, so it is measured once, in the warm-up and outside timed passes.
-    The second result is an entry of the record: how depth-weighted averages were computed.
+    The second result is an entry of the record, the implementation of depth-weighted averages.
     """
-    if any(run.compile for run in runs):  # beyond these limits torch silently runs further models uncompiled
+    if any(run.compile for run in runs):  # above these limits, torch runs further models uncompiled without a message
         import torch._dynamo.config as dynamo
 
         dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000

@@ -19,10 +19,10 @@ Item = TypeVar("Item")
 
 
 class Timing(Spec):
-    """Settings of a stage that times several runs of a study in turn; it needs no trained weights."""
+    """Settings of a stage that times several runs of a study in turn, without trained weights."""
 
     depends_on: ClassVar[tuple[str, ...]] = ("model",)
-    """Fields of a run's spec that its times depend on."""
+    """Fields of a run's spec that affect its times."""
     repetitions: Annotated[Count, Field(ge=5)] = 7
     """Number of timed repetitions."""
 
@@ -86,6 +86,6 @@ def random_tokens(model: DecoderModel, sequences: int, length: int, seed: int) -
 
 
 def feed_tokens(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences time"], start: int = 0) -> None:
-    """Feed a model the tokens from position `start` on, one by one; the cache has the tokens before `start`."""
+    """Feed a model the tokens at positions start, start + 1, ... one by one; the cache has the earlier tokens."""
     for position in range(start, tokens.shape[1]):
         model(tokens[:, position : position + 1], attend=cache, start=position)

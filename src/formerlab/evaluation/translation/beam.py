@@ -12,7 +12,7 @@ from formerlab.cache import KVCache
 from formerlab.models.translator import TranslatorModel
 
 CHECK_EVERY = 8
-"""Steps between two checks for finished sentences on a GPU; each check synchronises with the device."""
+"""Number of steps between two checks for finished sentences on a GPU; each check synchronises with the device."""
 
 
 class Hypothesis(NamedTuple):
@@ -44,14 +44,15 @@ class Best:
         ends: Bool[Tensor, "sentences beam"],
         penalty: float,
     ) -> None:
-        """For each sentence in `live`, keep its best finished continuation (see `ends`) if it beats the stored one.
+        """Store the best finished continuation of each sentence in `live` if its score exceeds the stored score.
 
-        `top` has the scores of the continuations in descending order; continuation i extends `histories[origins[i]]`.
+        `top` has the scores of the continuations in descending order, `ends` marks the finished continuations, and
+        continuation i extends `histories[origins[i]]`.
         """
         ends = ends & (top > -math.inf)
         self.finished[live] += ends.sum(dim=1)
         ranks = torch.arange(ends.shape[1], device=ends.device)
-        first = ranks.where(ends, ends.shape[1] - 1).amin(dim=1, keepdim=True)  # the best one, because `top` descends
+        first = ranks.where(ends, ends.shape[1] - 1).amin(dim=1, keepdim=True)  # the best, because `top` is sorted
         score = (top.gather(1, first)[:, 0].double() / penalty).where(ends.any(dim=1), -math.inf)
         better, time = score > self.scores[live], histories.shape[2]
         written = histories.gather(1, origins.gather(1, first)[:, :, None].expand(-1, -1, time))[:, 0]
@@ -78,11 +79,11 @@ def beam_search(
     """Return the best translation of each source that beam search finds, with at most `limits` tokens plus the end.
 
     `real` is True for source tokens and False for padding; `end` is the id of the end token. Each step extends the
-    `beam` best hypotheses by every token. Of all continuations, those that rank in the top `beam` and end are finished;
-    the `beam` best that do not end are extended in the next step. A sentence is done when `beam` hypotheses have
-    finished, or when no unfinished hypothesis can exceed the best finished score. This bound holds because the
-    log-probability of a hypothesis only decreases and its length penalty is at most the penalty of the limit, so early
-    stopping never changes the result. With beam = 1 the search is greedy decoding.
+    `beam` best hypotheses by every token. Continuations in the top `beam` that end are finished. The `beam` best
+    continuations that do not end are extended in the next step. A sentence is done when `beam` hypotheses have
+    finished, or when no unfinished hypothesis can exceed the best finished score. Early stopping never changes the
+    result, because the log-probability of a hypothesis only decreases and its length penalty is at most the penalty of
+    the limit. With beam = 1, the search is greedy decoding.
 
     On a GPU, sentences that are done are removed from the batch only every CHECK_EVERY steps.
     """

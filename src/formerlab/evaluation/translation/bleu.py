@@ -1,4 +1,4 @@
-"""BLEU from counts per sentence, so that any set of sentences can be scored from its rows, without torch."""
+"""BLEU from counts per sentence, so that any set of sentences can be scored from its rows. Torch is not imported."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ METRICS: dict[Metric, str] = {
     "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper (there with Moses' tokenizer)",
     "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; not a standard metric",
 }
-"""Label of each metric. Only sacrebleu is comparable across papers; the others are reported in addition."""
+"""Label of each metric. Only sacrebleu is comparable across papers; the other metrics are additional."""
 
 STATISTICS = (
     *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),
@@ -51,7 +51,7 @@ def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarra
 
 
 def signature(metric: Metric) -> str:
-    """Return the signature of a metric in sacreBLEU's format, which states how the text is tokenised."""
+    """Return the signature of a metric in sacreBLEU's format, which specifies the tokenisation."""
     from sacrebleu import __version__
 
     if metric == "sacrebleu":

@@ -34,15 +34,15 @@ class Decoding(Measurement):
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
     """Splits that are translated."""
     sentences: Count | None = None
-    """Maximum number of sentences of each split (the first ones); null means all."""
+    """Maximum number of sentences of each split, from the start; null means all."""
     beam: Size = 4
     """Beam size; 1 is greedy decoding."""
     alpha: float = Field(default=0.6, ge=0.0, le=10.0)
     """Exponent of the length penalty."""
     extra: AnyCount = 50
-    """Maximum number of tokens by which a translation may exceed its source."""
+    """Maximum number of tokens of a translation in addition to the length of its source."""
     batch_tokens: Count = 4096
-    """Source tokens per batch, including padding."""
+    """Number of source tokens per batch, including padding."""
     attention_sentences: AnyCount = 0
     """Number of test sentences whose attention probabilities are written to attention.csv."""
 

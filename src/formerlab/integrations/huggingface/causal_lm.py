@@ -1,7 +1,7 @@
-"""Wrap causal language models of transformers in the interface of `DecoderModel`, with attention by an `attend`.
+"""Wrap causal language models of transformers in the interface of `DecoderModel`; an `attend` computes attention.
 
 transformers calls attention functions that are registered by name. A mask function must be registered under the same
-name: without it the mask is None, and a model that relies on the mask is silently not causal.
+name. Otherwise the mask is None, and a model that relies on the mask attends to later tokens without an error.
 """
 
 import inspect
@@ -26,17 +26,17 @@ from formerlab.layers.shapes import Heads, KeyHeads, Start, Stream
 from formerlab.released import sizes_of
 from formerlab.tasks.scoring import check_finite
 
-NAME = "formerlab"
+ATTENTION_NAME = "formerlab"
 """Name of the attention implementation for `set_attn_implementation`."""
-UNSUPPORTED = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Arguments of attention that an `attend` does not support."""
-STATIC = ("default", "linear", "llama3")
+UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
+"""Arguments of attention functions that an `attend` does not support."""
+STATIC_ROPE_TYPES = ("default", "linear", "llama3")
 """Types of RoPE whose angles do not depend on the sequence length."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference between two computations of the same values, relative to the largest value."""
-PROBE = 16
-"""Number of tokens of a test call, at most."""
-DISTANCE = 5
+PROBE_TOKENS = 16
+"""Largest number of tokens in a test call."""
+PROBE_DISTANCE = 5
 """Distance in positions between the two keys that `find_positions` compares."""
 
 _current: ContextVar[Attend | None] = ContextVar("attend", default=None)
@@ -62,14 +62,14 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Return the output of the current `attend` for one layer, shape (batch, time, heads, d_head).
 
-    Outside an `attending` block, this is transformers' `sdpa` attention with its mask. Some models scale the queries
-    themselves (OPT) or use another factor than 1/sqrt(d_head). An `attend` always divides by sqrt(d_head), so the
-    queries are rescaled first. Raises UserError for the arguments in UNSUPPORTED.
+    Outside an `attending` block, the function computes transformers' `sdpa` attention with its mask. Some models scale
+    the queries themselves (OPT) or by another factor than 1/sqrt(d_head). An `attend` always divides by sqrt(d_head),
+    so the queries are rescaled first. Raises UserError for the arguments in UNSUPPORTED_ARGUMENTS.
     """
     attend, scaling = _current.get(), others.get("scaling")
     if attend is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)[0], None
-    for name in UNSUPPORTED:
+    for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
             raise UserError(f"{type(module).__name__}: cache policies do not support attention with {name}")
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
@@ -83,8 +83,8 @@ def masks(*arguments: Any, **options: Any) -> Tensor | None:
     return None if _current.get() is not None else sdpa_mask(*arguments, **options)
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, masks)
+AttentionInterface.register(ATTENTION_NAME, attention)
+AttentionMaskInterface.register(ATTENTION_NAME, masks)
 
 
 class WrappedRotation(PositionEncoding):
@@ -100,10 +100,10 @@ class WrappedRotation(PositionEncoding):
         cosine, sine = self.rotary(x, start + torch.arange(x.shape[2], device=x.device)[None])
         rotated, unrotated = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
         if self.interleaved:
-            across = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
+            quarter_turn = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
         else:
-            across = torch.cat((-rotated.chunk(2, dim=-1)[1], rotated.chunk(2, dim=-1)[0]), dim=-1)
-        return torch.cat((rotated * cosine[:, None] + across * sine[:, None], unrotated), dim=-1)
+            quarter_turn = torch.cat((-rotated.chunk(2, dim=-1)[1], rotated.chunk(2, dim=-1)[0]), dim=-1)
+        return torch.cat((rotated * cosine[:, None] + quarter_turn * sine[:, None], unrotated), dim=-1)
 
 
 class FixedPositions(PositionEncoding):
@@ -123,7 +123,7 @@ def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads
     if all(map(torch.equal, first, later)):
         return PositionEncoding()
     for module in model.modules():
-        if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC:
+        if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC_ROPE_TYPES:
             if not isinstance(module(first[0], torch.zeros(1, 1, dtype=torch.long, device=first[0].device)), tuple):
                 continue  # complex angles for some of the channels (DeepSeek V2)
             keys = list(zip(first, later, strict=True))
@@ -145,8 +145,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
 class CausalLM(nn.Module):
     """Wrapper of a causal model that uses transformers' attention interface: `model(tokens, attend=..., start=...)`.
 
-    An `attend` such as `KVCache`, `PrunedCache` or `Simulation` replaces transformers' cache. Positions passed to the
-    model count evicted tokens too.
+    An `attend` such as `KVCache`, `PrunedCache` or `Simulation` replaces transformers' cache. The positions that are
+    passed to the model count evicted tokens too.
 
     The constructor tests the model: each layer must call the attention function exactly once, and with causal attention
     the logits must equal the logits of the model's own implementation. It raises UserError for a model that fails.
@@ -160,7 +160,7 @@ class CausalLM(nn.Module):
         length: int | None = longest if context is None else context
         if context is not None and longest is not None and context > longest:
             raise UserError(f"{self.name}: context {context} exceeds the model's {longest} positions")
-        self.spec = sizes_of(model, PROBE).model_copy(update={"context": length or PROBE})
+        self.spec = sizes_of(model, PROBE_TOKENS).model_copy(update={"context": length or PROBE_TOKENS})
         self._check_windows(config)
         offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())  # accelerate loads the weights
         if not offloaded and any(weight.is_meta for weight in model.parameters()):
@@ -168,10 +168,10 @@ class CausalLM(nn.Module):
         self.model = model.eval()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._check()
-        if length is None:  # checked last, because a context is of no use if another check fails
+        if length is None:  # checked last, because a context does not help if another check fails
             raise UserError(f"{self.name}: the config gives no max_position_embeddings; give a context")
-        first, later = (self._probe(1, min(start, length - 1))[0] for start in (0, DISTANCE))
-        self.position = find_positions(model, list(first.values()), list(later.values()), DISTANCE)
+        first, later = (self._probe(1, min(start, length - 1))[0] for start in (0, PROBE_DISTANCE))
+        self.position = find_positions(model, list(first.values()), list(later.values()), PROBE_DISTANCE)
 
     @property
     def embedding(self) -> Tensor:
@@ -186,7 +186,7 @@ class CausalLM(nn.Module):
         attend: Attend = causal_attention,
         start: int = 0,
         last: int | None = None,
-    ) -> Float[Tensor, "batch kept vocabulary"]:
+    ) -> Float[Tensor, "batch queries vocabulary"]:
         """Return next-token logits; `tokens` have positions start, start + 1, ...
 
         `last` restricts the logits to the last tokens. Raises ValueError for a sequence that exceeds the context.
@@ -217,7 +217,7 @@ class CausalLM(nn.Module):
     def _tokens(self, count: int) -> Int[Tensor, "batch time"]:
         """Return up to `count` random test tokens, limited by the context."""
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.spec.vocabulary, (1, PROBE), generator=generator)[
+        tokens = torch.randint(self.spec.vocabulary, (1, PROBE_TOKENS), generator=generator)[
             :, : min(count, self.spec.context)
         ]
         # The embedding of an offloaded model is on the meta device; hooks of accelerate move its inputs.
@@ -226,7 +226,7 @@ class CausalLM(nn.Module):
     @torch.no_grad()
     def _check(self) -> None:
         """Set the attention implementation; raise UserError unless every layer calls it and the logits are equal."""
-        tokens = self._tokens(PROBE)
+        tokens = self._tokens(PROBE_TOKENS)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         try:
             expected = self.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
@@ -237,10 +237,10 @@ class CausalLM(nn.Module):
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from None
         try:
-            self.model.set_attn_implementation(NAME)
+            self.model.set_attn_implementation(ATTENTION_NAME)
         except ValueError:
             raise UserError(f"{self.name}: does not use transformers' attention interface") from None
-        keys, calls, logits = self._probe(PROBE)
+        keys, calls, logits = self._probe(PROBE_TOKENS)
         if not (list(keys) == list(range(self.spec.layers)) and calls == len(keys)):
             raise UserError(
                 f"{self.name}: {len(keys)} of {self.spec.layers} layers use transformers' attention interface, with "
@@ -250,7 +250,7 @@ class CausalLM(nn.Module):
             raise UserError(f"{self.name}: its attention differs from softmax(q k^T) v, so it cannot be pruned")
 
     def _check_windows(self, config: Any) -> None:
-        """Raise UserError for sliding-window layers if the context exceeds the window, and for other layer types."""
+        """Raise UserError if the context exceeds the window of sliding-window layers, or for other layer types."""
         kinds = set(getattr(config, "layer_types", None) or ())
         if kinds - {"full_attention", "sliding_attention"}:
             names = ", ".join(sorted(kinds - {"full_attention"}))

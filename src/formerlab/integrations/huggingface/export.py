@@ -1,7 +1,7 @@
 """Export a decoder as a Hugging Face folder: config, weights, tokenizer, and model code if no native layout fits.
 
 The model code is one file beside the weights. It is assembled from the source of the layers that the model uses, so
-that no formula exists twice. Stand-ins replace the checks of specs and the kernels, so the file imports only torch and
+every formula exists once. Stand-ins replace the validation of specs and the kernels, so the file imports only torch and
 transformers.
 """
 
@@ -35,9 +35,9 @@ def save_folder(
     """Write a model and its tokenizer, if given, for `AutoModelForCausalLM` and `AutoTokenizer`.
 
     The layout is LLaMA or GPT-NeoX if the spec allows it. Otherwise a file of model code is written beside the weights,
-    for `trust_remote_code`. `end_of_text` is the token that ends a document; it becomes the eos and the padding token.
-    `card` is the text of README.md. Weights keep their dtype. Raises UserError if `out` exists and is not a Hugging
-    Face folder.
+    and loading it needs `trust_remote_code`. `end_of_text` is the token that ends a document; it becomes the eos and
+    the padding token. `card` is the text of README.md. Weights keep their dtype. Raises UserError if `out` exists and
+    is not a Hugging Face folder.
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is not a Hugging Face folder; give --out another name")
@@ -76,15 +76,15 @@ def _add_transformers_4_keys(out: Path) -> None:
     path = out / "config.json"
     config = read_json(path)
     if rope := config.get("rope_parameters"):
-        older = {"rope_theta": rope["rope_theta"]}
+        old_keys = {"rope_theta": rope["rope_theta"]}
         if config["model_type"] == "gpt_neox":
-            older = {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
-        write_json(path, config | older)
+            old_keys = {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
+        write_json(path, config | old_keys)
     path = out / "tokenizer_config.json"
     if path.is_file():
         inputs = ["input_ids", "attention_mask"]  # 4.57 adds token_type_ids, which causal models do not accept
-        older = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
-        write_json(path, read_json(path) | older)
+        old_keys = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+        write_json(path, read_json(path) | old_keys)
 
 
 def model_card(record: dict[str, Any], licence: str, data: str) -> str:
@@ -106,11 +106,11 @@ def model_card(record: dict[str, Any], licence: str, data: str) -> str:
     return "\n".join([*head, f"# {record['id']}", "", *rows, "", use, ""])
 
 
-FIRST = ["seeding", "layers.autocast", "layers.position", "layers.linear", "layers.mlp", "layers.norm", "layers.score"]
-FIRST += ["layers.depth.identity"]
-LAST = ["layers.attention", "layers.block", "models.decoder", "integrations.huggingface.modeling"]
-"""Modules in every file of model code, in this order; the modules of the model's layers come between FIRST and LAST."""
-HEAD = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers, and the class of transformers around them."""
+FIRST_MODULES = ["seeding", "layers.autocast", "layers.position", "layers.linear", "layers.mlp", "layers.norm"]
+FIRST_MODULES += ["layers.score", "layers.depth.identity"]
+LAST_MODULES = ["layers.attention", "layers.block", "models.decoder", "integrations.huggingface.modeling"]
+"""Modules in every file of model code, in this order; other layers of the model come after FIRST_MODULES."""
+HEADER = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers and its transformers class."""
 
 from __future__ import annotations'''
 STAND_INS = '''
@@ -194,28 +194,29 @@ norm_gelu_cpu = _NoKernel
 
 def model_code(spec: Decoder) -> str:
     """Return the source of a file that builds and runs a model: its layers and the class for transformers."""
-    layers = [cls.__module__ for layer in spec.parts() for cls in reversed(type(layer).__mro__)]
-    first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST, LAST))
+    layers = [cls.__module__ for layer in spec.nested_specs() for cls in reversed(type(layer).__mro__)]
+    first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST_MODULES, LAST_MODULES))
     skipped = {*last, Spec.__module__, LayerSpec.__module__}
     candidates = dict.fromkeys([*first, *layers])
     modules = [name for name in candidates if name.startswith("formerlab.") and name not in skipped]
     imports: dict[str, set[str]] = {"": {"torch"}, "typing": {"Any", "ClassVar"}}
-    bodies, wanted = [], set[str]()
+    bodies, package_names = [], set[str]()
     for module in (*modules, *last):
-        body = _without_imports(inspect.getsource(sys.modules[module]), imports, wanted)
+        body = _without_imports(inspect.getsource(sys.modules[module]), imports, package_names)
         bodies.append(f"# {module}\n\n{body}")
     lines = [f"import {name}" for name in sorted(imports[""])]
     lines += [f"from {name} import {', '.join(sorted(names))}" for name, names in sorted(imports.items()) if name]
-    text = "\n\n".join([HEAD, "\n".join(lines), STAND_INS, *bodies])
-    undefined = wanted - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
-    unused = " = ".join([*sorted(undefined), "None"])  # names that no code path of the exported model uses
+    text = "\n\n".join([HEADER, "\n".join(lines), STAND_INS, *bodies])
+    undefined = package_names - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
+    unused = " = ".join([*sorted(undefined), "None"])  # the exported model does not run code with these names
     return text.replace(STAND_INS, f"{STAND_INS}{unused}\n", 1)
 
 
-def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]) -> str:
+def _without_imports(source: str, imports: dict[str, set[str]], package_names: set[str]) -> str:
     """Return the source of a module without its docstring, imports and unions.
 
-    Adds imports of other packages to `imports`, and names imported from formerlab, pydantic and jaxtyping to `wanted`.
+    Adds imports of other packages to `imports`, and names imported from formerlab, pydantic and jaxtyping to
+    `package_names`.
     """
     statements, lines = [], source.splitlines(keepends=True)
     for statement in ast.parse(source).body[1:]:
@@ -223,7 +224,7 @@ def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]
             imports[""].update(alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
             if (name := str(statement.module)).partition(".")[0] in ("formerlab", "pydantic", "jaxtyping"):
-                wanted.update(alias.asname or alias.name for alias in statement.names)
+                package_names.update(alias.asname or alias.name for alias in statement.names)
             else:
                 imports.setdefault(name, set()).update(ast.unparse(alias) for alias in statement.names)
         elif isinstance(statement, ast.If) and all(isinstance(inner, ast.ImportFrom) for inner in statement.body):

@@ -1,4 +1,4 @@
-"""Run generative tasks on a released model under cache policies, and write a row for each metric of each example."""
+"""Run generative tasks on a released model under cache policies; write one row per metric of each example."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -49,7 +49,7 @@ class GenerativeTasks(Measurement):
     seed: Seed = 0
     """Seed of the long-context tasks."""
     text: str | None = None
-    """File with the text of the long-context tasks; default the documentation of Python's standard library."""
+    """File with the text of the long-context tasks; by default the documentation of Python's standard library."""
     shots: AnyCount = 0
     """Number of solved examples before each question of a task of the harness."""
     chat_template: bool = False
@@ -57,12 +57,12 @@ class GenerativeTasks(Measurement):
 
 
 def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *, batch: int, device: str) -> Rows:
-    """Write the rows of all tasks under all configurations to `out` (COLUMNS), and return them.
+    """Write the rows of all tasks under all configurations to the CSV file `out` (COLUMNS), and return the rows.
 
-    Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. A row
-    is computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of lm_eval
-    and transformers changed. Raises UserError before the first answer if a model, task, length, policy or prompt cannot
-    run.
+    Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. Rows
+    are computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of
+    lm_eval, transformers and torch changed. `device` is a name of torch such as "cuda". Raises UserError before the
+    first answer for an unsupported model, task, length, policy or prompt.
     """
     from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
 
@@ -94,7 +94,7 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
                 rows += [(*configuration.cells(), *score) for score in scores]
                 progress.reach(done := done + len(documents))
     write_rows(out, COLUMNS, rows)
-    stored.tidy()
+    stored.remove_unused()
     return rows
 
 
@@ -120,14 +120,15 @@ def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[
             loaded.append(load_suites({}, [long_context.task_config(name, length, list(examples))]))
     for task in (task for suite in loaded for task in suite["tasks"].values()):
         if task.OUTPUT_TYPE != "generate_until":
-            raise UserError(f"task '{task.config.task}' has type {task.OUTPUT_TYPE}; only generate_until runs here")
+            raise UserError(f"task '{task.config.task}' has type {task.OUTPUT_TYPE}; use a task of type generate_until")
     return loaded
 
 
 def summary(rows: Rows) -> list[str]:
-    """Return a Markdown table of the mean of each metric, with its 95 % interval over examples and their number.
+    """Return a Markdown table of the mean of each metric, its 95 % interval over examples, and the number of examples.
 
-    The column `decides` is "no" for a long-context task on which the full cache has a mean below `long_context.FLOOR`.
+    The column `decides` is "no" for a long-context task on which the full cache has a mean below
+    `long_context.MIN_FULL_SCORE`.
     """
     labels = list(dict.fromkeys(_label(row) for row in rows))
     lines = ["| task | metric | n | " + " | ".join(labels) + " | decides |", "|---" * (len(labels) + 4) + "|"]
@@ -138,7 +139,7 @@ def summary(rows: Rows) -> list[str]:
             values.setdefault(_label(row), []).append(float(row[8] or 0))
         means = {label: over_examples(np.array([values[label]])) for label in labels}
         is_long = task.rpartition("_")[0] in long_context.TASKS
-        decides = "" if not is_long else "yes" if means[labels[0]].mean >= long_context.FLOOR else "no"
+        decides = "" if not is_long else "yes" if means[labels[0]].mean >= long_context.MIN_FULL_SCORE else "no"
         cells = " | ".join(map(str, means.values()))
         lines.append(f"| {task} | {metric} | {len(values[labels[0]])} | {cells} | {decides} |")
     return lines

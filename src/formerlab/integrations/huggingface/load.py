@@ -26,14 +26,14 @@ class Loaded(NamedTuple):
     """A formerlab decoder, or a transformers model with the same interface (`CausalLM`)."""
     tokenizer: Tokenizer
     prefix: int
-    """Token that precedes an empty context: begin of text if the tokenizer has one, otherwise end of text."""
+    """Token that replaces an empty context: the begin-of-text token if the tokenizer has one, otherwise end of text."""
 
 
 def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
     """Load a released model from a folder of transformers or formerlab, a GGUF file, or the local cache of the hub.
 
-    The network is not used, and code of the model is never run. Raises UserError for a missing file, a missing device,
-    a model larger than the free memory, and a model that cannot run under cache policies.
+    The function does not use the network and does not run code from the model folder. Raises UserError for a missing
+    file, a missing device, a model larger than the free memory, and a model that does not support cache policies.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
@@ -45,7 +45,7 @@ def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
         # CausalLM has the attributes of DecoderModel that evaluation uses: forward, spec.context, embedding, position.
         return Loaded(cast(DecoderModel, CausalLM(model, source.context)), *tokenizer)
     if source.context is not None:
-        raise UserError(f"context {source.context}: a formerlab model has a fixed context; leave out the setting")
+        raise UserError(f"context {source.context}: a formerlab model has a fixed context; remove this setting")
     return Loaded(model.decoder, *tokenizer)
 
 

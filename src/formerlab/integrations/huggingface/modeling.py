@@ -22,22 +22,22 @@ from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"
 """The model_type of formerlab models in config.json."""
-NAMES = ("cache", "past_key_values")
+CACHE_NAMES = ("cache", "past_key_values")
 """Names of the cache argument of a forward pass: `cache` since transformers 5.24, before that `past_key_values`."""
-FIELD = next(name for name in NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})
+CACHE_FIELD = next(name for name in CACHE_NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})
 """Name of the cache in the model output."""
 
 
 def take_cache(arguments: dict[str, Any]) -> Cache | None:
-    """Remove the cache from the arguments of a forward pass and return it, or None without a cache.
+    """Remove the cache from the arguments of a forward pass; return the cache, or None if no cache is given.
 
     Raises UserError for several caches, a cache under another name, and an object that is not a transformers cache.
     """
-    names = [name for name, value in arguments.items() if isinstance(value, Cache) or name in NAMES]
+    names = [name for name, value in arguments.items() if isinstance(value, Cache) or name in CACHE_NAMES]
     caches = {name: cache for name in names if (cache := arguments.pop(name)) is not None}
-    if len(caches) > 1 or not all(name in NAMES and isinstance(cache, Cache) for name, cache in caches.items()):
+    if len(caches) > 1 or not all(name in CACHE_NAMES and isinstance(cache, Cache) for name, cache in caches.items()):
         cache_names = " and ".join(caches)
-        raise UserError(f"{cache_names}: give one cache of transformers, such as a DynamicCache, as {FIELD}")
+        raise UserError(f"{cache_names}: give one cache of transformers, such as a DynamicCache, as {CACHE_FIELD}")
     return next(iter(caches.values()), None)
 
 
@@ -57,15 +57,15 @@ def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
     return padding
 
 
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""Arguments that give the boundaries of texts packed into one row."""
-UNPACK = "give each text its own row, padded on the left, with an attention_mask"
+PACKING_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""Arguments with the boundaries of texts that are packed into one row."""
+UNPACK_REMEDY = "give each text its own row, padded on the left, with an attention_mask"
 
 
 def check_positions(
     position_ids: Int[Tensor, "#batch time"], real: Bool[Tensor, "batch time"], first: list[int] | None = None
 ) -> None:
-    """Raise ArgumentError if the real tokens of a row do not have consecutive positions.
+    """Raise ArgumentError if the tokens of a row, without padding (`real`), do not have consecutive positions.
 
     Positions that restart within a row mean that several texts are packed into the row. `first` is the required
     position of the first column of each row; None allows any position.
@@ -78,7 +78,7 @@ def check_positions(
         expected = torch.tensor(first, device=real.device)[:, None]
     if ((shifts != expected) & real).any():
         fault = "not consecutive within a row" if first is None else "inconsistent with the cache and attention_mask"
-        raise ArgumentError(f"position_ids: {fault}; {UNPACK}")
+        raise ArgumentError(f"position_ids: {fault}; {UNPACK_REMEDY}")
 
 
 class RowPositions(PositionEncoding):
@@ -109,7 +109,7 @@ class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
     """The config of a decoder: the complete `spec`, and its sizes under the names that transformers uses."""
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = list(NAMES)
+    keys_to_ignore_at_inference = list(CACHE_NAMES)
 
     def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
         """Build the config from the plain spec of a `Decoder`; sizes in `others` are overridden."""
@@ -154,12 +154,12 @@ class CacheAttend:
 class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A `DecoderModel` with the interface of a transformers model.
 
-    Names of weights have the prefix `decoder.`. A tied head is the embedding itself and is saved once. Batches may be
-    padded on the left, as `generate` requires, or on the right.
+    Names of weights have the prefix `decoder.`. A tied head is the embedding and is saved once. Batches may be padded
+    on the left, as `generate` requires, or on the right.
     """
 
     IGNORED = ("token_type_ids", "mm_token_type_ids", "cache_position", "num_items_in_batch")
-    """Arguments that transformers passes and that do not change the logits."""
+    """Arguments that transformers passes and that have no effect on the logits."""
 
     config_class = FormerlabConfig
     _supports_sdpa = True
@@ -200,15 +200,15 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the next-token logits (batch, time, vocabulary), the cache, and with `labels` the mean loss in nats.
 
-        `cache` and `past_key_values` are two names of the same argument. Positions follow from the cache and the mask.
-        With `output_hidden_states`, the output includes the input of each block (the first is the embedded tokens) and
-        the output of the final norm, each (batch, time, width). Raises UserError for an unsupported cache, for
-        `position_ids` that differ from the cache and mask (packed texts), and for unsupported arguments.
+        `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask. With
+        `output_hidden_states`, the output includes the input of each block (the first is the embedded tokens) and the
+        output of the final norm, each (batch, time, width). Raises UserError for an unsupported cache, for
+        `position_ids` that contradict the cache and the mask (packed texts), and for unsupported arguments.
         """
         cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
-        self._refuse(others, with_loss=labels is not None)
+        self._check_arguments(others, with_loss=labels is not None)
         if isinstance(cache, StaticCache):
-            raise UserError(f"{FIELD}: this model does not support a StaticCache; give a DynamicCache")
+            raise UserError(f"{CACHE_FIELD}: this model does not support a StaticCache; give a DynamicCache")
         use_cache = not self.training if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = DynamicCache()
@@ -243,16 +243,17 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
         logits = logits[:, -count:] if isinstance(logits_to_keep, int) else logits[:, logits_to_keep]
         states = None if hidden is None else tuple(hidden)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=states, **{FIELD: cache})
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=states, **{CACHE_FIELD: cache})
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
-    def _refuse(self, others: dict[str, Any], with_loss: bool) -> None:
+    def _check_arguments(self, others: dict[str, Any], with_loss: bool) -> None:
         """Raise ArgumentError for an unsupported argument; some arguments are supported only with a loss."""
         attentions = others.get("output_attentions", self.config.output_attentions)
         for name, value in (others | {"output_attentions": attentions}).items():
-            if name in PACKED and value is not None:
-                raise ArgumentError(f"{name}: this model does not support packed texts; {UNPACK}")
-            supported = name in (*NAMES, *self.IGNORED) or (with_loss and name in ("shift_labels", "ignore_index"))
+            if name in PACKING_ARGUMENTS and value is not None:
+                raise ArgumentError(f"{name}: this model does not support packed texts; {UNPACK_REMEDY}")
+            loss_argument = with_loss and name in ("shift_labels", "ignore_index")
+            supported = loss_argument or name in (*CACHE_NAMES, *self.IGNORED)
             if not (supported or value is None or value is False):
                 raise ArgumentError(f"{name}: this model does not support it; leave it out")
 

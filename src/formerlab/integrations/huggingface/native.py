@@ -25,8 +25,8 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
         return None
-    others = {name: field.default for name, field in Decoder.model_fields.items() if name not in SUPPORTED}
-    if any(getattr(spec, name) != default for name, default in others.items()):
+    unsupported = {name: field.default for name, field in Decoder.model_fields.items() if name not in SUPPORTED}
+    if any(getattr(spec, name) != default for name, default in unsupported.items()):
         return None
     if not isinstance(rotary, Rotary) or type(spec.norm) is not type(norm) or spec.norm.eps != norm.eps:
         return None
@@ -44,22 +44,22 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
         "dtype": model.embedding.dtype,
         "rope_parameters": rope,
     }
-    kind: Any
+    model_class: Any
     if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == d_head and d_head % 2 == 0:
         options: dict[str, Any] = {
             "num_key_value_heads": spec.key_heads or spec.heads,
             "rms_norm_eps": norm.eps,
             "mlp_bias": mlp.bias,
         }
-        kind, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **options), dict(_llama(model))
+        model_class, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **options), dict(_llama(model))
     elif isinstance(norm, LayerNorm) and mlp.activation != "swiglu" and rotated % 2 == 0 and spec.key_heads is None:
         rope["partial_rotary_factor"] = rotary.fraction
         options = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
-        kind, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **options), dict(_neox(model))
+        model_class, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **options), dict(_neox(model))
     else:
         return None
     with torch.device("meta"):
-        converted: PreTrainedModel = kind(config)
+        converted: PreTrainedModel = model_class(config)
     detached = {name: weight.detach() for name, weight in weights.items()}
     keys = converted.load_state_dict(detached, strict=False, assign=True)
     if model.head is not None:  # the name of the head differs between releases of transformers
@@ -71,7 +71,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
 
 
 def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gain and bias of a norm times `factor`; a missing gain is ones and a missing bias zeros."""
+    """Yield the gain and bias of a norm times `factor`; a norm without them has a gain of ones and a bias of zeros."""
     like = next(iter(layer.parameters()), torch.empty(layer.width))
     yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
     if layer.centred:
@@ -100,7 +100,7 @@ def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
 
 
 def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
-    """Reorder the rows of a query or key projection from interleaved pairs to halves, as native layouts expect."""
+    """Reorder the rows of a query or key projection from interleaved pairs to halves, which native layouts expect."""
     assert isinstance(model.position, RotaryEncoding)
     if not model.position.interleaved:
         return value

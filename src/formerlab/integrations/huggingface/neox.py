@@ -1,4 +1,4 @@
-"""Load released Tokenformer checkpoints as a `Decoder`, from the layout of the official code, a fork of GPT-NeoX.
+"""Load released Tokenformer checkpoints as a `Decoder`. The official code is a fork of GPT-NeoX.
 
 The model is a sequence of modules: 0 is the embedding, 2 to L + 1 are the blocks, L + 3 is the final norm, and L + 4 is
 an untied head (1 and L + 2 have no weights). A block is five Pattention layers with `key_param_tokens` and
@@ -55,12 +55,12 @@ def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in read_yaml(Path(), str(files[0])).items()}
 
 
-HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
+RELEASED_HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
 """Attention heads by (layers, width) of the released sizes, 150M to 1.5B (arXiv:2410.23168, Table 9)."""
 SCORES: dict[str, ScoreName] = {"l2_norm_gelu": "l2_gelu", "gelu_l2_norm": "gelu_l2", "softmax": "exp_l1"}
-RELEASED = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "final_norm": "layernorm"}
-"""Settings that all released sizes share, for a folder without a .yml file."""
-REQUIRED = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
+RELEASED_SETTINGS = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "final_norm": "layernorm"}
+"""Settings of all released sizes, used for a folder without a .yml file."""
+REQUIRED_SETTINGS = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
 """Settings with only one supported value."""
 PROJECTIONS = {
     "query": "attention.query",
@@ -68,18 +68,19 @@ PROJECTIONS = {
     "value": "attention.value",
     "proj": "attention.output",
 }
-COMPUTED = re.compile(r"sequential\.\d+\.attention\.rotary_emb\.inv_freq")
-"""Tensors that some versions save although they can be computed from the settings."""
+COMPUTED_TENSORS = re.compile(r"sequential\.\d+\.attention\.rotary_emb\.inv_freq")
+"""Tensors that some versions save; the model computes them from the settings, so they are ignored."""
 
 
 def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     """Load a checkpoint in the layout of the official code as a float32 model in evaluation mode.
 
-    Sizes follow from the tensors. The number of heads, the position encoding and the norms come from the official
-    code's .yml file (`config`, or the .yml file in the folder), or without a file from the released sizes. Raises
-    UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
+    The shapes of the tensors determine the sizes. The number of heads, the position encoding and the norms come from
+    the .yml file of the official code (`config`, or the .yml file in the folder). Without a file, they are those of the
+    released size. Raises UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
     """
-    weights = {name: tensor for name, tensor in read_weights(folder / FILE).items() if not COMPUTED.fullmatch(name)}
+    tensors = read_weights(folder / FILE)
+    weights = {name: tensor for name, tensor in tensors.items() if not COMPUTED_TENSORS.fullmatch(name)}
     spec = released_spec(weights, read_settings(folder, config), folder)
     model = DecoderModel(spec)
     state = model.state_dict()
@@ -113,13 +114,13 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
     layers = max(blocks) - 1
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
     tokens, hidden = (len(weights[f"sequential.2.{layer}.key_param_tokens"]) for layer in ("attention.query", "mlp"))
-    heads = HEADS.get((layers, width)) if tokens == width else None
-    options = settings or RELEASED | {"num_attention_heads": heads}
+    heads = RELEASED_HEADS.get((layers, width)) if tokens == width else None
+    options = settings or RELEASED_SETTINGS | {"num_attention_heads": heads}
     if options.get("num_attention_heads") is None:
         size = f"{layers} layers of width {width} with {tokens} tokens"
         raise UserError(f"{folder}: {size} is not a released size of Table 9; give its .yml file with --config")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
-    for key, value in (REQUIRED | sizes | {"proj_slot_num": tokens}).items():
+    for key, value in (REQUIRED_SETTINGS | sizes | {"proj_slot_num": tokens}).items():
         if options.get(key, value) != value:
             raise UserError(f"{folder}: {key} is {options[key]!r} in the settings, but only {value!r} is supported")
     norm = {"eps": options.get("layernorm_epsilon", 1e-5)}

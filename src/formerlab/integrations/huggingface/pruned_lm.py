@@ -28,7 +28,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
 
     The harness handles prompts, batches (padded on the left), stop strings, `max_gen_toks` and the chat template.
     `model` and `tokenizer` are transformers objects. `context` is the model's context in tokens, by default from its
-    config; a longer prompt is refused, whereas the harness would truncate it. `progress` counts answers.
+    config. A longer prompt raises UserError; HFLM truncates it. `progress` counts answers.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             raise UserError("until: an empty stop string would empty every answer; remove it")
         limit = self.max_gen_toks if limit is None else int(limit)
         if not 0 < limit < self.max_length:
-            raise UserError(f"max_gen_toks: {limit} leave no room for a prompt in the context of {self.max_length}")
+            raise UserError(
+                f"max_gen_toks: {limit} leaves no room for a prompt in the context of {self.max_length}; lower it"
+            )
         if (length := len(self.tok_encode(prompt))) + limit > self.max_length:
             raise UserError(
                 f"a prompt of {length} tokens and max_gen_toks={limit} exceed the context of {self.max_length} tokens; "
@@ -79,8 +81,10 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             raise UserError(f"budget {self.budget}: less than one key for a prompt of {length} tokens; raise it")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        """Raise UserError for tasks that are scored by log-probabilities."""
-        raise UserError("only generative tasks run here; score log-probabilities in the stage prune or zeroshot")
+        """Raise UserError, because these methods score tasks by log-probabilities."""
+        raise UserError(
+            "PrunedLM supports only generative tasks; score log-probabilities with the stage prune or zeroshot"
+        )
 
     loglikelihood = loglikelihood_rolling = _refuse
 

@@ -18,8 +18,8 @@ from formerlab.cache.policies.policy import OneShot, Policy, check_configuration
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, current_attend
 from formerlab.integrations.huggingface.modeling import (
-    FIELD,
-    NAMES,
+    CACHE_FIELD,
+    CACHE_NAMES,
     FormerlabForCausalLM,
     check_positions,
     count_padding,
@@ -33,8 +33,8 @@ from formerlab.tasks.scoring import evaluating
 class PolicyCache(Cache):  # type: ignore[misc]
     """A pruned cache with the interface of a transformers cache and of an `attend`.
 
-    Models and `generate` treat it as their cache. The layers call it as an `attend`, which stores the keys and values.
-    Its length includes padding and evicted tokens, so that tokens keep their positions in the text.
+    Models and `generate` use it as their cache. The layers call it as an `attend`, which stores the keys and values.
+    Its length includes padding and evicted tokens, so tokens keep their positions in the text.
     """
 
     def __init__(
@@ -43,20 +43,23 @@ class PolicyCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         budget = check_configuration(policy, budget, stepwise=False)  # raises UserError for an invalid budget
         self.policy, self.budget, self.position, self.context = policy, budget, position, context
-        self._rows: list[tuple[Int[Tensor, " some"], int, PrunedCache | CompressedCache | KVCache]] = []
+        self._row_groups: list[tuple[Int[Tensor, " some"], int, PrunedCache | CompressedCache | KVCache]] = []
         """Groups of rows with equal padding: (row indices, padding tokens per row, cache of the group)."""
         self._padding: list[int] = []
         self._columns: dict[int, int] = {}
-        self._new()  # raises UserError for a policy that cannot run in a cache
+        self._empty_cache()  # raises UserError for a policy that cannot run in a cache
 
-    def in_place_of(self, cache: Cache | None) -> "PolicyCache":
-        """Turn the caller's empty cache into this cache in place, so that the caller's variable refers to it."""
+    def replace(self, cache: Cache | None) -> "PolicyCache":
+        """Turn the caller's empty cache into this cache, so that the caller's variable refers to the pruned cache.
+
+        Returns the converted cache, or this cache if `cache` is None.
+        """
         if cache is None:
             return self
         cache.__class__, cache.__dict__ = PolicyCache, self.__dict__
         return cast(PolicyCache, cache)
 
-    def _new(self) -> PrunedCache | CompressedCache | KVCache:
+    def _empty_cache(self) -> PrunedCache | CompressedCache | KVCache:
         """Return an empty cache for the policy."""
         if isinstance(self.policy, Full):
             return KVCache()
@@ -64,7 +67,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return kind(self.policy, self.budget, self.position)
 
     def prepare(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
-        """Prepare for new tokens (batch, time); raise UserError if the cache cannot continue with them."""
+        """Prepare for new tokens (batch, time). Raises UserError if the cache cannot continue with these tokens."""
         filled, new = self.get_seq_length() > 0, tokens.shape[1]
         columns = self.get_seq_length() + new
         if isinstance(mask, dict):  # `generate` makes one mask per layer type for a StaticCache
@@ -74,20 +77,20 @@ class PolicyCache(Cache):  # type: ignore[misc]
             padding = _padding(mask, columns, padding if filled and new == 1 else None)
         if self.context is not None and columns - min(padding) > self.context:
             raise UserError(f"{columns - min(padding)} tokens exceed the context of {self.context} given to prune")
-        _refuse_packed(position_ids, new, [count - columns + new for count in padding])
+        _check_not_packed(position_ids, new, [count - columns + new for count in padding])
         unpruned = isinstance(self.policy, Full) or self.budget == 1.0
-        is_ratio = isinstance(self.budget, float) and not unpruned
+        is_fraction = isinstance(self.budget, float) and not unpruned
         if filled and padding != self._padding:
             raise UserError("attention_mask: padding differs from the first call of this cache")
-        if filled and new > 1 and not unpruned and (is_ratio or isinstance(self.policy.scorer, OneShot)):
+        if filled and new > 1 and not unpruned and (is_fraction or isinstance(self.policy.scorer, OneShot)):
             raise UserError(
                 f"{new} tokens after the first call: {self.policy!r} with budget={self.budget} needs the whole prompt "
-                "in one call; for a prompt in pieces, use a stepwise policy and a budget in keys"
+                "in one call; to read a prompt in several calls, use a stepwise policy and a budget in keys"
             )
         if not filled:
-            if is_ratio and columns - max(padding) == 1:
+            if is_fraction and columns - max(padding) == 1:
                 raise UserError(
-                    f"budget {self.budget}: a ratio needs a prompt of at least two tokens; give a count of keys"
+                    f"budget {self.budget}: a fraction needs a prompt of at least two tokens; give a count of keys"
                 )
             self._begin(padding, tokens.device)
 
@@ -96,16 +99,19 @@ class PolicyCache(Cache):  # type: ignore[misc]
         self._padding = padding
         for count in sorted(set(padding)):
             rows = torch.tensor([row for row, width in enumerate(padding) if width == count], device=device)
-            self._rows.append((rows, count, self._new()))
+            self._row_groups.append((rows, count, self._empty_cache()))
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Add the new keys and values of a layer without padding; return the attention output of each query."""
+        """Store the new keys and values of a layer without padding; return the attention output of each query.
+
+        q is (batch, heads, time, d_head); k and v are (batch, key-value heads, time, channels).
+        """
         length = self._columns.get(layer, 0)
         self._columns[layer] = length + q.shape[2]
-        if len(self._rows) == 1 and (length or not self._padding[0]):
-            return self._rows[0][2](layer, q, k, v)
+        if len(self._row_groups) == 1 and (length or not self._padding[0]):
+            return self._row_groups[0][2](layer, q, k, v)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
-        for rows, padding, cache in self._rows:
+        for rows, padding, cache in self._row_groups:
             first = 0 if length else padding
             out[rows, :, first:] = cache(layer, *(x[rows, :, first:] for x in (q, k, v)))
         return out
@@ -117,7 +123,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         """
         del layer, others, more
         if current_attend() is not self:
-            raise UserError(f"{FIELD}: this cache belongs to formerlab.prune; use it inside the prune block")
+            raise UserError(f"{CACHE_FIELD}: this cache belongs to formerlab.prune; use it inside the prune block")
         return keys, values
 
     def __len__(self) -> int:
@@ -134,10 +140,10 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
     def reorder_cache(self, beam_idx: Int[Tensor, " batch"]) -> None:
         """Replace row i by row `beam_idx[i]`; raise UserError if their padding differs."""
-        if len(self._rows) == 1:
-            self._rows[0][2].reorder(beam_idx)
+        if len(self._row_groups) == 1:
+            self._row_groups[0][2].reorder(beam_idx)
             return
-        for rows, _, cache in self._rows:
+        for rows, _, cache in self._row_groups:
             index_of = {row: index for index, row in enumerate(rows.tolist())}
             chosen = beam_idx[rows].tolist()
             if not index_of.keys() >= set(chosen):
@@ -155,17 +161,18 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Empty the cache."""
-        self._rows, self._padding, self._columns = [], [], {}
+        self._row_groups, self._padding, self._columns = [], [], {}
 
     def bytes(self) -> int:
         """Return the bytes of the retained keys and values."""
-        return sum(cache.bytes() for _, _, cache in self._rows)
+        return sum(cache.bytes() for _, _, cache in self._row_groups)
 
 
-def _refuse_packed(position_ids: Tensor | None, new: int, padding: list[int]) -> None:
+def _check_not_packed(position_ids: Tensor | None, new: int, padding: list[int]) -> None:
     """Raise UserError if several texts are packed into the new tokens of a row, after its padding.
 
-    Positions with several axes (images) are not checked; of four axes, the first one is the text position.
+    Positions of shape (3, batch, time), for images, are not checked. Of shape (4, batch, time), the first is the
+    position in the text.
     """
     if position_ids is not None and position_ids.ndim == 3 and len(position_ids) == 4:
         position_ids = position_ids[0]
@@ -177,8 +184,8 @@ def _refuse_packed(position_ids: Tensor | None, new: int, padding: list[int]) ->
 def _padding(mask: Tensor, columns: int, previous: list[int] | None) -> list[int]:
     """Return the number of padding tokens on the left of each row.
 
-    `previous` is returned if given, because counting padding synchronises with the GPU. Raises UserError for a mask of
-    another shape and for padding on the right.
+    If `previous` is given, it is returned, because counting padding synchronises with the GPU. Raises UserError for a
+    mask of another shape and for padding on the right.
     """
     if mask.ndim != 2 or mask.shape[1] != columns:
         raise UserError(
@@ -203,7 +210,7 @@ REMEDIES = {
         "prune the wrapped model, model.module",
     ),
 }
-"""Instructions for pruning a wrapped model, by class name of the wrapper."""
+"""How to prune the model inside a wrapper, by class name of the wrapper."""
 
 
 @contextmanager
@@ -214,13 +221,13 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
     stepwise policy prunes the prompt while it is read and continues during generation (`PrunedCache`). A one-shot
     policy (SnapKV, ExpectedAttention) compresses the prompt and retains all later tokens (`CompressedCache`).
 
-    `budget` is a count of keys per key head (int), or a fraction of each row's prompt without padding (float); the
-    count that follows from a fraction stays constant during generation. `use_cache=False` treats every call as a new
-    prompt. `context` is the longest text in tokens; models with sliding-window layers need it. Gradients and dropout
-    are disabled in the block; the model is restored afterwards.
+    `budget` is a count of keys per key-value head (int), or a fraction of each row's prompt without padding (float). A
+    fraction gives a count that stays constant during generation. `use_cache=False` treats every call as a new prompt.
+    `context` is the longest text in tokens; models with sliding-window layers need it. Gradients and dropout are
+    disabled in the block. The model is restored after the block.
 
-    Raises UserError for a model that cannot be pruned (it is tested at the start of the block, see `CausalLM`), a
-    policy that cannot run in a cache, an invalid budget, and unsupported calls.
+    Raises UserError for a model that cannot be pruned (`CausalLM` tests the model at the start of the block), a policy
+    that cannot run in a cache, an invalid budget, and unsupported calls.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate() or model.config.is_encoder_decoder:
         remedies = [REMEDIES[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in REMEDIES]
@@ -229,8 +236,8 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
     if hasattr(model.forward, "is_pruned"):
         raise UserError(f"this {type(model).__name__} is pruned already; leave its prune block first")
     sub_configs = (getattr(model.config, key) for key in model.config.sub_configs)
-    existing = [config for config in (model.config, *sub_configs) if config is not None]
-    configs = [(config, config._attn_implementation_internal) for config in existing]
+    all_configs = [config for config in (model.config, *sub_configs) if config is not None]
+    configs = [(config, config._attn_implementation_internal) for config in all_configs]
     forward = model.__dict__.get("forward")
     with evaluating(model, nullcontext):
         try:
@@ -241,8 +248,8 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
             layers = model.config.get_text_config(decoder=True).num_hidden_layers
             if isinstance(policy, Pyramid) and policy.layers != layers:
                 raise UserError(f"{policy!r}: the model has {layers} layers; give layers={layers}")
-            new = functools.partial(PolicyCache, policy, budget, position, context)
-            model.forward = _pruned(model, new)
+            make_cache = functools.partial(PolicyCache, policy, budget, position, context)
+            model.forward = _pruned(model, make_cache)
             yield
         finally:
             model.__dict__.pop("forward", None)
@@ -252,11 +259,11 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
                 config._attn_implementation_internal = implementation
 
 
-def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
+def _pruned(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., Any]:
     """Return a forward function for the model that replaces an empty or missing cache by a pruned cache."""
-    forward, reference = model.forward, new()  # raises UserError for an invalid policy or budget
+    forward, reference = model.forward, make_cache()  # raises UserError for an invalid policy or budget
     signature = inspect.signature(forward)
-    name = next((name for name in NAMES if name in signature.parameters), None)
+    name = next((name for name in CACHE_NAMES if name in signature.parameters), None)
     if name is None:
         raise UserError(f"{type(model).__name__}: its forward pass does not accept a KV cache")
     keyword = next((field.name for field in signature.parameters.values() if field.kind is field.VAR_KEYWORD), "")
@@ -268,9 +275,9 @@ def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
         if arguments.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise UserError("output_attentions: a pruned cache returns no attention; request it outside the block")
         cache, pass_cache = take_cache(arguments), arguments.get("use_cache") is not False
-        _refuse_other(cache, reference)
+        _check_cache(cache, reference)
         if not isinstance(cache, PolicyCache):
-            pass_cache, cache = pass_cache or cache is not None, new().in_place_of(cache)
+            pass_cache, cache = pass_cache or cache is not None, make_cache().replace(cache)
         tokens = arguments.get("input_ids")
         tokens = arguments.get("inputs_embeds") if tokens is None else tokens
         if tokens is not None:
@@ -284,11 +291,11 @@ def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
     return pruned
 
 
-def _refuse_other(cache: Any, reference: PolicyCache) -> None:
-    """Raise UserError for a cache that was filled without pruning, or with another policy or budget."""
+def _check_cache(cache: Any, reference: PolicyCache) -> None:
+    """Raise UserError if `cache` was filled without pruning, or with another policy or budget than `reference`."""
     if isinstance(cache, PolicyCache):
         if (cache.policy, cache.budget) != (reference.policy, reference.budget):
             used = f"{cache.policy!r} and budget {cache.budget}"
-            raise UserError(f"{FIELD}: this cache was filled with {used}; give an empty cache")
+            raise UserError(f"{CACHE_FIELD}: this cache was filled with {used}; give an empty cache")
     elif cache is not None and cache.get_seq_length() > 0:
-        raise UserError(f"{FIELD}: this cache was filled without pruning; give an empty cache")
+        raise UserError(f"{CACHE_FIELD}: this cache was filled without pruning; give an empty cache")

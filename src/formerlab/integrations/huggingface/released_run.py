@@ -1,4 +1,4 @@
-"""The stage `load`: read a released model instead of training one, and write the files that later stages read."""
+"""The stage `load`: read a released model and write the files that other models get from the stage `train`."""
 
 import json
 import time
@@ -26,9 +26,9 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.record import base_record
 
 BATCH_TOKENS = 2048
-"""Tokens of one forward pass over windows, limited by the memory of the logits for large vocabularies."""
+"""Number of tokens in one forward pass; the logits of a large vocabulary limit it."""
 HASHES = ".weights.json"
-"""File beside run.json with cached hashes of the model's files, valid while the files are not touched."""
+"""File beside run.json with the hashes of the model's files, valid until a file is modified."""
 
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
@@ -73,7 +73,8 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
 def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
     """Load the model of a run in evaluation mode, with the interface of `DecoderModel`.
 
-    Raises UserError for a model that cannot be loaded or pruned, and for a formerlab model.
+    Raises UserError for a model that cannot be loaded or that does not support cache policies, and for a formerlab
+    model.
     """
     loaded = load_any(run.model.source, device=device)
     if not isinstance(loaded.model, CausalLM):

@@ -17,19 +17,19 @@ class AttentionResiduals(DepthSpec):
     (arXiv:2603.15031, eq. 1-6).
 
     l counts sub-layers (attention and feed-forward are one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) is
-    the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l is the input of
-    sub-layer l in place of the residual stream; one more h is the input of the final norm. block_size S = 1 is Full
+    the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l replaces the
+    residual stream as the input of sub-layer l; the last h is the input of the final norm. block_size S = 1 is Full
     AttnRes. S > 1 is Block AttnRes: S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums
     of earlier blocks and the partial sum of the current block.
 
-    We implement the paper's variant with one query per sub-layer, without heads, that does not depend on the input.
-    Difference from the paper: the norm of the keys has no learned gain, which would only rescale w. The queries start
-    at zero, as in the paper, so a fresh model averages its sources uniformly and differs from the plain Transformer.
+    We implement the paper's variant with one static query per sub-layer and a single head. Difference from the paper:
+    the norm of the keys has no learned gain, which would only rescale w. The queries start at zero, as in the paper, so
+    a fresh model averages its sources uniformly and differs from the plain Transformer.
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
     block_size: Layers = 1
-    """S: sub-layers per source; 1 is Full AttnRes, and the paper's ablation of Block AttnRes uses 4."""
+    """S: number of sub-layers per source. 1 is Full AttnRes; the paper's ablation of Block AttnRes uses 4."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
@@ -52,7 +52,7 @@ def stacked_attention(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], quer
 
 
 Sources = dict[int, tuple[Tensor, Tensor]]
-"""The history: for each sub-layer, the partial sum of its block, and the normalised partial sum.
+"""The history: (partial sum of the block, normalised partial sum) by sub-layer index.
 
 Entries are set by index, so that activation checkpointing can recompute a block.
 """
@@ -77,8 +77,8 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
     def add(self, index: int, x: Stream, update: Stream, history: Sources) -> Stream:
         """Store the update and return the input of the next sub-layer."""
         check_index("sub-layer", index, len(self.queries))
-        first = (index - 1) % self.spec.block_size == 0
-        value = update if first else history[index - 1][0] + update
+        starts_block = (index - 1) % self.spec.block_size == 0
+        value = update if starts_block else history[index - 1][0] + update
         history[index] = (value, self._key(value))
         values, keys = zip(*(history[i] for i in self.spec.sources(index)), strict=True)
         query = self.queries[index - 1].to(keys[0].dtype)

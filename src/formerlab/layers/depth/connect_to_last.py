@@ -11,8 +11,8 @@ class ConnectToLast(Averages):
     """Y_d = sum over j = 0 .. d of alpha_j X_j for the last block d, Y_i = X_i for the others (arXiv:2402.02622, Table
     4: Connect-to-Last).
 
-    In the official code the weights of all outputs except the last start at 1e-4, so a fresh model is close to the
-    plain Transformer but not equal to it. others = 0 starts at the identity, as in DenseFormer.
+    In the official code, the weights of all outputs except the last start at 1e-4, so a fresh model is close to the
+    plain Transformer. With others = 0, a fresh model equals the plain Transformer, as in DenseFormer.
     """
 
     kind: Literal["connect_to_last"] = "connect_to_last"

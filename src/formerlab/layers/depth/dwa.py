@@ -62,10 +62,10 @@ class DepthWeightedAverage(Dilated):
 
 
 class DepthWeightedAverageLayer(Mixer, of=Averages):
-    """The module of all `Averages`. Outputs of blocks are stored by reference, never copied.
+    """The module of all `Averages`. The history has references to the outputs of blocks, without copies.
 
-    There are two implementations of the formula: the loop below, which torch.compile can trace and which supports
-    second derivatives, and the faster one in `fused_dwa.py`. Sums are at least float32; the result has the dtype of x.
+    The formula has two implementations. torch.compile can trace the loop below, which supports second derivatives;
+    `fused_dwa.py` is faster. Sums have at least float32 precision, and the result has the dtype of x.
     """
 
     fused: bool = True
@@ -84,14 +84,14 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
             alpha.fill_(self.start[0])
             alpha[-1] = self.start[1]
 
-    def row(self, destination: int) -> Tensor:
+    def mixing_weights(self, destination: int) -> Tensor:
         """Return the mixing weights of Y_destination, one per source."""
         alpha: Tensor = self.alphas[str(destination)]
         return alpha
 
     def begin(self, x: Stream) -> "tuple[Stream, FusedHistory | list[Stream]]":
         if self.fused and self.layout.table and not (torch.compiler.is_compiling() or func_transform_active()):
-            return x, FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
+            return x, FusedHistory(self.layout, torch.cat([self.mixing_weights(i) for i in self.layout.table]), x)
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
@@ -102,9 +102,9 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         if index not in self.layout.table:
             return x
         compute_dtype = torch.promote_types(x.dtype, torch.float32)
-        row = self.row(index).to(compute_dtype)
-        mixed = row[-1] * x.to(compute_dtype)
-        for weight, j in zip(row[:-1], self.layout.table[index][:-1], strict=True):
+        weights = self.mixing_weights(index).to(compute_dtype)
+        mixed = weights[-1] * x.to(compute_dtype)
+        for weight, j in zip(weights[:-1], self.layout.table[index][:-1], strict=True):
             mixed = mixed + weight * history[j].to(compute_dtype)
         return mixed.to(x.dtype)
 
@@ -113,5 +113,5 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         return [
             (i, j, alpha)
             for i, js in self.layout.table.items()
-            for j, alpha in zip(js, self.row(i).tolist(), strict=True)
+            for j, alpha in zip(js, self.mixing_weights(i).tolist(), strict=True)
         ]

@@ -1,14 +1,14 @@
 """Fast implementation of averages over depth: one autograd node per block, and one pass over its gradients.
 
-Y_i = sum over j in S_i of alpha_ij X_j. If this is written as a loop, autograd accumulates dX_j destination by
-destination and materialises a full-size product for every alpha. Here every X_j has one node in the graph. The backward
-pass of the node runs when all dY_q with q >= j are known, and computes in one pass over them
+Y_i = sum over j in S_i of alpha_ij X_j. For a loop, autograd accumulates dX_j destination by destination and
+materialises a full-size product for every alpha. Here every X_j has one node in the graph. The backward pass of this
+node runs when all dY_q with q >= j are computed. In one pass over them, it computes
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
 A chain of scalar signals enforces this order: each node takes the signal of the previous node as an input and returns a
-signal for the next node. Autograd therefore visits the nodes from the last to the first. X_0 is last, when the
-gradients of all weights are complete. Each node saves only its X_j.
+signal for the next node. Autograd therefore visits the nodes from the last to the first. The node of X_0 comes last,
+when the gradients of all weights are complete. Each node saves only its X_j.
 """
 
 import functools
@@ -26,18 +26,18 @@ from formerlab.layers.depth.identity import Stream
 Signal = Float[Tensor, ""]
 Flat = Float[Tensor, " weights"]
 LAUNCH_BOUND = 2**17
-"""Elements of a residual stream below which kernel launches dominate on a GPU, as in decoding."""
+"""For residual streams with fewer elements, as in decoding, kernel launches take most of the time on a GPU."""
 
 
 class Layout:
-    """Index of the mixing weights, which are stored flat, destination after destination."""
+    """Indices of the mixing weights, which are stored in one vector, destination after destination."""
 
     def __init__(self, table: dict[int, list[int]]) -> None:
         self.table = table
         self.offsets: dict[int, int] = {}
-        """Position of the first weight of each destination."""
+        """Index of the first weight of each destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
-        """Destinations that read each source, in ascending order, with the position of the weight."""
+        """For each source, (destination, index of the weight) of all destinations that read it, in ascending order."""
         self.size = 0
         for destination, sources in table.items():
             self.offsets[destination] = self.size
@@ -47,7 +47,7 @@ class Layout:
 
 
 class FusedHistory:
-    """The history of one forward pass: the outputs that later averages read."""
+    """The history of one forward pass: the block outputs that later averages read."""
 
     def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
         self.layout, self.backward = layout, BackwardState(layout, weights)
@@ -99,7 +99,7 @@ class BackwardState:
         self.gradients: dict[int, Tensor] = {}
         """dY_q of the destinations visited so far in this backward pass."""
         self.products: dict[int, Weight] = {}
-        """<dY_q, X_j>, by the position of the weight."""
+        """<dY_q, X_j>, by the index of the weight."""
 
     @functools.cached_property
     def weights(self) -> list[Weight]:
@@ -116,13 +116,13 @@ class BackwardState:
         direct = gradient if index not in self.layout.table else None
         if gradient is not None and direct is None:
             self.gradients[index] = gradient.contiguous()
-        readers = [(q, position) for q, position in self.layout.readers.get(index, []) if q in self.gradients]
+        readers = [(q, weight) for q, weight in self.layout.readers.get(index, []) if q in self.gradients]
         if not readers:
             return direct
         gradients = [self.gradients[q] for q, _ in readers]
-        weights = [self.weights[position] for _, position in readers]
+        weights = [self.weights[weight] for _, weight in readers]
         out, products = weighted_sum_and_products(gradients, weights, x, direct)
-        self.products.update(zip((position for _, position in readers), products, strict=False))
+        self.products.update(zip((weight for _, weight in readers), products, strict=False))
         for q, _ in readers:
             if self.layout.table[q][0] == index:  # no earlier source needs this gradient
                 del self.gradients[q]
@@ -132,7 +132,7 @@ class BackwardState:
         """Return the gradient of all weights at the end of a backward pass, or None if they are frozen."""
         if not self.needs_weight_gradient:
             return None
-        products = [self.products.get(position, 0.0) for position in range(self.layout.size)]
+        products = [self.products.get(weight, 0.0) for weight in range(self.layout.size)]
         self.products.clear()
         if self.flat.device.type == "cpu":
             return torch.tensor(products, dtype=self.flat.dtype)

@@ -16,15 +16,15 @@ Weights = tuple[
     Float[Tensor, "batch time streams streams"],
     Float[Tensor, "batch time streams 1"],
 ]
-"""A_m^T (reads the input of a sub-layer), A_r^T (carries the streams past it) and B^T (writes its output)."""
+"""A_m^T (combines the streams into the input of a sub-layer), A_r^T (mixes the streams) and B^T (adds the output)."""
 
 
 class HyperConnections(DepthSpec):
     """Base of the mixers with n residual streams instead of one (arXiv:2409.19606, eq. 2).
 
-    A sub-layer T maps the streams H (n x width) of a token to A_r^T H + B^T T(A_m^T H): A_m (n x 1) combines the input
-    of T, A_r (n x n) mixes the streams past it, and B (1 x n) distributes its output. The streams start as n copies of
-    the embedded tokens, and the final norm reads their sum (section 2.1).
+    A sub-layer T maps the streams H (n x width) of a token to A_r^T H + B^T T(A_m^T H). A_m (n x 1) combines the
+    streams into the input of T, A_r (n x n) mixes the streams, and B (1 x n) adds the output of T to the streams. The
+    streams start as n copies of the embedded tokens, and the final norm reads their sum (section 2.1).
     """
 
     streams: int = Field(default=4, ge=1, le=64)
@@ -68,7 +68,7 @@ class StaticHyperConnections(HyperConnections):
 
 
 History = dict[int, tuple[Streams, Weights]]
-"""For each sub-layer, its input streams and its weights.
+"""(input streams, weights) by sub-layer index.
 
 Entries are set by index, so that activation checkpointing can recompute a block.
 """
@@ -121,7 +121,7 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set eq. 14: sub-layer k reads stream k mod n, keeps every stream unchanged, and adds its output to all."""
+        """Set eq. 14: sub-layer k reads stream k mod n, A_r is the identity, and the output is added to all streams."""
         for index, table in enumerate(self.static, start=1):
             table.zero_()
             table[index % len(table), 0] = 1.0

@@ -15,7 +15,7 @@ History = Any
 def check_index(unit: str, index: int, count: int) -> None:
     """Raise ValueError unless 1 <= index <= count; `unit` is "sub-layer" or "block"."""
     if not 1 <= index <= count:
-        raise ValueError(f"{unit} {index} of {count}: {unit}s count from 1 to {count}")
+        raise ValueError(f"{unit} {index} of {count}: {unit}s are numbered from 1 to {count}")
 
 
 def append(index: int, x: Stream, history: list[Stream]) -> None:
@@ -88,7 +88,7 @@ class Mixer(nn.Module):
         return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in parameters)
 
     def reset_parameters(self) -> None:
-        """Set or draw the initial weights; the base class does nothing."""
+        """Set the initial weights; the base class has no weights."""
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay."""
@@ -101,16 +101,16 @@ class Mixer(nn.Module):
     def add(self, index: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return the residual stream after sub-layer `index`: by default x + update.
 
-        Sub-layers count from 1 to 2 x layers: the attention of block i is 2i - 1, its feed-forward 2i. x is the input
-        of the sub-layer before its norm and `update` the output of the sub-layer. Mixers whose result depends on
-        `index` raise ValueError if it is out of range.
+        Sub-layers are numbered from 1 to 2 x layers: the attention of block i is 2i - 1, and its feed-forward is 2i. x
+        is the input of the sub-layer before its norm, and `update` is its output. Raises ValueError for an index out of
+        range if the result depends on it.
         """
         return x + update
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
         """Return Y_index, the input of block index + 1, given the raw output X_index of block `index` (1 to layers).
 
-        Mixers whose result depends on `index` raise ValueError if it is out of range.
+        Raises ValueError for an index out of range if the result depends on it.
         """
         return x
 

@@ -9,16 +9,17 @@ from formerlab.spec import Layers
 class LastK(Averages):
     """Y_i = sum of alpha_ij X_j over the last K outputs j = i - K + 1 .. i (arXiv:2402.02622, Table 4: Last-K, K = 4).
 
-    The paper does not say how X_0, the embedded tokens, is counted: the table's label is "(+X_0)", but its sparsity of
-    84 % at 48 blocks fits other readings. `embedding` chooses one of three readings; all start at the identity.
+    The paper does not specify how X_0, the embedded tokens, is counted. The label in the table is "(+X_0)", but the
+    sparsity of 84 % at 48 blocks fits other interpretations. `embedding` chooses one of three interpretations. In all
+    of them, a fresh model equals the plain Transformer.
     """
 
     kind: Literal["last_k"] = "last_k"
     outputs: Layers = 4
     """K: number of outputs in the average."""
     embedding: Literal["always", "window", "never"] = "always"
-    """How X_0 enters. always: in addition to the last K blocks (234 weights at 48 blocks, sparsity 80.9 %). window:
-    like any other output, while it is among the last K (189, 84.6 %). never: not at all (186, 84.8 %)."""
+    """Whether an average includes X_0. always: in addition to the last K blocks (234 weights at 48 blocks, sparsity
+    80.9 %). window: if it is one of the last K outputs (189, 84.6 %). never: in no average (186, 84.8 %)."""
 
     def table(self, layers: int) -> dict[int, list[int]]:
         first = 0 if self.embedding == "window" else 1

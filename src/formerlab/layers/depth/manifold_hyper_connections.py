@@ -16,7 +16,7 @@ SCALE = 0.01
 START = 4.0
 """Initial b of weights that start near 1; weights near 0 start with -START. logistic(4) = 0.98 still has a gradient."""
 RES_DIAGONAL = {"identity": START, "mixing": 1.0}
-"""Initial b_res on the diagonal (negated elsewhere) for each value of `start`.
+"""Initial b_res on the diagonal for each value of `start`; the other elements have the negative value.
 
 With 4 streams the diagonal of H_res starts at 0.999 or 0.711. At 0.999 the gradient of b_res is smaller than Adam's
 eps, and H_res does not change.
@@ -43,13 +43,13 @@ class ManifoldHyperConnections(HyperConnections):
     iterations: Layers = 20
     """t_max: number of normalisations of columns and rows."""
     start: Literal["identity", "mixing"] = "identity"
-    """H_res of a fresh model: close to the identity, or far enough that b_res can learn (see `RES_DIAGONAL`)."""
+    """H_res of a fresh model: close to the identity, or mixed enough for b_res to be learned (see `RES_DIAGONAL`)."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Elements of H_pre, H_post and H_res per token."""
+        """Numbers of elements of H_pre, H_post and H_res per token."""
         return self.streams, self.streams, self.streams**2
 
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:

@@ -14,13 +14,14 @@ class RandomSparse(Averages):
     arXiv:2402.02622).
 
     With L blocks there are L (L + 1) / 2 connections from an earlier output to a block. A fraction `density` of them,
-    rounded, is drawn without replacement; a block without connections is not mixed. The pattern depends only on `seed`
-    and L, not on the seed of the run. DenseFormer 4x5 has 53 of 1176 connections at 48 blocks, a density of 0.045.
+    rounded, is sampled without replacement; a block without connections is not mixed. The pattern depends only on
+    `seed` and L, so it is equal for all seeds of a run. DenseFormer 4x5 has 53 of 1176 connections at 48 blocks, a
+    density of 0.045.
     """
 
     kind: Literal["random_sparse"] = "random_sparse"
     density: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
-    """Fraction of the connections to earlier outputs that exist."""
+    """Fraction of the possible connections to earlier outputs."""
     seed: Seed = 0
     """Seed of the pattern."""
 

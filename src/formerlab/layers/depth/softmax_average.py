@@ -12,9 +12,9 @@ class SoftmaxAverage(Dilated):
     """Y_i = sum over j in S_i of softmax(beta_i)_j X_j, S_i = {j <= i : i - j is a multiple of k}, if p divides i;
     otherwise Y_i = X_i (arXiv:2311.02265, the weights of ELC-BERT).
 
-    The weights are static as in DenseFormer, but form a convex combination, so a fresh model differs from the plain
-    Transformer. The logits start at 1 for the block's own output and at 0 for the others, as in the official code of
-    ELC-BERT, whose `zero` variant is own = 0. In ELC-BERT the average replaces the residual connection around
+    The weights are static, as in DenseFormer. They are positive and sum to one, so a fresh model differs from the plain
+    Transformer. As in the official code of ELC-BERT, the logits start at 1 for the block's own output and at 0 for
+    earlier outputs; its `zero` variant has own = 0. In ELC-BERT the average replaces the residual connection around
     attention; here the blocks keep their residual connections.
     """
 
@@ -31,6 +31,6 @@ class SoftmaxAverage(Dilated):
 class SoftmaxAverageLayer(DepthWeightedAverageLayer, of=SoftmaxAverage):
     """The module of `SoftmaxAverage`; its `alphas` are the logits beta."""
 
-    def row(self, destination: int) -> Tensor:
+    def mixing_weights(self, destination: int) -> Tensor:
         logits: Tensor = self.alphas[str(destination)]
         return logits.softmax(dim=0)

@@ -1,4 +1,4 @@
-"""Attention, norms and feed-forwards match their formulas; parameter tokens start with documented deviations."""
+"""Attention, norms and feed-forwards match their formulas; parameter tokens have the documented initial values."""
 
 import math
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 from fixtures.project import change
 
-from formerlab.commands.context import as_planned
+from formerlab.commands.context import planned_job
 from formerlab.errors import UserError
 from formerlab.plan import source_hashes
 from formerlab.plan.staleness import Staleness
@@ -24,7 +24,7 @@ def plan(finished_plan):
 def work(plan, stage="train", name=RUN, do=lambda: None):
     """Run a stage; return the error message if it is refused, otherwise None."""
     try:
-        with as_planned(plan, stage, name):
+        with planned_job(plan, stage, name):
             do()
     except UserError as refused:
         return str(refused)
@@ -43,7 +43,7 @@ def with_other_code(plan):
     return plan | {"train": train, "code": code, "sources": edited(plan["sources"], LOOP, OTHER)}
 
 
-def test_what_is_as_planned_works_and_says_where_its_results_are(plan, capsys):
+def test_a_stage_that_matches_the_plan_runs_and_prints_its_output_folder(plan, capsys):
     for stage in ("data", "train", "zeroshot", "exact"):
         for name in plan[stage]:
             assert work(plan, stage, name) is None
@@ -51,20 +51,20 @@ def test_what_is_as_planned_works_and_says_where_its_results_are(plan, capsys):
             assert capsys.readouterr().err.splitlines()[-1] == line
 
 
-def test_other_code_than_the_plan_s_is_refused_by_its_files(plan):
+def test_code_that_differs_from_the_plan_is_refused_with_its_files(plan):
     refused = f"train {RUN}: its code has changed since it was planned ({LOOP}); start snakemake again"
     assert work(with_other_code(plan)).startswith(refused)
     for file in (LOOP, OTHER):  # the files differ, but the hash of their syntax is the same
         assert work(plan | {"sources": edited(plan["sources"], file)}) is None
 
 
-def test_a_module_that_is_gone_is_refused(plan):
+def test_a_removed_module_is_refused(plan):
     code = {hash: [*modules, "formerlab.nothing"] for hash, modules in plan["code"].items()}
     sources = edited(plan["sources"], "nothing.py")
     assert "its code has changed since it was planned (nothing.py)" in work(plan | {"code": code, "sources": sources})
 
 
-def test_code_that_was_edited_while_it_was_imported_is_refused(plan, monkeypatch):
+def test_code_edited_during_its_import_is_refused(plan, monkeypatch):
     monkeypatch.setattr(source_hashes, "AT_START", edited(source_hashes.AT_START, LOOP))
     assert work(plan) == f"train {RUN}: {LOOP} was edited while the job started; start the job again"
 
@@ -76,12 +76,12 @@ def edit_later(monkeypatch):
     return lambda file: monkeypatch.setattr(source_hashes, "current", lambda: edited(now, file))
 
 
-def test_an_edit_after_the_import_changes_nothing(plan, edit_later):
+def test_an_edit_after_the_import_has_no_effect(plan, edit_later):
     assert work(plan, do=lambda: edit_later(LOOP)) is None
     assert work(plan, "zeroshot") is None
 
 
-def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, edit_later, monkeypatch):
+def test_results_of_code_edited_before_its_import_are_discarded(plan, edit_later, monkeypatch):
     name = "formerlab.training.loop"
     monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -102,14 +102,14 @@ def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, ed
         (("train", RUN), {"code_hash": "old"}, ("zeroshot", RUN), "code"),
     ],
 )
-def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why):
+def test_stale_inputs_are_refused(plan, changed, keys, job, why):
     change(plan, *changed, **keys)
-    (one, other), first = (" ".join(pair) for pair in (job, changed)), f"python -m formerlab {' '.join(changed)}"
-    remedy = f"start snakemake again, which makes a new plan, or run {first} first"
-    assert work(plan, *job) == f"{one}: {other} is stale (changed since: {why}); {remedy}"
+    name, input_name = (" ".join(pair) for pair in (job, changed))
+    remedy = f"start snakemake again, which makes a new plan, or run python -m formerlab {input_name} first"
+    assert work(plan, *job) == f"{name}: {input_name} is stale (changed since: {why}); {remedy}"
 
 
-def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
+def test_prepared_data_stay_if_their_text_is_not_mounted(plan):
     """The folder with the text is not mounted."""
     change(plan, "data", "text", code_hash="old")
     manifest = Staleness(plan).record("data", "text")
@@ -119,7 +119,7 @@ def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
     assert manifest.read_bytes() == before
 
 
-def test_a_product_that_is_stale_when_it_is_made_is_refused(plan):
+def test_an_output_that_is_stale_when_it_is_written_is_refused(plan):
     """The text is edited between the plan and the job."""
     refused = work(plan, "data", "text", lambda: change(plan, "data", "text", source_fingerprint="newer"))
     assert refused.startswith("data text: its result is already stale (changed since: text); start snakemake again")

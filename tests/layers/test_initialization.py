@@ -1,4 +1,4 @@
-"""Layers are initialised when they are built; models draw initial values from a seed and module names."""
+"""Layers are initialised when they are built; initial values of models depend on a seed and module names."""
 
 import subprocess
 import sys
@@ -32,10 +32,10 @@ def values(module):
 
 
 def assert_same(module, other):
-    ours, reference = values(module), values(other)
-    assert ours.keys() == reference.keys()
-    for name in ours:
-        assert torch.equal(ours[name], reference[name]), name
+    actual, expected = values(module), values(other)
+    assert actual.keys() == expected.keys()
+    for name in actual:
+        assert torch.equal(actual[name], expected[name]), name
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=label)
@@ -53,17 +53,17 @@ def test_a_model_on_the_meta_device_is_initialised_later(spec):
     assert all(value.isfinite().all() for value in values(model).values())
 
 
-def test_each_module_draws_from_its_seed_and_name():
+def test_initial_values_depend_on_seed_and_module_name():
     model = MODELS[1].build(seed=9)
     query = model.blocks[1].attention.query
-    drawn = {
+    weights_of = {
         "": [(model.embedding, 0.02)],
         "blocks.1.attention.query": [(query.keys, 8**-0.5), (query.values, 5**-0.5)],
     }
-    for name, weights in drawn.items():
-        stream = torch.Generator().manual_seed(mixed_seed(9, name))
+    for name, weights in weights_of.items():
+        generator = torch.Generator().manual_seed(mixed_seed(9, name))
         for weight, std in weights:
-            assert torch.equal(weight, torch.empty_like(weight).normal_(0.0, std, generator=stream))
+            assert torch.equal(weight, torch.empty_like(weight).normal_(0.0, std, generator=generator))
 
 
 def test_without_values_keeps_shapes_and_imports_no_compiler():

@@ -1,4 +1,4 @@
-"""A run continues the data where its ancestors ended; run.json lists the stretches that the chain read."""
+"""A run continues where its ancestors stopped reading; run.json lists the data usage of the chain."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from small_runs import MODEL, interrupted, small, trained
 from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import DataPosition
-from formerlab.training.record import readings
+from formerlab.training.record import data_usages
 
 DROPPING = MODEL.model_copy(update={"dropout": 0.1})
 
@@ -25,7 +25,7 @@ def other(data, tmp_path_factory):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def train_batches(monkeypatch):
     """Return a list that records every training batch with its dropout seed."""
     batches, loss = [], LanguageModeling.losses
 
@@ -38,7 +38,7 @@ def seen(monkeypatch):
     return batches
 
 
-def drawn(data, task, steps):
+def expected_windows(data, task, steps):
     """Return the windows of some steps of an uninterrupted run."""
     stream = load_stream(data, "train")
     return [task.train_batch(stream, 3, step).tolist() for step in steps]
@@ -48,31 +48,35 @@ def run(name, parent=None, **changes):
     return small(name=name, init=parent, **{"model": DROPPING, "steps": 4, **changes})
 
 
-def test_a_chain_of_runs_reads_the_data_of_one_long_run(data, tmp_path, seen):
+def test_a_chain_of_runs_reads_the_data_of_one_long_run(data, tmp_path, train_batches):
     """Continued and grown runs read the next windows, with new dropout seeds."""
     for name, parent in (("a", None), ("b", "a"), ("c", "b")):
         trained(run(name, parent), data, tmp_path / name, parent and tmp_path / parent)
-    assert [windows for windows, _ in seen] == drawn(data, run("a").task, range(12))
-    assert len({dropout for _, dropout in seen}) == 12
+    assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(12))
+    assert len({dropout for _, dropout in train_batches}) == 12
 
 
-def test_larger_batches_repeat_no_windows_of_the_ancestors(data, tmp_path, seen):
+def test_larger_batches_repeat_no_windows_of_the_ancestors(data, tmp_path, train_batches):
     trained(run("a"), data, tmp_path / "a")
     task = LanguageModeling(context=4, batch=8, valid_windows=6)
     trained(run("b", "a", task=task), data, tmp_path / "b", tmp_path / "a")
-    assert [windows for windows, _ in seen][4:] == drawn(data, task, range(4, 8))
+    assert [windows for windows, _ in train_batches][4:] == expected_windows(data, task, range(4, 8))
 
 
-def test_a_run_continues_the_first_data_set_after_a_stage_on_another(data, other, tmp_path, seen):
+def test_a_run_continues_the_first_data_set_after_a_run_on_a_second(data, other, tmp_path, train_batches):
     trained(run("a"), data, tmp_path / "a")
     trained(run("b", "a", data="other", steps=3), other, tmp_path / "b", tmp_path / "a")
     record = trained(run("c", "b", steps=2), data, tmp_path / "c", tmp_path / "b")
     task = run("a").task
-    expected = drawn(data, task, range(4)) + drawn(other, task, range(3)) + drawn(data, task, range(4, 6))
-    assert [windows for windows, _ in seen] == expected
-    assert len({dropout for _, dropout in seen}) == 9
-    first, second, third = readings(record)
-    assert [part.run for part in (first, second, third)] == [f"study/{name}/seed3" for name in "abc"]
+    expected = (
+        expected_windows(data, task, range(4))
+        + expected_windows(other, task, range(3))
+        + expected_windows(data, task, range(4, 6))
+    )
+    assert [windows for windows, _ in train_batches] == expected
+    assert len({dropout for _, dropout in train_batches}) == 9
+    first, second, third = data_usages(record)
+    assert [usage.run for usage in (first, second, third)] == [f"study/{name}/seed3" for name in "abc"]
     assert first.end == third.start.model_copy(update={"chain_steps": 4})
     assert second.start == DataPosition(chain_steps=4)
     assert third.end == DataPosition(chain_steps=9, steps=6, position=6, step_tokens=32)
@@ -83,25 +87,27 @@ def test_a_run_continues_the_first_data_set_after_a_stage_on_another(data, other
     assert second.epochs_cumulative == second.epochs == pytest.approx(3 * 32 / (len(load_stream(other, "train")) - 1))
 
 
-def test_a_resumed_run_continues_in_its_stretch(data, tmp_path, monkeypatch, seen):
+def test_a_resumed_run_continues_in_its_stretch(data, tmp_path, monkeypatch, train_batches):
     trained(run("a"), data, tmp_path / "a")
     interrupted(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
     trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")
-    assert [windows for windows, _ in seen] == drawn(data, run("a").task, range(8))
+    assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(8))
 
 
-def test_a_child_reads_another_stretch_than_its_parent(data, tmp_path, seen):
+def test_a_child_reads_another_stretch_than_its_parent(data, tmp_path, train_batches):
     first, last = (run("a").task.model_copy(update={"stretch": part}) for part in ((0.0, 0.8), (0.8, 1.0)))
     trained(run("a", task=first, steps=30), data, tmp_path / "a")
     record = trained(run("b", "a", task=last, steps=5), data, tmp_path / "b", tmp_path / "a")
     stream = np.asarray(load_stream(data, "train"), dtype=np.int64)
     border = round(0.8 * len(stream))
     parts = {0: windows_of(stream[:border]), 1: windows_of(stream[border:])}
-    assert all(tuple(window) in parts[step >= 30] for step, (windows, _) in enumerate(seen) for window in windows)
-    read = readings(record)[-1]
-    assert (read.stretch, read.start.steps) == ((0.8, 1.0), 30)
-    assert read.epochs_cumulative == read.epochs == pytest.approx(5 * 32 / (len(stream) - border - 1))
-    assert read.tokens_cumulative == 35 * 32
+    assert all(
+        tuple(window) in parts[step >= 30] for step, (windows, _) in enumerate(train_batches) for window in windows
+    )
+    usage = data_usages(record)[-1]
+    assert (usage.stretch, usage.start.steps) == ((0.8, 1.0), 30)
+    assert usage.epochs_cumulative == usage.epochs == pytest.approx(5 * 32 / (len(stream) - border - 1))
+    assert usage.tokens_cumulative == 35 * 32
 
 
 def windows_of(stream):

@@ -11,7 +11,7 @@ from formerlab.data import BytePairs, Files, TextData, prepare
 from formerlab.data import prepare as prepare_images
 from formerlab.data.images import ImageData
 from formerlab.errors import UserError
-from formerlab.evaluation.floors import Floors, measure
+from formerlab.evaluation.baselines import Baselines, measure
 from formerlab.evaluation.language.ngram import FALLBACK, NGram, discounts
 from formerlab.evaluation.measurement import Measured
 from formerlab.models import Decoder
@@ -81,7 +81,7 @@ def test_a_longer_memory_lowers_the_loss_of_a_text_with_one(tmp_path):
     run = measured(
         LanguageModeling(context=16), Decoder(vocabulary=257, width=8, heads=1, context=16), tmp_path / "data", tmp_path
     )
-    measure(run, Floors(orders=(1, 3)))
+    measure(run, Baselines(orders=(1, 3)))
     losses = {}
     for row in rows(tmp_path):
         losses.setdefault(row["floor"], []).append((int(row["tokens"]), float(row["loss_nats"])))
@@ -97,7 +97,7 @@ def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
     prepare_images("digits", ImageData(), tmp_path / "data")
     model = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=1)
     run = measured(Classification(), model, tmp_path / "data", tmp_path)
-    measure(run, Floors(strengths=(1e-2,)))
+    measure(run, Baselines(strengths=(1e-2,)))
     probe_rows = rows(tmp_path)
     assert {row["floor"] for row in probe_rows} == {"linear probe"}
     right = np.mean([int(row["rank"]) == 0 for row in probe_rows])
@@ -110,7 +110,7 @@ def test_translation_has_no_floor():
     with pytest.raises(
         UserError, match=r"runs: 'base' has task.kind=translation; choose trained runs on text or images"
     ):
-        Floors().for_run(run, questions=False)
+        Baselines().settings_for_run(run, questions=False)
 
 
 def test_floors_stand_above_the_runs_of_a_table(tmp_path):

@@ -1,7 +1,8 @@
 """The stage `floors`: the losses of baseline models on the held-out examples of a run.
 
-The baselines for text are a unigram and a 5-gram model with Kneser-Ney smoothing, fitted to the training tokens of the
-run. The baseline for images is logistic regression on the pixels; its regularisation is chosen on the validation split.
+The baselines for text are a unigram model and a 5-gram model with Kneser-Ney smoothing, fitted to the training tokens
+of the run. The baseline for images is logistic regression on the pixels, with regularisation chosen on the validation
+split.
 """
 
 from collections.abc import Iterator
@@ -24,17 +25,17 @@ from formerlab.training.any_run import AnyRun
 Strength = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
-class Floors(Measurement):
+class Baselines(Measurement):
     """Settings of the baseline models."""
 
     orders: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 5)
     """Orders n of the n-gram models."""
     tokens: Count = 20_000_000
-    """Maximum number of training tokens (the first ones) to fit the n-gram models on; 20 million need about 1 GB."""
+    """Maximum number of training tokens for the n-gram models, from the start; 20 million tokens need about 1 GB."""
     strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-    """Inverse regularisation strengths of the linear probe (C of scikit-learn); the best on validation is used."""
+    """Inverse regularisation strengths of the linear probe (C of scikit-learn); validation selects the best."""
 
-    def for_run(self, run: AnyRun, *, questions: bool) -> "Floors | None":
+    def settings_for_run(self, run: AnyRun, *, questions: bool) -> "Baselines | None":
         task = getattr(run, "task", None)  # a released model has no task, and its training data are unknown
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")
@@ -42,14 +43,14 @@ class Floors(Measurement):
         return self
 
 
-def measure(run: Measured, settings: Floors) -> None:
+def measure(run: Measured, settings: Baselines) -> None:
     """Write floors.csv."""
     task = getattr(run.run, "task", None)
     rows = _ngram_rows(run, task, settings) if isinstance(task, LanguageModeling) else _probe_rows(run, settings)
     run.write("floors.csv", rows)
 
 
-def _ngram_rows(run: Measured, task: LanguageModeling, settings: Floors) -> Iterator[tuple[Any, ...]]:
+def _ngram_rows(run: Measured, task: LanguageModeling, settings: Baselines) -> Iterator[tuple[Any, ...]]:
     train, held_out = task.load(run.data, "train")[: settings.tokens], load_stream(run.data, "test")
     run.notes["tokens"] = len(train)
     vocabulary = int(getattr(run.run.model, "vocabulary", 0))
@@ -63,7 +64,7 @@ def _ngram_rows(run: Measured, task: LanguageModeling, settings: Floors) -> Iter
                 yield name, window, losses.shape[1], loss, None
 
 
-def _probe_rows(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
+def _probe_rows(run: Measured, settings: Baselines) -> Iterator[tuple[Any, ...]]:
     from sklearn.linear_model import LogisticRegression
 
     splits = {split: load_images(run.data, split) for split in ("train", "valid", "test")}
@@ -88,7 +89,7 @@ def _probe_rows(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
 
 
 def _pixels(images: ImageSet) -> np.ndarray:
-    """Return flattened images, normalised by the training split's mean and standard deviation of each channel."""
+    """Return flattened images, normalised per channel with the mean and std of the training split."""
     if not images.stores_pixels:
         raise UserError(f"{images.folder}: images are stored as files; the linear probe needs storage: pixels")
     mean, std = (np.array(moment, dtype=np.float32) for moment in (images.mean, images.std))
