@@ -50,7 +50,10 @@ class Sizes(Spec):
         return time * per_token + 4 * self.layers * (self.attention_width or self.width) * time * time
 
     def kv_bytes(self, time: int) -> int:
-        """Return an upper bound of the float32 bytes of keys and values for `time` tokens; key heads may be shared."""
+        """Return an upper bound of the bytes of float32 keys and values for `time` tokens.
+
+        Grouped-query attention needs less.
+        """
         return 4 * 2 * self.layers * (self.attention_width or self.width) * time
 
 

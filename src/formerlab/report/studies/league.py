@@ -34,7 +34,8 @@ LABELS = {
 NEEDLES = ("needle_single.csv", "needle_multikey.csv")
 """Rows of `formerlab answer-tasks` on the model of the league, files of the scale."""
 FLOOR = 50.0
-"""`long_context.FLOOR` in percent. A test compares them: an import would make figures stale with the data code."""
+"""`long_context.MIN_FULL_SCORE` in percent. A test compares them: an import would make figures stale with the data
+code."""
 _SETTINGS = CONFIGURATION[1:]
 
 
