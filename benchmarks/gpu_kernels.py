@@ -123,32 +123,32 @@ def pruning(options: Options) -> Lines:
 
 
 def launched(simulate: Callable[[], object], warps: int | None) -> Callable[[], object]:
-    """Return a function that only launches the kernels; the code around them cannot be captured.
+    """Return a function that launches the kernels of `simulate` alone; a graph cannot capture the code around them.
 
-    One kernel runs with `warps` warps, or separate kernels run for None.
+    With `warps`, a single kernel with this number of warps runs; otherwise separate kernels run.
     """
     from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
     starts = list[Callable[[], object]]()
 
-    class Noted:
+    class Recorder:
         def __init__(self, kernel: Any) -> None:
             self.kernel = kernel
 
         def __getitem__(self, grid: Any) -> Callable[..., None]:
-            def start(*given: Any, **sizes: Any) -> None:
+            def start(*arguments: Any, **sizes: Any) -> None:
                 if warps is not None:
                     sizes |= {"num_warps": warps, "maxnreg": pruned_attention.REGISTERS.get(warps)}
-                words = {name: value for name, value in sizes.items() if value is not None}
-                starts.append(partial(self.kernel[grid], *given, **words))
+                keywords = {name: value for name, value in sizes.items() if value is not None}
+                starts.append(partial(self.kernel[grid], *arguments, **keywords))
                 starts[-1]()
 
             return start
 
     with patch.object(triton_engine, "SEPARATE", warps is None), ExitStack() as patches:
         for name in ("evict", "attend"):
-            patches.enter_context(patch.object(pruned_attention, name, Noted(getattr(pruned_attention, name))))
+            patches.enter_context(patch.object(pruned_attention, name, Recorder(getattr(pruned_attention, name))))
         simulate()
     return lambda: [start() for start in starts]
 
@@ -157,10 +157,10 @@ def decoding(options: Options) -> Lines:
     """Yield the time per decoded token with full and pruned caches, and with transformers' compiled static cache."""
     size = tenth({"prompt": 1024, "slices": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
     for batch in (1, 16):
-        words = {"budgets": [0.4], "device": DEVICE, "compile": False, "transformers": True}
-        given = argparse.Namespace(**size, batch=batch, **words)
+        settings = {"budgets": [0.4], "device": DEVICE, "compile": False, "transformers": True}
+        options_of_batch = argparse.Namespace(**size, batch=batch, **settings)
         with torch.inference_mode():
-            times, caches, _ = measure(given)
+            times, caches, _ = measure(options_of_batch)
         for name, seconds in times.items():
             ms = 1000 * batch * statistics.median(seconds)
             yield f"batch {batch}, {name}: {ms:.2f} ms a token, {caches[name].bytes() / 2**20:.0f} MiB"
@@ -172,8 +172,8 @@ def decoding(options: Options) -> Lines:
 
         def seconds(count: int, prompt: Any = prompt) -> float:
             began = time.perf_counter()
-            words = {"cache_implementation": "static", "do_sample": False, "pad_token_id": 0}
-            model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **words)
+            settings = {"cache_implementation": "static", "do_sample": False, "pad_token_id": 0}
+            model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **settings)
             wait()
             return time.perf_counter() - began
 
@@ -189,10 +189,10 @@ def stops(options: Options) -> Lines:
         values = [f"device={DEVICE}", f"results={results}", "tokenformer.steps=1000000"]
         run = "tokenformer/transformer-2/seed0"
 
-        def end(*words: str, after_s: float | None = None) -> str:
-            """Run a command, send SIGTERM `after_s` seconds after its stage has started, and describe how it ended."""
-            given = [word for value in values for word in ("--set", value)]
-            command = [sys.executable, "-m", "formerlab", *words, "--scale", "smoke", *given]
+        def end(*arguments: str, after_s: float | None = None) -> str:
+            """Run a command, send SIGTERM `after_s` seconds after its stage has started, and describe its end."""
+            overrides = [word for value in values for word in ("--set", value)]
+            command = [sys.executable, "-m", "formerlab", *arguments, "--scale", "smoke", *overrides]
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
             began = time.monotonic()
             if after_s is not None:

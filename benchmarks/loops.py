@@ -1,7 +1,7 @@
 """Baselines for training benchmarks: a minimal decoder, translator and training loop; and our `train()`, step by step.
 
 The decoder has nanoGPT's architecture: one projection for query, key and value, torch's attention, learned positions,
-LayerNorm and GeLU. The loop draws a batch, runs the forward and backward pass, clips gradients, and makes a step of
+LayerNorm and GeLU. The loop samples a batch, runs the forward and backward pass, clips gradients, and takes a step of
 fused AdamW.
 """
 
@@ -95,7 +95,7 @@ class TorchTransformer(nn.Module):
 
 
 def windows(stream, count, context, device="cpu"):
-    """Return random windows of a token stream and the next token of each token, drawn as in nanoGPT."""
+    """Return random windows of a token stream and the next token of each token, sampled as in nanoGPT."""
     starts = torch.randint(len(stream) - context, (count,))
     x, y = (
         torch.stack([torch.from_numpy(stream[i + after : i + after + context].astype(np.int64)) for i in starts])
@@ -114,7 +114,7 @@ def adamw(model):
 
 
 class Loop:
-    """A step of the plain loop: forward, backward, clipping, optimizer; `loss(model)` draws its own batch."""
+    """A step of the plain loop: forward, backward, clipping, optimizer; `loss(model)` samples the batch."""
 
     def __init__(self, model, loss, optimizer=None):
         self.model, self.loss = model, loss

@@ -64,12 +64,12 @@ def measure_layers(shape: tuple[int, int, int], precision: str, options: argpars
     tokens, d, n = shape
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(rows: int, columns: int, std: float) -> Tensor:
+    def sample(rows: int, columns: int, std: float) -> Tensor:
         return (torch.randn(rows, columns, generator=generator) * std).to(options.device)
 
-    given = [drawn(tokens, d, 1.0), drawn(n, d, d**-0.5), drawn(n, d, n**-0.5)]
-    given = [tensor.requires_grad_() for tensor in given]
-    grad = drawn(tokens, d, 1.0)
+    inputs = [sample(tokens, d, 1.0), sample(n, d, d**-0.5), sample(n, d, n**-0.5)]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    grad = sample(tokens, d, 1.0)
     layers: dict[str, Layer] = {"(a) MLP": mlp, "(b) formula": formula, "ours": ours}
     if not options.no_compile:
         torch._dynamo.reset()
@@ -78,16 +78,16 @@ def measure_layers(shape: tuple[int, int, int], precision: str, options: argpars
 
     def forward(layer: Layer) -> Tensor:
         with precise(precision, options.device):
-            return layer(*given)
+            return layer(*inputs)
 
     def step(layer: Layer) -> None:
         y = forward(layer)
         y.backward(grad.to(y.dtype))
-        for tensor in given:
+        for tensor in inputs:
             tensor.grad = None
 
     seconds = rounds_of({name: partial(step, layer) for name, layer in layers.items()}, options.rounds, options.device)
-    return seconds, {name: [saved_bytes(partial(forward, layer), given)] for name, layer in layers.items()}
+    return seconds, {name: [saved_bytes(partial(forward, layer), inputs)] for name, layer in layers.items()}
 
 
 def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
@@ -108,8 +108,8 @@ def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
 
     steps = {name: Loop(model, loss, AdamW().build(model)) for name, model in built.items()}
     seconds = rounds_of(steps, options.rounds, options.device)
-    given = {name: [*model.parameters(), *model.buffers()] for name, model in built.items()}
-    return seconds, {name: [saved_bytes(partial(loss, model), given[name])] for name, model in built.items()}
+    weights = {name: [*model.parameters(), *model.buffers()] for name, model in built.items()}
+    return seconds, {name: [saved_bytes(partial(loss, model), weights[name])] for name, model in built.items()}
 
 
 def report_both(title: str, measured: Measured, baseline: Callable[[str], str], targets: list[Target]) -> None:
