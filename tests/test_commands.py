@@ -54,14 +54,14 @@ COMMANDS = next(action for action in build_parser()._actions if action.dest != "
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command, capsys):
+def test_every_command_prints_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: formerlab {command}")
 
 
-def test_the_overview_groups_at_most_20_commands_with_a_line_and_names_what_the_dag_calls(capsys):
+def test_the_overview_has_at_most_20_commands_in_groups_and_the_names_of_the_stages(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     listed, _, of_the_dag = capsys.readouterr().out.partition("called by Snakemake")
@@ -71,7 +71,7 @@ def test_the_overview_groups_at_most_20_commands_with_a_line_and_names_what_the_
     assert set(of_the_dag.partition(":\n")[2].split()) == set(COMMANDS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
 
 
-def test_a_project_of_ones_own_begins_with_the_checkouts_plan(tmp_path, capsys, monkeypatch):
+def test_a_new_project_has_the_plan_of_the_checkout(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "it's mine"
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
@@ -91,7 +91,7 @@ def test_a_project_from_a_read_only_package_can_be_edited(tmp_path, monkeypatch)
     assert locked == []
 
 
-def test_claims_of_a_plan_are_those_of_its_own_folder(project, tmp_path, monkeypatch):
+def test_claims_are_read_from_the_folder_of_the_plan(project, tmp_path, monkeypatch):
     plan = ensure_plan(Path.cwd(), {})
     assert locate.root_of(plan) == tmp_path.resolve()
     assert locate.root_of(tmp_path / "plan.json") == Path()
@@ -108,7 +108,7 @@ def test_claims_of_a_plan_are_those_of_its_own_folder(project, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("name", "value"), [("MPLBACKEND", "module://matplotlib_inline.backend_inline"), (PLAN_VARIABLE, "")]
 )
-def test_variables_of_other_programs_stop_no_command(name, value, project, capsys, monkeypatch):
+def test_invalid_variables_of_other_programs_are_ignored(name, value, project, capsys, monkeypatch):
     monkeypatch.setenv(name, value)
     assert main(["status"]) == 0
     assert os.environ["MPLBACKEND"] == "agg", "matplotlib refuses a backend that it does not find"
@@ -124,7 +124,7 @@ def test_variables_of_other_programs_stop_no_command(name, value, project, capsy
         (ZeroDivisionError("why"), 1, "ZeroDivisionError: why\n"),
     ],
 )
-def test_the_exit_status_says_how_it_ended(raised, status, text, monkeypatch, capsys):
+def test_exit_status_of_errors(raised, status, text, monkeypatch, capsys):
     def fail(arguments):
         raise raised
 
@@ -174,7 +174,7 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
         ),
     ],
 )
-def test_mistakes_are_one_line(project, capsys, words, line):
+def test_user_errors_give_one_line(project, capsys, words, line):
     assert refused(capsys, "status", *words).startswith(line)
 
 
@@ -188,22 +188,22 @@ def test_mistakes_are_one_line(project, capsys, words, line):
         (["prune", "x"], "no job 'x' of stage prune at scale smoke; known are small/plain/seed0, small/plain/seed1"),
     ],
 )
-def test_an_unknown_job_is_answered_with_those_there_are(project, capsys, words, line):
+def test_an_unknown_job_gives_similar_names(project, capsys, words, line):
     assert refused(capsys, *words).startswith(line)
 
 
-def test_the_ui_refuses_a_port_where_it_cannot_listen(project, capsys):
+def test_the_ui_refuses_an_unavailable_port(project, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         for port in ("99999", str(server.getsockname()[1])):
             assert refused(capsys, "ui", "--port", port).startswith(f"--port: {port} is in use or invalid; choose")
 
 
-def test_the_ui_of_a_server_is_the_servers(project, capsys):
+def test_the_ui_refuses_a_remote_server(project, capsys):
     line = refused(capsys, "ui", "--set", "tracking_uri=http://127.0.0.1:9")
     assert line.startswith("tracking_uri: http://127.0.0.1:9 is a server; open it in a browser")
 
 
-def test_a_file_in_the_way_of_a_folder_is_one_line(project, capsys):
+def test_a_file_at_the_path_of_a_folder_gives_one_line(project, capsys):
     assert refused(capsys, "init", "config.yaml/mine").startswith("config.yaml/mine: Not a directory; choose another")
 
 
@@ -216,7 +216,7 @@ def test_data_that_no_run_reads_are_named(project, capsys):
     assert "config.yaml: data.corpus: no run reads it; known are text" in output(capsys, "plan")
 
 
-def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
+def test_jobs_keep_their_plan_if_the_configuration_changes(project, capsys, monkeypatch):
     monkeypatch.setenv(PLAN_VARIABLE, str(ensure_plan(project.root, {})))
     project.lay_over(project.config, "seeds: [4]")
     for command in (["status"], ["plan", "--seeds"]):
@@ -226,7 +226,7 @@ def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeyp
     assert "small/plain/seed4" in output(capsys, "status")
 
 
-def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
+def test_check_fails_if_the_disk_is_too_small(project, capsys, monkeypatch):
     assert output(capsys, "check") == ""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
     line = refused(capsys, "check")
@@ -234,7 +234,7 @@ def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
     assert line.endswith("free disk space, or set the key `results` to a folder on another disk")
 
 
-def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsys):
+def test_check_verifies_the_data_of_missing_jobs(project, capsys):
     plan = project.plan()
     finish(plan, ("data", "text"))
     out = Path(plan["data"]["text"]["out"])
@@ -250,13 +250,13 @@ def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsy
     assert output(capsys, "check") == ""
 
 
-def test_rescue_says_what_failed_and_goes_on(project, capsys):
+def test_rescue_lists_failed_jobs(project, capsys):
     text = output(capsys, "rescue")
     assert text.startswith("no stage failed after its start\n")
     assert text.endswith("the same command continues where this one stopped.\n")
 
 
-def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monkeypatch):
+def test_rescue_renders_only_selected_entries_with_rows(project, capsys, monkeypatch):
     """A failure in one study once gave hundreds of figures without rows."""
     names = ["tokenformer_growth", "denseformer_depth"]
     entries = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
@@ -275,7 +275,7 @@ def commands(script):
     return [line.split(" ", 3)[3] for line in script.splitlines() if line.startswith("python -m formerlab ")]
 
 
-def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
+def test_the_shell_script_has_all_stages_in_the_order_of_dependencies(project, capsys):
     found = commands(output(capsys, "plan", "--shell"))
     runs = [f"small/{run}/seed{seed}" for run in ("plain", "parent", "child", "deep-3", "deep-4") for seed in (0, 1)]
     assert found[0] == "data text"
@@ -287,7 +287,7 @@ def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
     assert found[-1] == "track"
 
 
-def test_the_script_leaves_out_what_is_there(project, capsys):
+def test_the_shell_script_omits_finished_jobs(project, capsys):
     everything = commands(output(capsys, "plan", "--shell"))
     done = [("data", "text"), ("train", "small/parent/seed0"), ("train", "small/plain/seed0")]
     results = finish(project.plan(), *done, ("prune", "small/plain/seed0"))
@@ -298,7 +298,7 @@ def test_the_script_leaves_out_what_is_there(project, capsys):
     assert commands(output(capsys, "plan", "--shell")) == expected
 
 
-def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
+def test_the_shell_script_runs_to_its_end(project, capsys):
     """The script runs with a replacement for python, in a folder whose name needs quotes."""
     awkward = project.root / "it's a folder"
     awkward.mkdir()
@@ -319,7 +319,7 @@ def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
     assert subprocess.run(["bash"], input=script, text=True, env=environment).returncode == 1
 
 
-def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatch, capsys):
+def test_the_demo_passes_all_values_to_snakemake(project, monkeypatch, capsys):
     from snakemake.cli import parse_config
 
     commands = []
@@ -342,7 +342,7 @@ def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatc
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_what_may_not_be_written_is_one_line_and_no_plan_is_named(number, project, capsys, monkeypatch):
+def test_an_unwritable_folder_gives_one_line_and_no_plan(number, project, capsys, monkeypatch):
     def refuse(_):
         raise OSError(number, os.strerror(number), "results/run.json")
 

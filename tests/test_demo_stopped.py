@@ -84,7 +84,7 @@ def demo(tmp_path):
     make.kill()
 
 
-def test_ctrl_c_ends_all_and_the_last_line_says_that_nothing_is_lost(demo, tmp_path):
+def test_ctrl_c_ends_all_processes_and_prints_that_no_work_is_lost(demo, tmp_path):
     os.killpg(demo.pid, signal.SIGINT)
     assert demo.wait(timeout=60) == -signal.SIGINT
     output = (tmp_path / "said").read_text()
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_all_and_the_last_line_says_that_nothing_is_lost(demo, tmp_p
     assert not list((tmp_path / ".snakemake/locks").iterdir())
 
 
-def test_without_make_and_by_another_signal_the_status_says_that_it_stopped_early(demo, tmp_path):
+def test_without_make_the_exit_status_is_stopped_early(demo, tmp_path):
     (process,) = psutil.Process(demo.pid).children()
     process.terminate()
     assert demo.wait(timeout=60) == 2  # the status of make for any failure

@@ -40,7 +40,7 @@ def files(root):
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_rows_go_into_few_files_and_weights_do_not(live, cached):
+def test_an_export_has_few_files_and_no_weights(live, cached):
     (live / "denseformer" / "plain-4" / "seed0" / "optimizer.pt").write_bytes(b"state")
     write(live / "denseformer/decode.csv", DECODED)
     assert len(export(live, cached)["exported"]) == 6
@@ -54,7 +54,7 @@ def test_rows_go_into_few_files_and_weights_do_not(live, cached):
     assert_frame_equal(*timed, check_exact=True)
 
 
-def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
+def test_live_and_exported_results_have_the_same_interface(live, cached):
     export(live, cached)
     assert run_table(Results(cached)).drop(columns="host").equals(run_table(Results(live)).drop(columns="host"))
     entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
@@ -64,7 +64,7 @@ def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
     assert drawn[0] == drawn[1]
 
 
-def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
+def test_exports_of_two_machines_are_merged(live, cached, tmp_path):
     """What two machines made of a study, exported one after the other, is what one machine would have exported."""
     write(live / "denseformer/decode.csv", DECODED)
     folder = live / "denseformer/plain-4/seed0"
@@ -84,7 +84,7 @@ def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     assert Results(cached).stage_record("denseformer/plain-4/seed0", "zeroshot") == {"code_hash": "0123"}
 
 
-def test_a_run_that_is_new_takes_the_place_of_the_kept_one_with_all_its_seeds(live, cached):
+def test_a_new_export_of_a_run_replaces_all_its_seeds(live, cached):
     export(live, cached)
     for seed in (0, 1):
         shutil.rmtree(live / f"denseformer/plain-4/seed{seed}")
@@ -97,7 +97,7 @@ def test_a_run_that_is_new_takes_the_place_of_the_kept_one_with_all_its_seeds(li
     assert kept.runs(runs=["dwa-1x1-4"])["seed"].tolist() == [0, 1]
 
 
-def test_what_a_killed_export_left_is_removed(live, cached):
+def test_files_of_a_killed_export_are_removed(live, cached):
     for ending in ("new", "old"):
         (cached / f".denseformer.{ending}").mkdir(parents=True)
     export(live, cached)
@@ -114,13 +114,13 @@ def killed_between_its_renames(live, cached):
     return whole
 
 
-def test_an_export_that_was_killed_between_its_renames_and_is_repeated_loses_no_run(live, cached):
+def test_an_export_killed_between_its_renames_loses_no_run(live, cached):
     whole = killed_between_its_renames(live, cached)
     export(live, cached)
     assert files(cached) == whole
 
 
-def test_an_export_of_another_study_brings_the_killed_one_back(live, cached):
+def test_an_export_of_another_study_restores_the_study_of_a_killed_export(live, cached):
     whole = killed_between_its_renames(live, cached)
     shutil.rmtree(live / "denseformer")
     make_tokenformer(live, (0,))
@@ -140,7 +140,7 @@ def test_an_exported_record_that_was_edited_is_refused(live, cached):
         Results(cached).records()
 
 
-def test_readers_refuse_a_study_that_a_killed_export_took_away(live, cached):
+def test_readers_refuse_a_study_that_a_killed_export_renamed(live, cached):
     killed_between_its_renames(live, cached)
     assert has_runs(cached)
     with pytest.raises(
@@ -149,14 +149,14 @@ def test_readers_refuse_a_study_that_a_killed_export_took_away(live, cached):
         Results(cached)
 
 
-def test_readers_see_no_study_in_the_folders_of_an_export_under_way(live, cached):
+def test_readers_ignore_the_temporary_folders_of_an_export(live, cached):
     export(live, cached)
     for ending in ("new", "old"):
         shutil.copytree(cached / "denseformer", cached / f".denseformer.{ending}")
     assert len(Results(cached).records()) == 6
 
 
-def test_an_export_reads_what_was_exported_before_only_while_no_other_export_writes(live, cached):
+def test_an_export_reads_the_previous_export_under_the_lock(live, cached):
     export(live, cached)
     (cached / "denseformer/records.jsonl").write_text("half written by the other one")
     with (
@@ -208,7 +208,7 @@ def test_other_studies_stay_and_diverged_runs_are_listed(live, cached):
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "{"])
-def test_a_damaged_record_keeps_its_run_alone_behind(live, cached, content):
+def test_a_damaged_record_excludes_only_its_run(live, cached, content):
     (live / "denseformer/plain-4/seed1/run.json").write_text(content)
     report = export(live, cached, lambda stage, name: "no record" * (name == "denseformer/plain-4/seed1"))
     assert report["unfinished"]["denseformer/plain-4/seed1"] == "no record"
@@ -220,7 +220,7 @@ def objecting(**wrong):
     return lambda stage, name: next((why for word, why in wrong.items() if word in f"{stage} {name}"), "")
 
 
-def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
+def test_stale_results_are_not_exported_and_listed(live, cached):
     for name in ("zeroshot.csv", "zeroshot.json"):
         (live / "denseformer/plain-4/seed0" / name).write_text("task,task_version,example,metric,value\n")
     (live / "denseformer/speed.json").write_text("{}")
@@ -244,7 +244,7 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
     assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 
-def test_bits_per_byte_are_those_of_the_text_that_a_record_knows(live, cached):
+def test_bits_per_byte_use_the_bytes_in_the_record(live, cached):
     for seed in (0, 1):
         path = live / f"denseformer/plain-4/seed{seed}/run.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"bytes_per_token": 3.0}))
@@ -288,7 +288,7 @@ def damaged(live, cached):
         (lambda live, cached: {"cached_root": cached.parent / "paper"}, "scale 'paper' differs from"),
     ],
 )
-def test_what_is_refused_changes_nothing(live, cached, change, message):
+def test_a_refused_export_changes_no_files(live, cached, change, message):
     export(live, cached)
     before = files(cached)
     with pytest.raises(UserError, match=message):

@@ -51,7 +51,7 @@ def two(folder):
 
 
 @given(found=RECORDS)
-def test_any_record_comes_back(tmp_path_factory, found):
+def test_any_record_is_read_unchanged(tmp_path_factory, found):
     folder = tmp_path_factory.mktemp("study")
     written = [found | record("a"), record("b", git={"commit": "1e5"}), record("c", git=None)]
     read = [line["record"] for line in write(folder, written).records.values()]
@@ -66,7 +66,7 @@ def test_every_run_has_its_own_rows_and_columns(two):
     assert two.rows("any.csv", "study/c/seed0") is None
 
 
-def test_the_same_rows_are_the_same_bytes(two, folder):
+def test_equal_rows_give_equal_bytes(two, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     write(folder, [], **{run: two.rows("any.csv", f"study/{run}/seed0") for run in "ab"})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -83,7 +83,7 @@ def test_the_same_rows_are_the_same_bytes(two, folder):
         ("records.jsonl", b'{"id": "a"}\n{"id": "b"'),
     ],
 )
-def test_damage_is_refused_in_a_line(name, content, two, folder):
+def test_damaged_files_give_one_line(name, content, two, folder):
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(f"study/{name}: ")) as error:
         print(two.records, two.rows("any.csv", "study/a/seed0"))

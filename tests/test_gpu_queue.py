@@ -75,7 +75,7 @@ def queue(tmp_path):
     return run
 
 
-def test_every_stage_of_a_plan_is_queued_but_those_that_need_no_model():
+def test_every_stage_with_a_model_is_queued():
     plan = shell(build_plan(ROOT, {"scale": "smoke"}), Path("plan.json"))
     said = set(re.findall(r"^python -m formerlab (\S+)", plan, re.MULTILINE))
     left = re.search(r"formerlab \(([a-z|]+)\)\( ", SCRIPT.read_text())
@@ -83,7 +83,7 @@ def test_every_stage_of_a_plan_is_queued_but_those_that_need_no_model():
     assert said | STAGES.keys() == set(left[1].split("|")) | (STAGES.keys() - {"data", "exact"}), "scripts/gpu_queue.sh"
 
 
-def test_kernels_are_tested_where_nothing_checks_types(tmp_path):
+def test_kernels_are_tested_without_type_checks(tmp_path):
     (tmp_path / "beartype.py").write_text("raise ImportError")
     given = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))}
     words = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--only", "tests", "--out", str(tmp_path)]
@@ -92,7 +92,7 @@ def test_kernels_are_tested_where_nothing_checks_types(tmp_path):
     assert re.search(r"0 failed, 0 error, [1-9]\d* skipped; ended", (tmp_path / "gpu.txt").read_text())
 
 
-def test_an_item_that_takes_too_long_is_stopped_and_the_time_left_over_goes_on(monkeypatch, tmp_path):
+def test_a_slow_item_is_stopped_and_the_remaining_time_is_used(monkeypatch, tmp_path):
     """Items that only print their names; one item sleeps in a process of its own."""
     script = tmp_path / "item.py"
     script.write_text(ITEM)
@@ -114,7 +114,7 @@ def test_an_item_that_takes_too_long_is_stopped_and_the_time_left_over_goes_on(m
     assert "ZeroDivisionError" in (tmp_path / "gpu.log").read_text()
 
 
-def test_it_measures_and_then_trains_by_worth(queue, tmp_path):
+def test_the_queue_measures_first_and_trains_by_priority(queue, tmp_path):
     log = queue(60)
     calls = (tmp_path / "calls").read_text()
     jobs = re.findall(r"^-m formerlab (\S+) (\S+)", calls, re.MULTILINE)
@@ -137,12 +137,12 @@ def test_it_measures_and_then_trains_by_worth(queue, tmp_path):
         assert len(weights.getnames()) == 4
 
 
-def test_the_papers_way_runs_in_the_precision_of_a_gpu():
+def test_the_row_loop_runs_in_the_precision_of_a_gpu():
     q, k, v = torch.randn(3, 2, 12, 8, dtype=torch.bfloat16)
     assert row_loop(q, k, v, 4, 0.2).dtype == torch.bfloat16
 
 
-def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_path):
+def test_the_queue_stops_in_time_and_the_next_call_continues(queue, tmp_path):
     began = time.monotonic()
     log = queue(60, MARGIN_S="59", TAKES="0.5")  # one second for jobs of half a second
     assert time.monotonic() - began < 30
@@ -154,14 +154,14 @@ def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_pa
     assert (tmp_path / "calls").read_text().count("benchmarks/gpu.py") == 1
 
 
-def test_what_is_missing_is_named_before_anything_runs(tmp_path, queue):
+def test_missing_packages_are_named_before_the_first_job(tmp_path, queue):
     with pytest.raises(AssertionError):
         queue(60, LACKS="pydantic babel")
     assert "missing packages: pydantic babel; put their wheels into carried" in (tmp_path / "out/log").read_text()
     assert "benchmarks/gpu.py" not in (tmp_path / "calls").read_text()
 
 
-def test_what_was_carried_along_is_unpacked(queue, tmp_path):
+def test_carried_files_are_unpacked(queue, tmp_path):
     carried, row = tmp_path / "carried", tmp_path / "results/live/smoke/data/text/manifest.json"
     carried.mkdir()
     row.parent.mkdir(parents=True)

@@ -40,7 +40,7 @@ def start(tmp_path):
         process.communicate()
 
 
-def test_jobs_side_by_side_have_distinct_gpus_and_the_third_waits(start):
+def test_concurrent_jobs_have_different_gpus_and_a_third_job_waits(start):
     first, second = start(), start()
     assert {first.stdout.readline(), second.stdout.readline()} == {"0\n", "3\n"}
     third = start()
@@ -59,26 +59,26 @@ def test_small_jobs_share_gpus(start):
     assert fifth.stdout.readline() == assigned[0]
 
 
-def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):
+def test_an_invalid_number_of_jobs_per_gpu_is_refused(here, monkeypatch):
     monkeypatch.setenv(JOBS_PER_GPU, "0")
     with pytest.raises(UserError, match=f"{JOBS_PER_GPU}=0: set a number of jobs"), locked_gpus("cuda"):
         pass
 
 
-def test_without_a_gpu_a_job_does_not_wait_for_one(here, monkeypatch):
+def test_without_a_gpu_a_job_fails_immediately(here, monkeypatch):
     monkeypatch.delenv(VISIBLE)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), locked_gpus("cuda"):
         pass
 
 
-def test_a_job_of_more_gpus_than_there_are_is_refused(here, monkeypatch):
+def test_a_job_with_more_gpus_than_the_machine_is_refused(here, monkeypatch):
     monkeypatch.setenv(VISIBLE, "0")
     with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), locked_gpus("cuda", 4):
         pass
 
 
-def test_a_job_of_two_gets_both_or_none(start):
+def test_a_job_locks_both_gpus_or_none(start):
     one = start()
     free = {"0", "3"} - {one.stdout.readline().strip()}
     both = start(2)
@@ -91,7 +91,7 @@ def test_a_job_of_two_gets_both_or_none(start):
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", None), ("cuda", "SLURM_JOB_ID"), ("cuda", "RANK")])
-def test_who_assigns_gpus_already_is_left_alone(device, variable, tmp_path, monkeypatch):
+def test_no_locks_if_a_scheduler_assigns_gpus(device, variable, tmp_path, monkeypatch):
     for name in ("SLURM_JOB_ID", "RANK", VISIBLE):
         monkeypatch.delenv(name, raising=False)
     if variable:
@@ -119,7 +119,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("whose", FOREIGN)
-def test_a_folder_of_locks_that_others_can_write_in_is_refused(whose, here, tmp_path):
+def test_a_lock_folder_that_others_can_access_is_refused(whose, here, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     FOREIGN[whose](here, other)
@@ -128,7 +128,7 @@ def test_a_folder_of_locks_that_others_can_write_in_is_refused(whose, here, tmp_
     assert not list(other.iterdir())
 
 
-def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeypatch):
+def test_the_lock_folder_is_private_and_gpu_names_may_have_any_characters(here, monkeypatch):
     monkeypatch.setenv(VISIBLE, "MIG-GPU-5c1/1/0, 3")
     with locked_gpus("cuda", 2):
         assert os.environ[VISIBLE] == "MIG-GPU-5c1/1/0,3"
@@ -136,7 +136,7 @@ def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeyp
     assert {path.stat().st_mode & 0o777 for path in here.iterdir()} == {0o600}
 
 
-def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
+def test_torchrun_gives_its_processes_time_to_save(monkeypatch, tmp_path):
     """The signal is forwarded, and a process that takes minutes to save is not killed."""
     seen = {}
 

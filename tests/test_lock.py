@@ -93,25 +93,25 @@ def imports(files: Iterable[Path]) -> set[str]:
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
-def test_what_the_code_imports_is_declared_and_what_is_declared_is_used() -> None:
+def test_imported_packages_are_declared_and_declared_packages_are_imported() -> None:
     run_with = {name: IMPORTED_AS.get(name, name.replace("-", "_")) for name in declared("pipeline", "released")}
     used = {COME_ALONG.get(module, module) for module in imports(SOURCES)} - {"triton"}  # torch installs Triton
     assert used - set(run_with.values()) == set()
     assert {name for name, module in run_with.items() if module not in used} <= set(BY_OTHER_MEANS)
 
 
-def test_the_lock_of_the_pipeline_has_what_it_runs_with_and_no_tools() -> None:
+def test_the_lock_has_only_packages_for_the_run_time() -> None:
     run_with = {canonicalize_name(pin.name) for pin in pins("requirements.lock")}
     assert declared("pipeline") | {"setuptools"} <= run_with  # setuptools builds the editable install
     assert not run_with & {"pytest", "mypy", "ruff", "triton", "pre-commit", "black"}
 
 
-def test_pruning_asks_for_transformers_alone() -> None:
+def test_pruning_requires_only_transformers() -> None:
     assert declared("prune") - declared() == {"transformers"}
 
 
 @pytest.mark.parametrize(("package", "extra"), sorted(EXTRAS.items()))
-def test_a_missing_package_is_named_with_an_extra_that_brings_it(package: str, extra: str) -> None:
+def test_a_missing_package_is_named_with_its_extra(package: str, extra: str) -> None:
     distributions = {module: name for name, module in IMPORTED_AS.items()}
     assert canonicalize_name(distributions.get(package, package)) in declared(extra)
 

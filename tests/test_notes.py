@@ -44,7 +44,7 @@ def left(folder):
     return sorted(path.name for path in folder.rglob("*.tmp"))
 
 
-def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(tmp_path):
+def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path):
     with at_work("train", tmp_path) as first:
         since = read_note("train", tmp_path)["since"]
         who = f"process {first.pid} on {socket.gethostname()}, since {since}"
@@ -61,7 +61,7 @@ def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(t
     assert read_note("train", tmp_path) is None
 
 
-def test_the_next_start_removes_what_the_killed_one_left_and_nothing_of_who_works(tmp_path):
+def test_the_next_start_removes_temporary_files_of_a_killed_process_only(tmp_path):
     with at_work("prune", tmp_path, "prune.csv"):
         with at_work("zeroshot", tmp_path, "zeroshot.csv"):
             assert len(left(tmp_path)) == 2
@@ -70,7 +70,7 @@ def test_the_next_start_removes_what_the_killed_one_left_and_nothing_of_who_work
             assert rest.startswith(".prune.csv.")
 
 
-def test_what_it_left_on_another_machine_is_removed_too(tmp_path):
+def test_temporary_files_of_another_machine_are_removed(tmp_path):
     write_json(tmp_path / ".flow.state.json", {"state": "running", "pid": 7, "host": "node-1.cluster"})
     for name in (".flow.csv.node-1-cluster.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp", ".a.node-2.7.tmp"):
         (tmp_path / name).touch()
@@ -87,7 +87,7 @@ def test_sigterm_stops_a_stage_with_a_note(tmp_path):
     assert left(tmp_path) == []
 
 
-def test_a_long_reason_is_cut_and_the_note_stays_readable(tmp_path):
+def test_a_long_reason_is_truncated(tmp_path):
     with pytest.raises(StoppedEarly), stage_note("train", tmp_path):
         raise StoppedEarly("x" * 10_000)
     assert set(read_note("train", tmp_path)["reason"]) == {"x"}

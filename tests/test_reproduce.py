@@ -61,7 +61,7 @@ def refused(capsys, *words):
     return captured.err.removeprefix("error: ").rstrip("\n")
 
 
-def test_a_grown_run_is_made_again_to_the_bit_after_its_parent(project, capsys):
+def test_a_grown_run_and_its_parent_are_reproduced_bit_identically(project, capsys):
     assert main(["reproduce", "small/child/seed0"]) == 0
     captured = capsys.readouterr()
     assert "training small/parent/seed0 first, because small/child/seed0 starts from it" in captured.err
@@ -74,13 +74,13 @@ def test_a_grown_run_is_made_again_to_the_bit_after_its_parent(project, capsys):
     assert not (project / "results/live/smoke/small").exists()
 
 
-def test_the_weights_of_a_live_parent_are_taken_where_they_are_those(project, exported, capsys):
+def test_equal_weights_of_a_live_parent_are_used(project, exported, capsys):
     shutil.copytree(exported / "results/live/smoke/small/parent", project / "results/live/smoke/small/parent")
     assert main(["reproduce", "small/child/seed0", "--out", "again"]) == 0
     assert not (project / "again/small/parent").exists()
 
 
-def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
+def test_an_interrupted_reproduction_continues(project, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
     assert main(["reproduce", "small/parent/seed0"]) == 0
 
 
-def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatch):
+def test_changed_code_is_refused_without_an_option(project, capsys, monkeypatch):
     monkeypatch.setattr("formerlab.plan.code.code_hash", lambda *_, **__: "0" * 16)
     line = refused(capsys, "small/parent/seed0")
     assert line.startswith("small/parent/seed0: the training code has changed (")
@@ -99,7 +99,7 @@ def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatc
     assert main(["reproduce", "small/parent/seed0", "--other", "code"]) == 0
 
 
-def test_other_data_are_refused_unless_said_otherwise(project, capsys):
+def test_changed_data_are_refused_without_an_option(project, capsys):
     manifest = project / "results/live/smoke/data/text/manifest.json"
     content = json.loads(manifest.read_text())
     write_record(manifest, content | {"fingerprint": "0123456789abcdef"})
@@ -112,13 +112,13 @@ def test_other_data_are_refused_unless_said_otherwise(project, capsys):
     assert refused(capsys, "small/parent/seed0").endswith("run python -m formerlab data text --scale smoke first")
 
 
-def test_what_is_not_committed_is_named(project, capsys):
+def test_runs_that_are_not_committed_are_refused(project, capsys):
     assert "no run 'small/parnt/seed0'; did you mean small/parent/seed0" in refused(capsys, "small/parnt/seed0")
     shutil.rmtree(project / "results/cached")
     assert refused(capsys, "small/parent/seed0").endswith("choose another with --scale")
 
 
-def test_how_far_rows_are_is_said_column_by_column(tmp_path):
+def test_differences_of_rows_are_listed_by_column(tmp_path):
     for place, device in (("a", "one"), ("b", "another")):
         make_run(tmp_path / place, "tokenformer", "transformer-1", device=device)
     test = tmp_path / "b/tokenformer/transformer-1/seed0/test.csv"

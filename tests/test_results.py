@@ -26,7 +26,7 @@ def root(tmp_path):
     return root
 
 
-def test_only_finished_runs_are_seen_in_order(root):
+def test_only_finished_runs_are_listed_in_order(root):
     (root / "study" / "c" / "seed0").mkdir(parents=True)
     (root / "study" / "c" / "seed0" / "train.csv").write_text("step\n")
     runs = Results(root).runs()
@@ -43,7 +43,7 @@ def test_runs_are_chosen_by_study_and_pattern(root):
     assert set(results.rows("test.csv", "study", ("a", "b"))["run"]) == {"a", "b"}
 
 
-def test_rows_come_back_bit_for_bit(root):
+def test_rows_are_read_bit_identically(root):
     values = [0.1 + 0.2, 1 / 3, 1e-300, *np.random.default_rng(0).normal(size=200).tolist()]
     path = root / "study" / "b" / "seed0" / "test.csv"
     write_csv(path, TABLES["test.csv"].required, [(window, 64, value) for window, value in enumerate(values)])
@@ -52,7 +52,7 @@ def test_rows_come_back_bit_for_bit(root):
     assert rows["loss_nats"].tolist() == values
 
 
-def test_a_token_that_reads_like_a_missing_value_is_one(tmp_path):
+def test_a_token_named_like_a_missing_value_is_text(tmp_path):
     texts, table = ["None", "NA", "null", "nan"], TABLES["attention.csv"]
     row = {name: "0" for name in table.required}
     path = tmp_path / "attention.csv"
@@ -60,7 +60,7 @@ def test_a_token_that_reads_like_a_missing_value_is_one(tmp_path):
     assert read_rows(path)["query_token"].tolist() == texts
 
 
-def test_files_that_not_every_run_has_and_headers_alone_give_no_rows(tmp_path):
+def test_missing_files_and_files_with_only_a_header_have_no_rows(tmp_path):
     make_denseformer(tmp_path, seeds=(0,), depths=(4,))
     write_csv(tmp_path / "denseformer/plain-4/seed0/eval.csv", TABLES["eval.csv"].required, [])
     results = Results(tmp_path)
@@ -107,7 +107,7 @@ def test_damaged_rows_are_named(root, content, message):
         (lambda record: json.dumps(record | {RECORD_HASH: "0"}), r"b/seed0/run\.json: .*changed since its stage"),
     ],
 )
-def test_damaged_records_are_named_or_left_out_where_somebody_objects(root, damage, message):
+def test_damaged_records_are_refused_or_left_out_if_they_are_stale(root, damage, message):
     path = root / "study" / "b" / "seed0" / "run.json"
     path.write_text(damage(json.loads(path.read_text())))
     with pytest.raises(UserError, match=message):
@@ -118,7 +118,7 @@ def test_damaged_records_are_named_or_left_out_where_somebody_objects(root, dama
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_rows_that_their_record_does_not_describe_are_refused_by_name(root, measured):
+def test_rows_with_another_hash_than_in_the_record_are_refused(root, measured):
     """Rows of another run, an edited digit and an empty file are all in the right format."""
     name, record = ("zeroshot.csv", "zeroshot.json") if measured else ("test.csv", "run.json")
     folder, other = root / "study/b/seed0", root / "study/a/seed0"
@@ -139,13 +139,13 @@ def test_rows_that_their_record_does_not_describe_are_refused_by_name(root, meas
     assert len(Results(root).rows(name, "study"))
 
 
-def test_commands_start_without_what_only_readers_of_rows_need():
+def test_commands_import_no_pandas_at_their_start():
     code = "import sys, formerlab.__main__; print({'pandas', 'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n", "every process of training would pay for it"
 
 
-def test_nothing_that_reads_rows_imports_torch_or_mlflow():
+def test_modules_that_read_rows_import_neither_torch_nor_mlflow():
     code = """
 import sys
 from importlib import import_module
@@ -164,7 +164,7 @@ print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
     assert done.stdout.strip() == "[]"
 
 
-def test_rows_that_are_objected_to_are_left_out_and_listed(root):
+def test_stale_rows_are_left_out_and_listed(root):
     write_csv(root / "study/b/seed0/zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", 1)])
     write_csv(root / "study/a/seed0/zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", 1)])
     write_csv(root / "study/speed.csv", TABLES["speed.csv"].required, [("a", "m", 1, 1, 1, 1, 1, 1)])
@@ -187,7 +187,7 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
     assert len(results.all_records) == 4
 
 
-def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):
+def test_floats_are_exact_and_none_is_an_empty_cell(tmp_path):
     path = tmp_path / "rows.csv"
     values = [0.1, 1 / 3, 1e-300, float("inf"), np.float64(2 / 3), np.nextafter(1, 2)]
     write_rows(path, ("name", "value", "missing"), [(f"a,{i}\n", value, None) for i, value in enumerate(values)])
@@ -200,7 +200,7 @@ def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):
     assert {row["missing"] for row in read} == {""}
 
 
-def test_a_row_of_another_length_leaves_the_old_file(tmp_path):
+def test_a_row_with_the_wrong_length_keeps_the_old_file(tmp_path):
     path = tmp_path / "rows.csv"
     write_rows(path, ("a", "b"), [(1, 2)])
     with pytest.raises(ValueError, match="a row has 1 cells, but the header 2"):

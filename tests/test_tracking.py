@@ -87,7 +87,7 @@ def counts(place):
     return len(runs), len(history), len(child.data.params), len(artifacts(client, child))
 
 
-def test_sync_is_complete_and_repeats_nothing(first, place, monkeypatch):
+def test_sync_is_complete_and_has_no_duplicates(first, place, monkeypatch):
     outcome = first[1]
     runs = len(list((place / "results/live/laptop").glob("*/*/seed*")))
     entries = (
@@ -103,7 +103,7 @@ def test_sync_is_complete_and_repeats_nothing(first, place, monkeypatch):
     assert len(active(place)[1]["live/laptop/denseformer/plain-16/seed0"].data.params) > 150
 
 
-def test_seeds_hang_below_their_configuration_which_has_their_means(place):
+def test_seeds_are_children_of_their_configuration_with_mean_metrics(place):
     client, runs = active(place)
     top, middle = runs["live/laptop/denseformer"], runs[PLAIN]
     children = [runs[f"{PLAIN}/seed{seed}"] for seed in (0, 1)]
@@ -122,7 +122,7 @@ def test_seeds_hang_below_their_configuration_which_has_their_means(place):
     assert runs["live/laptop/denseformer/plain-16/seed0"].info.status == "FAILED"
 
 
-def test_links_open_the_studies_that_were_tracked_sorted_by_loss_without_seeds(place):
+def test_links_open_the_tracked_studies_sorted_by_loss(place):
     client, runs = active(place)
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer")
     addresses = pages(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
@@ -142,7 +142,7 @@ def test_links_open_the_studies_that_were_tracked_sorted_by_loss_without_seeds(p
     assert {run.data.tags["formerlab.level"] for run in listed} == {"configuration", "study"}
 
 
-def test_a_run_has_its_numbers_tags_and_data(place):
+def test_a_run_has_metrics_tags_and_data(place):
     client, runs = active(place)
     for key in (PLAIN, f"{PLAIN}/seed0"):
         (used,) = client.get_run(runs[key].info.run_id).inputs.dataset_inputs
@@ -188,7 +188,7 @@ def test_verdicts_can_be_searched(place):
     assert not [tag for tag in active(place)[1]["live/laptop/denseformer"].data.tags if tag.startswith("claim.")]
 
 
-def test_a_changed_run_stands_there_once_with_its_new_numbers(place):
+def test_a_changed_run_is_replaced(place):
     folder = place / "results/live/laptop/denseformer/plain-8/seed0"
     for loss, layers in ((1.0, 6), (2.0, 8)):
         write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, loss)])
@@ -200,7 +200,7 @@ def test_a_changed_run_stands_there_once_with_its_new_numbers(place):
         assert after[f"{PLAIN}/seed1"].data.tags["mlflow.parentRunId"] == after[PLAIN].info.run_id
 
 
-def test_a_run_of_an_older_layout_is_written_anew(place):
+def test_a_run_with_an_older_layout_is_replaced(place):
     client, before = active(place)
     top = before["live/laptop/denseformer"].info.run_id
     client.log_text(top, "picture", "denseformer_depth.png")
@@ -211,7 +211,7 @@ def test_a_run_of_an_older_layout_is_written_anew(place):
     assert set(after) == set(before)
 
 
-def test_what_was_deleted_or_left_half_done_comes_back(place):
+def test_deleted_and_incomplete_runs_are_restored(place):
     client, before = active(place)
     client.delete_run(before[f"{PLAIN}/seed1"].info.run_id)
     client.delete_tag(before["live/laptop/denseformer/plain-16/seed0"].info.run_id, "formerlab.content")
@@ -240,7 +240,7 @@ def test_damaged_rows_are_refused_and_the_others_tracked(tmp_path):
     assert "plain/seed0/test.csv: missing" in lacking
 
 
-def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path):
+def test_an_unfinished_run_is_tracked_as_running_and_continued(tmp_path):
     root = tmp_path / "results/live/laptop"
     folder, key = make_run(root, "denseformer", "plain"), "live/laptop/denseformer/plain"
     rows = {name: (folder / name).read_text() for name in ("run.json", "test.csv", "train.csv")}
@@ -286,7 +286,7 @@ def test_weights_are_logged_once_on_request(tmp_path):
     assert active(tmp_path)[1]["live/laptop/denseformer/plain/seed0"].data.tags["formerlab.weights"] == "1" * 64
 
 
-def test_while_the_ui_is_open_runs_are_brought_in(tmp_path, monkeypatch):
+def test_new_runs_are_tracked_while_the_ui_is_open(tmp_path, monkeypatch):
     results, server = tmp_path / "results/live/laptop", tmp_path / "server"
     make_run(results, "denseformer", "plain")
     server.write_text(f"#!/bin/sh\nwhile ! [ -e '{tmp_path}/mlartifacts' ]; do sleep 0.1; done\n")
@@ -300,7 +300,7 @@ def test_while_the_ui_is_open_runs_are_brought_in(tmp_path, monkeypatch):
     assert "live/laptop/denseformer/plain/seed0" in active(tmp_path)[1]
 
 
-def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
+def test_points_are_thinned_and_stamped_from_files(tmp_path):
     folder = make_run(tmp_path, "denseformer", "long")
     steps = range(1, 5001)
     write_csv(
@@ -316,7 +316,7 @@ def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
     assert "train/grad_norm" not in set(entry.points["name"])
 
 
-def test_a_server_that_does_not_answer_is_one_line_and_no_token_is_kept(tmp_path, monkeypatch):
+def test_an_unreachable_server_gives_one_line_without_its_token(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken-of-the-environment")
     make_tokenformer(tmp_path / "laptop", seeds=(0,))
@@ -328,7 +328,7 @@ def test_a_server_that_does_not_answer_is_one_line_and_no_token_is_kept(tmp_path
     assert "t0ken" not in repr(seed_entry(results, results.records()[0]))
 
 
-def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch, capsys):
+def test_a_failed_sync_is_counted_and_fails_no_job(tmp_path, monkeypatch, capsys):
     results = tmp_path / "results/live/laptop"
     make_run(results, "denseformer", "plain")
     plan = {
@@ -368,7 +368,7 @@ def test_a_damaged_database_is_named_as_the_file_to_delete(tmp_path):
             synced(tmp_path)
 
 
-def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_path, monkeypatch):
+def test_a_locked_database_and_a_copied_folder_give_one_line_with_a_remedy(tmp_path, monkeypatch):
     old, new = tmp_path / "old", tmp_path / "new copy"
     make_run(old / "results/live/laptop", "denseformer", "plain")
     synced(old)

@@ -40,7 +40,7 @@ def test_fractions_round_half_up(length, percent):
     assert resolve_budget(percent / 100, length) == (2 * percent * length + 100) // 200
 
 
-def test_protected_tokens_fit_every_budget():
+def test_protected_tokens_do_not_exceed_the_budget():
     assert Decay(recent=0.5, sink=4).protected(3) == (3, 0)
     assert Decay(recent=0.8, sink=4).protected(10) == (4, 6)
     assert StreamingLLM().protected(2) == (2, 0)

@@ -93,7 +93,7 @@ def test_a_full_cache_is_static():
     assert not is_static(PrunedCache(StreamingLLM(sink=2, positions="reindexed"), 6, position=model.position))
 
 
-def test_a_cache_stays_usable_after_static_steps():
+def test_a_cache_can_be_used_after_static_steps():
     model, cache = decoder("transformer"), CACHES["decay"]()
     list(continued(model, cache, True))
     other = copy.deepcopy(cache)

@@ -94,7 +94,7 @@ def test_scores_without_eviction_have_the_closed_form(name, alpha, vectors, hand
         ("streaming_sink1_recent1_plus_self", StreamingLLM(sink=1), 2),
     ],
 )
-def test_hand_kept_sets(name, policy, budget, vectors, hand_logits):
+def test_hand_computed_retained_sets(name, policy, budget, vectors, hand_logits):
     assert seen(policy, hand_logits, budget) == vectors["hand"][name]
 
 

@@ -93,7 +93,7 @@ def test_code_without_docstrings_and_comments():
 
 @pytest.mark.parametrize("read", [read_module, read_code])
 @pytest.mark.parametrize("source", [b"def broken(:", b"\xff\xfe", b'"""  """', b"a\0b"])
-def test_sources_without_anything_to_read_are_passed_over(source, read):
+def test_sources_without_text_are_skipped(source, read):
     assert read("x", source).entries == ()
 
 
@@ -113,7 +113,7 @@ def divided(content):
     return documents
 
 
-def test_code_is_another_text_than_docstrings(docstrings):
+def test_code_and_docstrings_share_no_text(docstrings):
     documents = divided("code")
     assert "import networkx as nx" in "".join(documents["train"])
     prose = {part for texts in docstrings.values() for text in texts for part in text.split("\n\n")}
@@ -129,7 +129,7 @@ def test_no_longer_paragraph_occurs_twice(docstrings):
     assert len(set(long)) == len(long)
 
 
-def test_streams_do_not_depend_on_whether_questions_are_asked():
+def test_streams_do_not_depend_on_questions():
     data = embedded_data(max_bytes=None, max_held_out_bytes=1)
     plain, asked = (data.source.open(data.fractions) for _ in range(2))
     modules = list(asked.test_modules)

@@ -25,7 +25,7 @@ def read(source):
     return {Path(shard.name).name: (shard.splits, list(shard.documents())) for shard in source.open(SHARES).shards}
 
 
-def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path, monkeypatch):
+def test_folders_globs_and_files_are_read_without_hidden_files(tmp_path, monkeypatch):
     names = "a/one.txt", "a/deep/two.md", "a/.hidden/x.txt", "a/.secret.txt", "b/three.txt", "b/four.csv", "c/[5].txt"
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("pattern", ["my", "my/**/*.txt", "$WHERE/my", "$WHERE/m*/**/*.txt", "{root}/my/**"])
-def test_linked_folders_are_read_and_a_root_may_hold_brackets(tmp_path, monkeypatch, pattern):
+def test_linked_folders_and_brackets_in_paths(tmp_path, monkeypatch, pattern):
     root = tmp_path / "proj [v2]"
     for path in (root / "my/a.txt", tmp_path / "else/b.txt"):
         path.parent.mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_linked_folders_are_read_and_a_root_may_hold_brackets(tmp_path, monkeypa
     assert list(read(Files(paths=(pattern.format(root=root),)))) == ["a.txt", "b.txt"]
 
 
-def test_each_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
+def test_each_folder_is_read_once_despite_links(tmp_path):
     """Two links in each of 24 folders give 2^24 paths to the file in the last folder."""
     for number in range(24):
         (tmp_path / f"{number}").mkdir()
@@ -68,7 +68,7 @@ def test_each_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
     assert found == ["words.txt", "z/more.txt", "again"]
 
 
-def test_named_splits_come_first_and_decide(tmp_path):
+def test_named_splits_are_read_first(tmp_path):
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text(name)
     path = {name: (str(tmp_path / f"{name}.txt"),) for name in ("train", "valid", "test")}
@@ -93,7 +93,7 @@ def test_contradictions_are_refused(settings, message):
         Files(**settings)
 
 
-def test_what_is_missing_empty_or_twice_is_named(tmp_path):
+def test_missing_empty_and_duplicate_files_are_named(tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "full.txt").write_text("x")
     (tmp_path / "link.txt").symlink_to(tmp_path / "full.txt")
@@ -108,7 +108,7 @@ def test_what_is_missing_empty_or_twice_is_named(tmp_path):
             source.open(SHARES)
 
 
-def test_fingerprint_follows_contents_alone(tmp_path):
+def test_the_fingerprint_depends_only_on_contents(tmp_path):
     here, tokenizer = folder(tmp_path / "here", 5), tmp_path / "t.json"
 
     def found(path=here):
@@ -130,7 +130,7 @@ def test_fingerprint_follows_contents_alone(tmp_path):
     assert len({None, first, changed, longer, found()}) == 5
 
 
-def test_a_name_that_is_no_utf8_is_a_name(tmp_path):
+def test_a_file_name_may_be_invalid_utf8(tmp_path):
     odd = os.fsdecode(os.fsencode(str(tmp_path)) + b"/in/caf\xe9.txt")
     here = folder(tmp_path / "in", 2)
     Path(odd).write_text("words")
@@ -156,7 +156,7 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     assert len(read) == 4
 
 
-def test_what_spark_and_checksum_tools_write_beside_data_is_no_text(tmp_path):
+def test_files_of_spark_and_checksum_tools_are_not_read(tmp_path):
     words = [f"word {number} and more" for number in range(40)]
     for part in range(3):
         rows = words if part == 0 else words[:0]

@@ -60,7 +60,7 @@ def test_wrong_column_split_and_name_are_named(hub, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_offline_is_said(monkeypatch, tmp_path):
+def test_offline_mode_is_in_the_message(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
@@ -68,13 +68,13 @@ def test_offline_is_said(monkeypatch, tmp_path):
         read(Hub(name="nobody/nothing"))
 
 
-def test_fingerprint_is_of_name_and_revision_and_needs_no_network():
+def test_the_fingerprint_uses_name_and_revision_without_network():
     first = source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b")))
     assert first == source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", column="body")))
     assert first != source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", revision="1")))
 
 
-def test_a_folder_whose_files_change_is_prepared_anew(hub):
+def test_a_changed_folder_is_prepared_again(hub):
     data = folder_data(Path("x"), source=Hub(name=str(hub)))
     before = source_fingerprint(data)
     assert source_fingerprint(data) == before

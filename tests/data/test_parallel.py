@@ -39,7 +39,7 @@ def files(folder, **changes):
     return DATA.validate_python({"kind": "parallel", "source": spec, **rest, **changes})
 
 
-def test_phrases_are_distinct_exact_and_never_in_two_splits():
+def test_phrases_are_distinct_and_in_one_split():
     phrases = Phrases(count=300)
     by_split = {split: list(phrases.pairs(split, SHARES)) for split in SPLITS}
     sources = [source for pairs in by_split.values() for source, _ in pairs]
@@ -54,7 +54,7 @@ def test_phrases_are_distinct_exact_and_never_in_two_splits():
         assert target == f"{day}. {months[month]} {year}"
 
 
-def test_what_limits_leave_out_is_said(tmp_path, capsys):
+def test_pairs_beyond_the_limits_are_noted(tmp_path, capsys):
     prepare("pairs", files(tmp_path, max_pairs=200, max_ratio=2.5), tmp_path / "out")
     notes = read_manifest(tmp_path / "out")["notes"]
     assert "max_pairs=200 leaves out further train pairs (max_pairs: null takes all)" in notes
@@ -95,7 +95,7 @@ def test_prepared_pairs_are_the_lines(tmp_path):
     assert read_manifest(tmp_path / "out") == manifest, "what cannot be replaced stays"
 
 
-def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
+def test_files_with_different_numbers_of_lines_are_refused(tmp_path):
     left, right = write(tmp_path / "a", ["x", "y", "z"]), write(tmp_path / "b", ["1", "2"])
     with pytest.raises(UserError, match=r"b: ends after line 2, but .*a has more"):
         list(read_pairs(left, right))
@@ -108,7 +108,7 @@ def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
         list(read_pairs(tmp_path / "none", left))
 
 
-def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):
+def test_a_long_test_sentence_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^data: pairs: a test pair has .* tokens .*raise max_tokens"):
         prepare("pairs", files(tmp_path, max_tokens=8), tmp_path / "out")
 

@@ -44,7 +44,7 @@ def out(source, tmp_path_factory):
     return out
 
 
-def test_streams_hold_every_document_once_and_the_manifest_tells_of_them(out, source):
+def test_streams_contain_every_document_once_as_in_the_manifest(out, source):
     manifest = read_manifest(out)
     assert (manifest["name"], manifest["code_hash"], manifest["notes"]) == ("text", "c0de", [])
     assert TextData.model_validate(manifest["spec"]) == folder_data(source)
@@ -59,7 +59,7 @@ def test_streams_hold_every_document_once_and_the_manifest_tells_of_them(out, so
     verify(out)
 
 
-def test_any_number_of_threads_writes_the_same_bytes(out, source, tmp_path, monkeypatch):
+def test_files_do_not_depend_on_the_number_of_threads(out, source, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")
     monkeypatch.setattr("formerlab.data.text.documents.BATCH_CHARACTERS", 1000)
     prepare("text", folder_data(source), tmp_path, code_hash="c0de")
@@ -70,7 +70,7 @@ def test_any_number_of_threads_writes_the_same_bytes(out, source, tmp_path, monk
     assert read_manifest(out)["fingerprint"] == read_manifest(tmp_path)["fingerprint"]
 
 
-def test_only_a_change_has_it_written_again(source, tmp_path, capsys):
+def test_data_are_written_again_only_after_a_change(source, tmp_path, capsys):
     data = folder_data(source)
     out, manifest = tmp_path / "out", tmp_path / "out/manifest.json"
 
@@ -92,7 +92,7 @@ def test_only_a_change_has_it_written_again(source, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_prepared_data_outlive_their_source(tmp_path):
+def test_prepared_data_remain_valid_without_their_source(tmp_path):
     source, out = folder(tmp_path / "source"), tmp_path / "out"
     prepare("text", folder_data(source), out)
     before = files(out)
@@ -128,7 +128,7 @@ def test_the_same_documents_give_the_same_streams_in_every_format(out, tmp_path)
         assert all(np.array_equal(load_stream(tmp_path / "out", split), load_stream(out, split)) for split in SPLITS)
 
 
-def test_repeated_documents_stay_where_they_are_held_out(tmp_path):
+def test_duplicates_of_held_out_documents_are_dropped_from_training(tmp_path):
     lines = [document(number, 4) for number in range(9)]
     train = [*lines[:6], lines[0], lines[6], "  " + lines[7].replace(" ", "  ")]
     data = named(tmp_path, train=train, valid=[lines[6], lines[8]], test=[lines[7], lines[8]])
@@ -138,7 +138,7 @@ def test_repeated_documents_stay_where_they_are_held_out(tmp_path):
     assert read_manifest(tmp_path / "out")["duplicates_removed"] == 4
 
 
-def test_the_tokenizer_learns_from_training_text_alone(tmp_path):
+def test_the_tokenizer_is_trained_only_on_training_text(tmp_path):
     held_out = [f"QXQX QXQX {number}" for number in range(90)]
     data = named(tmp_path, train=[f"abab abab {n}" for n in range(50)] + held_out[:50], valid=held_out, test=["QX QX"])
     prepare("lines", data, tmp_path / "out")
@@ -156,26 +156,26 @@ def test_the_tokenizer_learns_from_training_text_alone(tmp_path):
         ({"tokenizer": {"kind": "of", "data": "none", "vocabulary": 300}}, "the data are not prepared"),
     ],
 )
-def test_a_failure_names_the_data_and_leaves_nothing_half(source, tmp_path, changes, message):
+def test_a_failure_names_the_data_set_and_removes_incomplete_files(source, tmp_path, changes, message):
     with pytest.raises(UserError, match=f"^data: mine: .*{message}"):
         prepare("mine", folder_data(source, **changes), tmp_path / "mine")
     assert set(files(tmp_path)) <= {"mine/tokenizer.json", "mine/file_hashes.json"}
 
 
-def test_files_that_repeat_each_other_are_said_to(tmp_path):
+def test_duplicate_files_are_in_the_message(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("alpha beta gamma delta")
     with pytest.raises(UserError, match=r"1 documents .*: 9 more repeat them and are dropped; add more text"):
         prepare("text", folder_data(tmp_path, source=Files(paths=(str(tmp_path / "?.txt"),))), tmp_path / "out")
 
 
-def test_a_split_whose_documents_all_repeat_others_is_named_with_their_number(tmp_path):
+def test_a_split_of_duplicates_is_refused_with_their_number(tmp_path):
     data = named(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
     with pytest.raises(UserError, match=r"no document of 10 is left for '(valid|test)': 1 more repeat them"):
         prepare("lines", data, tmp_path / "out")
 
 
-def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
+def test_an_interrupted_preparation_leaves_no_manifest(source, tmp_path, monkeypatch):
     prepare("text", folder_data(source), tmp_path)
 
     def stop(*_):
@@ -214,7 +214,7 @@ def test_damaged_results_are_named(out, tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_a_stream_that_was_changed_with_its_old_time_is_found_and_a_restored_one_is_taken(out, tmp_path):
+def test_a_changed_stream_with_its_old_time_is_detected(out, tmp_path):
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     verify(tmp_path)
     stream = tmp_path / "valid.npy"
@@ -233,7 +233,7 @@ def test_a_stream_that_was_changed_with_its_old_time_is_found_and_a_restored_one
     verify(tmp_path)
 
 
-def test_a_check_anew_trusts_no_stamp(out, tmp_path, monkeypatch):
+def test_a_new_check_reads_all_files(out, tmp_path, monkeypatch):
     """Change a file without changing its times, as a disk fault does."""
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr("formerlab.data.manifest.stamp", lambda status: [0])
@@ -244,7 +244,7 @@ def test_a_check_anew_trusts_no_stamp(out, tmp_path, monkeypatch):
         verify(tmp_path, anew=True)
 
 
-def test_a_tokenizer_file_is_taken_as_it_is(out, source, tmp_path):
+def test_a_tokenizer_file_is_copied(out, source, tmp_path):
     given = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 70_000}
     prepare("text", folder_data(source, tokenizer=given), tmp_path)
     assert sha256(tmp_path / "tokenizer.json") == sha256(out / "tokenizer.json")
@@ -262,7 +262,7 @@ def test_text_without_tokens_is_noted_or_refused(source, tmp_path):
         prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", "abc")), tmp_path / "out")
 
 
-def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):
+def test_the_tokenizer_of_another_data_set_is_used(out, tmp_path, capsys):
     shutil.copytree(out, tmp_path / "text")
     borrowed = {"kind": "of", "data": "text", "vocabulary": 300}
     more = folder_data(folder(tmp_path / "more texts", 20), tokenizer=borrowed)
@@ -282,7 +282,7 @@ def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("files_of", [1, 3])
-def test_files_too_few_to_be_divided_are_divided_by_paragraphs(files_of, tmp_path, capsys):
+def test_few_files_are_divided_by_paragraphs(files_of, tmp_path, capsys):
     texts_of = tmp_path / "texts"
     texts_of.mkdir()
     for number in range(files_of):
@@ -299,7 +299,7 @@ def test_files_too_few_to_be_divided_are_divided_by_paragraphs(files_of, tmp_pat
     assert [len(one["notes"]) for one in manifests] == [1, 0]
 
 
-def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path):
+def test_empty_splits_are_refused_before_tokenisation(tmp_path):
     lines = tmp_path / "one.txt"
     lines.write_text(document(1, 4))
     (tmp_path / "blank.txt").write_text(" \n\n ")
@@ -312,7 +312,7 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path
 
 
 @pytest.mark.parametrize("most", [500, 10_000])
-def test_text_ends_with_the_document_that_reaches_a_limit_which_is_said_once(source, tmp_path, capsys, most):
+def test_text_ends_with_the_document_that_reaches_a_limit(source, tmp_path, capsys, most):
     data = folder_data(source, max_bytes=most, max_held_out_bytes=1, tokenizer=BytePairs(vocabulary=270))
     prepare("text", data, tmp_path)
     manifest, said = read_manifest(tmp_path), capsys.readouterr().err

@@ -38,7 +38,7 @@ ENTRY = Documented(
 )
 
 
-def test_what_entries_yield():
+def test_candidates_of_entries():
     assert list(summaries(ENTRY)) == [("def fit(X, y):", "Fit the linear model to the training data by least squares.")]
     assert list(next_sentences(ENTRY)) == []
     longer = Documented(
@@ -70,7 +70,7 @@ def test_questions_are_held_out(out, task):
         assert question["query"] not in trained
 
 
-def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one():
+def test_wrong_choices_are_from_other_modules_with_similar_lengths():
     modules = [Module(f"m{m}", tuple(entry(m, n) for n in range(20))) for m in range(20)]
     made = make_questions(TASKS[0], modules, 400)
     assert made == make_questions(TASKS[0], modules, 400)
@@ -83,7 +83,7 @@ def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one():
     assert min(lengths[rank] for rank in range(CHOICES)) > 60, "the length of a choice tells nothing"
 
 
-def test_no_query_is_asked_twice():
+def test_no_query_repeats():
     same = [Module(f"m{m}", (Documented("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
     made = make_questions(TASKS[0], same, 50)
     assert len({question["query"] for question in made}) == len(made) == 10
@@ -93,7 +93,7 @@ def entry(module, number):
     return Documented(f"def f{module}_{number}():", (f"Module{module:02} does {'very ' * (5 + number)}much {number}.",))
 
 
-def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys):
+def test_fewer_questions_than_requested_are_accepted_but_not_zero(capsys):
     modules = [Module(f"m{m}", (entry(m, m),)) for m in range(5)]
     assert len(make_questions(TASKS[0], modules, 9)) == 5
     assert "5 questions" in capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_the_harness_loads_the_tasks_without_network(out):
         assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in made]
 
 
-def test_questions_that_are_gone_are_named(out, tmp_path):
+def test_missing_questions_are_named(out, tmp_path):
     (tmp_path / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
     with pytest.raises(UserError, match=r"embedded_summary\.jsonl: no such file"):
         list(embedded_tasks(tmp_path))

@@ -28,7 +28,7 @@ TEXT = "First line, café.\nsecond line\n\n\nSecond paragraph.\n"
         ("line", ["First line, café.", "second line", "", "", "Second paragraph."]),
     ],
 )
-def test_what_a_document_of_a_text_file_is(tmp_path, documents, expected):
+def test_documents_of_a_text_file(tmp_path, documents, expected):
     path = tmp_path / "a.txt"
     path.write_text(TEXT, encoding="utf-8")
     assert list(read_text(path, "utf-8", documents)) == expected
@@ -37,7 +37,7 @@ def test_what_a_document_of_a_text_file_is(tmp_path, documents, expected):
 @pytest.mark.parametrize(
     ("ending", "opener"), [(".gz", gzip.open), (".GZ", gzip.open), (".bz2", bz2.open), (".XZ", lzma.open)]
 )
-def test_compressed_files_read_as_plain_ones(tmp_path, ending, opener):
+def test_compressed_files_are_decompressed(tmp_path, ending, opener):
     path = tmp_path / f"a.jsonl{ending}"
     with opener(path, "wt", encoding="utf-8") as file:
         file.write(json.dumps({"text": TEXT}) + "\n")
@@ -45,7 +45,7 @@ def test_compressed_files_read_as_plain_ones(tmp_path, ending, opener):
     assert list(read_jsonl(path, "utf-8", "text")) == [TEXT]
 
 
-def test_zstandard_is_read_frame_by_frame(tmp_path):
+def test_zstandard_files_may_have_several_frames(tmp_path):
     path = tmp_path / "a.txt.zst"
     path.write_bytes(zstandard(TEXT) + zstandard(TEXT))
     assert list(read_text(path, "utf-8", "file")) == [TEXT + TEXT]
@@ -117,7 +117,7 @@ BROKEN = {
 }
 
 
-def test_parquet_with_bytes_that_are_no_text_is_named(tmp_path):
+def test_parquet_with_invalid_utf8_is_named(tmp_path):
     rows = pyarrow.array([b"caf\xe9 au lait"], pyarrow.binary())
     texts = pyarrow.StringArray.from_buffers(1, rows.buffers()[1], rows.buffers()[2])
     parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
@@ -138,13 +138,13 @@ def test_broken_files_are_named(tmp_path, kind):
     assert "\n" not in str(caught.value)
 
 
-def test_utf_16_without_its_first_mark_is_named(tmp_path):
+def test_utf_16_without_byte_order_mark_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("text".encode("utf-16-le"))
     with pytest.raises(UserError, match=r"a\.txt: (cannot be read|not utf-16).*BOM"):
         list(read_text(tmp_path / "a.txt", "utf-16", "file"))
 
 
-def test_unknown_ending_asks_for_the_format():
+def test_an_unknown_ending_needs_a_format():
     with pytest.raises(UserError, match=r"table\.xlsx: the ending '\.xlsx' is not a known format; set source\.format"):
         format_of(Path("table.xlsx"))
 

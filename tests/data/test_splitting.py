@@ -12,14 +12,14 @@ from formerlab.data.text.readers import split_text
 SHARES = SplitFractions(valid=0.1, test=0.2)
 
 
-def test_shares_are_met():
+def test_split_fractions_are_reached():
     splits = [SHARES.split(digest(str(number)), SPLITS) for number in range(20_000)]
     assert splits.count("test") / 20_000 == pytest.approx(0.2, abs=0.01)
     assert splits.count("valid") / 20_000 == pytest.approx(0.1, abs=0.01)
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_what_is_test_stays_test_whatever_else_is_named(mark):
+def test_test_documents_do_not_depend_on_other_named_splits(mark):
     everything = SHARES.split(mark, SPLITS)
     without_valid = SHARES.split(mark, ("train", "test"))
     assert (everything == "test") == (without_valid == "test")
@@ -35,7 +35,7 @@ def test_digest_is_the_same_on_every_machine():
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 5))
-def test_seen_is_a_set(values, recent):
+def test_digests_equal_a_set(values, recent):
     seen, plain = Digests(recent), set()
     for value in values:
         high = value * 2**57  # larger than a signed integer or an exact float
@@ -45,7 +45,7 @@ def test_seen_is_a_set(values, recent):
 
 
 @given(st.text(alphabet="ab \n", max_size=200), st.integers(1, 20))
-def test_parts_make_the_whole_and_cut_before_white_space(text, limit):
+def test_texts_are_split_before_white_space(text, limit):
     pieces = list(split_text(text, limit))
     assert "".join(pieces) == text
     assert all(len(piece) <= limit for piece in pieces)

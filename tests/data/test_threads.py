@@ -10,7 +10,7 @@ from formerlab.errors import UserError
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-def test_results_come_in_order_and_little_is_read_ahead(cores, monkeypatch):
+def test_results_are_in_order_and_few_items_are_pending(cores, monkeypatch):
     monkeypatch.setenv("RAYON_NUM_THREADS", str(cores))
     read = []
 
@@ -30,7 +30,7 @@ def refuse(number):
         raise UserError(f"item {number} is wrong")
 
 
-def test_an_error_arrives_as_it_is_and_no_thread_goes_on():
+def test_an_error_is_raised_unchanged_and_stops_all_threads():
     before = active_count()
     with pytest.raises(UserError, match="item 3 is wrong"):
         list(in_threads(refuse, count()))
@@ -38,6 +38,6 @@ def test_an_error_arrives_as_it_is_and_no_thread_goes_on():
 
 
 @pytest.mark.parametrize("value", ["", " ", "0", "many", "-2"])
-def test_a_variable_that_says_no_number_counts_as_not_set(value, monkeypatch):
+def test_a_variable_that_is_not_a_number_is_ignored(value, monkeypatch):
     monkeypatch.setenv("RAYON_NUM_THREADS", value)
     assert list(in_threads(abs, [-1, -2])) == [1, 2]

@@ -47,7 +47,7 @@ def test_decoding_returns_the_texts(path, one, other):
     assert [tokenizer.decode(tokens[: ends[0]]), tokenizer.decode(tokens[ends[0] + 1 : ends[1]])] == [one, other]
 
 
-def test_the_end_of_text_written_in_a_text_is_text(path):
+def test_end_of_text_within_a_text_is_plain_text(path):
     assert encoded(path, [f"a{END_OF_TEXT}b"]).count(0) == 1
 
 

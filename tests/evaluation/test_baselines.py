@@ -46,7 +46,7 @@ def as_defined(stream, order):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
-def test_probabilities_are_those_of_the_definition(order):
+def test_probabilities_equal_the_definition(order):
     model, probability = NGram(STREAM.astype(np.uint16), order, VOCABULARY), as_defined(STREAM.tolist(), order)
     windows = np.random.default_rng(1).integers(0, VOCABULARY, size=(6, 9))
     expected = [
@@ -56,7 +56,7 @@ def test_probabilities_are_those_of_the_definition(order):
     assert model.log_probabilities(windows) == pytest.approx(np.array(expected), abs=1e-12)
 
 
-def test_discounts_are_those_of_equation_26():
+def test_discounts_equal_equation_26():
     counts = [1] * 8 + [2] * 4 + [3] * 2 + [4]
     assert discounts(counts) == pytest.approx((1 - 2 * 0.5 * 4 / 8, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 * 1 / 2))
     assert discounts([1, 1, 3]) == FALLBACK
@@ -72,7 +72,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-def test_a_longer_memory_lowers_the_loss_of_a_text_with_one(tmp_path):
+def test_a_longer_context_lowers_the_loss(tmp_path):
     random = np.random.default_rng(0)
     (tmp_path / "lines.txt").write_text("\n".join(f"{n} " + "ab" * random.integers(5, 20) for n in range(200)))
     source = Files(paths=(str(tmp_path / "lines.txt"),), documents="line")
@@ -93,7 +93,7 @@ def test_a_longer_memory_lowers_the_loss_of_a_text_with_one(tmp_path):
     assert run.notes["tokens"] > 1000
 
 
-def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
+def test_a_linear_probe_is_better_than_chance(tmp_path):
     prepare_images("digits", ImageData(), tmp_path / "data")
     model = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=1)
     run = measured(Classification(), model, tmp_path / "data", tmp_path)
@@ -105,7 +105,7 @@ def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
     assert np.mean([float(row["loss_nats"]) for row in probe_rows]) < 0.6
 
 
-def test_translation_has_no_floor():
+def test_translation_has_no_baseline():
     run = Run.model_construct(name="base", task=Translation.model_construct())
     with pytest.raises(
         UserError, match=r"runs: 'base' has task.kind=translation; choose trained runs on text or images"
@@ -113,7 +113,7 @@ def test_translation_has_no_floor():
         Baselines().settings_for_run(run, questions=False)
 
 
-def test_floors_stand_above_the_runs_of_a_table(tmp_path):
+def test_baselines_are_above_the_runs_of_a_table(tmp_path):
     from fixtures.rows import make_run, write_csv
 
     folder = make_run(tmp_path, "tokenformer", "transformer-1")

@@ -44,7 +44,7 @@ def greedy(model, source, real, limit):
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(2))
-def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
+def test_single_tokens_give_the_logits_of_a_whole_pass(seed):
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6, 3], seed)
     target = torch.randint(0, 12, (2, 9), generator=torch.Generator().manual_seed(seed))
@@ -56,7 +56,7 @@ def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
+def test_beam_one_is_greedy_for_any_batch_size(seed):
     model = SPEC.build(seed).eval()
     lengths = [5, 2, 7, 3, 3]
     source, real = sources(12, lengths, seed)
@@ -73,7 +73,7 @@ def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(2))
-def test_a_beam_wide_enough_is_brute_force(seed):
+def test_a_wide_beam_equals_brute_force(seed):
     """Return the best of all targets of up to 4 of the 3 tokens by normalised log-probability."""
     model, limit = TINY.build(seed).eval(), 4
     source, real = sources(4, [3], seed)
@@ -89,7 +89,7 @@ def test_a_beam_wide_enough_is_brute_force(seed):
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(4))
-def test_stopping_early_changes_nothing(seed):
+def test_early_stopping_gives_the_same_result(seed):
     """Beam search for one sentence in plain Python; it stops only at the limit or after `beam` finished hypotheses."""
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6], seed)
@@ -123,5 +123,5 @@ def plain_search(next_tokens, limit, beam, alpha):
     return max(finished)
 
 
-def test_the_length_penalty_is_that_of_gnmt():
+def test_the_length_penalty_equals_gnmt():
     assert [length_penalty(1, 0.6), length_penalty(7, 1.0), length_penalty(19, 0.5)] == [1.0, 2.0, 2.0]

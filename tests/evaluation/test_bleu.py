@@ -15,7 +15,7 @@ def score(metric):
     return corpus_bleu(np.array(counts, dtype=float).sum(axis=0))
 
 
-def test_rows_add_up_to_sacrebleu():
+def test_the_score_of_summed_rows_equals_sacrebleu():
     bleu = sacrebleu.BLEU()
     expected = bleu.corpus_score(TRANSLATIONS, [REFERENCES])
     assert score("sacrebleu") == pytest.approx(expected.score)
@@ -24,7 +24,7 @@ def test_rows_add_up_to_sacrebleu():
     assert ours == parts
 
 
-def test_many_corpora_at_once_score_as_sacrebleu_scores_each():
+def test_scores_of_many_corpora_equal_sacrebleu():
     random = np.random.default_rng(0)
     total = np.sort(random.integers(0, 6, (400, 4)), axis=1)[:, ::-1]
     correct = np.sort(random.integers(0, total + 1), axis=1)[:, ::-1]
@@ -38,7 +38,7 @@ def test_many_corpora_at_once_score_as_sacrebleu_scores_each():
     np.testing.assert_allclose(corpus_bleu(sums.astype(float)), expected, rtol=1e-9)
 
 
-def test_splitting_compounds_gives_their_halves_credit():
+def test_the_parts_of_split_compounds_are_matched():
     one, other = "a well-known cat sat", "a well-read cat sat"
     whole, split = (statistics(metric, one, other) for metric in ("sacrebleu", "compound_split"))
     assert (whole[0], whole[4]) == (3, 4)
@@ -46,12 +46,12 @@ def test_splitting_compounds_gives_their_halves_credit():
     assert statistics("compound_split", "- 3 - 4 -", "- 3 - 4 -")[4] == 5  # single dashes are not split
 
 
-def test_lower_case_ignores_case_alone():
+def test_lower_case_ignores_only_case():
     assert statistics("tokenized_lowercase", "The Cat, sat", "the cat, SAT")[0] == 4
     assert statistics("compound_split", "The Cat, sat", "the cat, SAT")[0] == 1
     expected = sacrebleu.BLEU(lowercase=True).corpus_score(TRANSLATIONS, [REFERENCES])
     assert score("tokenized_lowercase") == pytest.approx(expected.score)
 
 
-def test_every_metric_has_a_signature_of_its_own():
+def test_every_metric_has_a_different_signature():
     assert len({signature(metric) for metric in METRICS}) == len(METRICS)

@@ -11,7 +11,7 @@ SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, 
 
 @pytest.mark.parametrize("n", [2, 9, 10, 64, 100])
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_longest_path_is_that_of_the_graph(name, n):
+def test_the_longest_path_equals_the_path_in_the_graph(name, n):
     """Follow the layers until every output depends on every input (or every earlier input)."""
     apart = np.arange(n) - np.arange(n)[:, None]
     steps = {
@@ -42,6 +42,6 @@ def test_a_row_for_every_layer_and_size():
         ({"lengths": (64, 100)}, "does not divide lengths=.100"),
     ],
 )
-def test_sizes_that_an_operation_does_not_have_are_refused(changed, message):
+def test_sizes_of_other_operations_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         Complexity(**changed)

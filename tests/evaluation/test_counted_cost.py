@@ -4,7 +4,7 @@ import torch
 from formerlab.training.provenance import matmul_flops_per_s, model_flops_utilisation, peak_memory_bytes
 
 
-def test_utilisation_is_a_share_of_the_measured_rate():
+def test_utilisation_is_a_fraction_of_the_measured_rate():
     rate = matmul_flops_per_s()
     assert rate > 0
     assert model_flops_utilisation(rate, 2.0, rate) == pytest.approx(0.5)
@@ -12,14 +12,14 @@ def test_utilisation_is_a_share_of_the_measured_rate():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_rate_is_that_of_products_of_the_precision_in_question(precision, monkeypatch):
+def test_the_rate_is_measured_in_the_requested_precision(precision, monkeypatch):
     seen, matmul = set(), torch.matmul
     monkeypatch.setattr(torch, "matmul", lambda a, b: seen.update((a.dtype, b.dtype)) or matmul(a, b))
     matmul_flops_per_s(precision=precision)
     assert seen == {getattr(torch, precision)}
 
 
-def test_peak_memory_grows_with_what_is_held():
+def test_peak_memory_includes_allocated_tensors():
     before = peak_memory_bytes()
     held = torch.ones((before >> 2) + (64 << 20))  # 256 MiB more than the process ever used
     assert before + (200 << 20) < peak_memory_bytes() < 2 * before + (2 << 30)

@@ -35,7 +35,7 @@ def rows():
     return measured([RUN], SETTINGS, CPU)
 
 
-def test_every_cache_is_measured_in_every_repetition_at_every_point(rows):
+def test_every_cache_is_measured_at_every_length_in_every_repetition(rows):
     caches = [("full", 1.0), ("dynamic_cache", 1.0), *product(("local", "decay"), (0.25, 4))]
     keys = ("length", "sequences", "repetition")
     found = {((row["policy"], row["budget"]), *(row[key] for key in keys)) for row in rows}
@@ -44,7 +44,7 @@ def test_every_cache_is_measured_in_every_repetition_at_every_point(rows):
     assert all(row["time_s"] > 0 and row["prompt_s"] > 0 for row in rows)
 
 
-def test_bytes_are_those_of_the_tokens_held(rows):
+def test_bytes_count_the_retained_tokens(rows):
     token = MODEL.kv_bytes(1)
     for row in rows:
         length = row["length"]
@@ -54,7 +54,7 @@ def test_bytes_are_those_of_the_tokens_held(rows):
 
 
 @pytest.mark.parametrize("lengths", [(5, 1, 1), (1, 1, 1)])
-def test_dynamic_cache_gives_what_ours_gives(lengths):
+def test_dynamic_cache_gives_equal_logits(lengths):
     model = model_of(RUN, 8, CPU)
     tokens = torch.arange(2 * sum(lengths)).reshape(2, -1) % 64
     ours, theirs, start = KVCache(), DynamicAttend(), 0
@@ -67,7 +67,7 @@ def test_dynamic_cache_gives_what_ours_gives(lengths):
 
 
 @pytest.mark.parametrize("policy", [SpAtten(), Ideal()])
-def test_policies_that_no_cache_can_follow_are_refused(policy):
+def test_policies_without_a_cache_are_refused(policy):
     with pytest.raises(ValidationError, match=f"kind={policy.kind} cannot evict from a cache"):
         DecodeSettings(policies=(policy,))
 
@@ -77,7 +77,7 @@ def released(context: int) -> ReleasedRun:
     return ReleasedRun(study="study", name="released-tiny", released="tiny", model=model)
 
 
-def test_a_released_model_is_itself_and_measured_as_any_other():
+def test_a_released_model_is_measured_like_a_trained_model():
     """One of our decoders replaces the released model, which has the same interface."""
     model, asked = MODEL.model_copy(update={"context": 22}).build(1).eval(), []
 
@@ -93,7 +93,7 @@ def test_a_released_model_is_itself_and_measured_as_any_other():
     assert [[row[key] for key in keys] for row in mine] == [[row[key] for key in keys] for row in others]
 
 
-def test_a_text_longer_than_a_released_model_reads_is_refused():
+def test_a_text_beyond_the_context_of_a_released_model_is_refused():
     logits_and_caches = 3 * 22 * (4 * 64 + 2 * MODEL.kv_bytes(1))
     assert SETTINGS.memory_bytes([RUN]) == 4 * MODEL.params() + logits_and_caches
     assert SETTINGS.memory_bytes([released(22)]) > 0
@@ -102,7 +102,7 @@ def test_a_text_longer_than_a_released_model_reads_is_refused():
 
 
 @pytest.mark.parametrize("items", ["a", "abc"])
-def test_turns_take_every_item_and_begin_with_another_each_time(items):
+def test_every_turn_contains_all_items_and_starts_with_another_item(items):
     taken = list(interleaved(items, 4))
     for repetition in range(5):
         mine = [(place, item) for number, place, item in taken if number == repetition]

@@ -193,5 +193,5 @@ def check_flow(folder):
     "check",
     [check_pruning, check_padded, check_decoding, check_a_model_of_transformers, check_translation, check_flow],
 )
-def test_what_is_done_there_is_what_is_done_here_with_few_waits(there, tmp_path, check):
+def test_results_on_the_device_equal_the_cpu_with_few_waits(there, tmp_path, check):
     there(check, tmp_path)

@@ -24,7 +24,7 @@ def rows_of_model(model):
     return {(measure, place): (kept, value) for measure, place, kept, value in rows}
 
 
-def test_what_only_reads_the_embedding_has_cosine_one():
+def test_inputs_equal_to_the_embedding_have_cosine_one():
     model = MODEL.model_copy(update={"depth": DepthWeightedAverage()}).build(0)
     with torch.no_grad():
         for alpha in model.mixer.alphas.values():
@@ -34,7 +34,7 @@ def test_what_only_reads_the_embedding_has_cosine_one():
     assert [rows[COSINE, i][1] for i in (1, 2, 3)] == pytest.approx([1.0] * 3)
 
 
-def test_zero_weights_are_dropped_for_nothing_and_others_are_not():
+def test_dropping_zero_weights_leaves_the_loss_unchanged():
     model = MODEL.model_copy(update={"depth": DepthWeightedAverage()}).build(0)
     rows = rows_of_model(model)  # 9 weights; three are 1
     assert rows[PRUNED, 0.5] == (5, rows[PRUNED, 0.0][1])
@@ -45,14 +45,14 @@ def test_zero_weights_are_dropped_for_nothing_and_others_are_not():
     assert rows[PRUNED, 0.5][1] != rows[PRUNED, 0.0][1]
 
 
-def test_a_transformer_has_cosines_alone():
+def test_a_model_without_mixer_has_only_cosines():
     measures = [measure for measure, _ in rows_of_model(MODEL.build(0))]
     assert measures.count(COSINE) == 3
     assert PRUNED not in measures
     assert measures.count(f"{SINGULAR}feed-forward up") == 16
 
 
-def test_the_logits_of_a_softmax_are_no_weights_to_remove():
+def test_logits_of_a_softmax_are_not_removed():
     measures = {measure for measure, _ in rows_of_model(MODEL.model_copy(update={"depth": SoftmaxAverage()}).build(0))}
     assert COSINE in measures
     assert PRUNED not in measures

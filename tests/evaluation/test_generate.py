@@ -8,7 +8,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import generate, sample, sample_token
 
 
-def test_greedy_tokens_are_those_of_full_forward_passes(model):
+def test_greedy_tokens_equal_full_forward_passes(model):
     prompt = [5, 17, 8]
     expected = list(prompt)
     for _ in range(20):
@@ -37,7 +37,7 @@ def test_a_sample_equals_the_sample_of_multinomial(seed):
     assert sampled == ids[torch.multinomial(probabilities, 1, generator=torch.Generator().manual_seed(seed))]
 
 
-def test_pieces_join_to_the_text_and_the_seed_decides(model, tokenizer):
+def test_streamed_pieces_join_to_the_text_and_depend_on_the_seed(model, tokenizer):
     pieces: list[str] = []
     text = generate(model, tokenizer, "the cat", tokens=30, seed=1, stream=pieces.append)
     assert "".join(pieces) == text
@@ -53,7 +53,7 @@ def test_the_end_of_the_document_ends_the_text(model, tokenizer):
         ending.remove()
 
 
-def test_the_text_stops_at_the_end_of_the_context_and_says_so(model, tokenizer):
+def test_the_text_stops_at_the_end_of_the_context_with_a_note(model, tokenizer):
     prompt, notes = "the cat sat on the mat", []
     room = 48 - len(tokenizer.encode(prompt).ids) + 1
     continuation = generate(model, tokenizer, prompt, tokens=room, seed=1, tell=notes.append)
@@ -64,7 +64,7 @@ def test_the_text_stops_at_the_end_of_the_context_and_says_so(model, tokenizer):
         generate(model, tokenizer, "the cat sat " * 40, tokens=1)
 
 
-def test_a_prompt_that_is_no_utf8_is_refused(model, tokenizer):
+def test_a_prompt_that_is_not_utf8_is_refused(model, tokenizer):
     with pytest.raises(UserError, match=r"prompt: 'caf.*is not UTF-8"):
         generate(model, tokenizer, os.fsdecode(b"caf\xe9"))
 
@@ -76,7 +76,7 @@ def test_an_empty_prompt_starts_a_document(model, tokenizer):
 
 
 @pytest.mark.parametrize("option", [{"tokens": -1}, {"temperature": -0.5}, {"top_k": 0}], ids=str)
-def test_impossible_options_are_named(model, tokenizer, option):
+def test_invalid_options_are_named(model, tokenizer, option):
     (name, value) = next(iter(option.items()))
     with pytest.raises(UserError, match=f"{name}={value}"):
         generate(model, tokenizer, "the cat", **option)
@@ -94,7 +94,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
+def test_the_space_between_prompt_and_text_is_preserved(family, model, monkeypatch):
     words, decoder = FAMILIES[family]
     tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, words[0]: 1, words[1]: 2}, unk_token=words[0]))
     tokenizer.decoder = decoder
@@ -106,7 +106,7 @@ def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-39])
-def test_a_temperature_next_to_zero_takes_the_most_probable_token(temperature):
+def test_a_temperature_near_zero_chooses_the_most_probable_token(temperature):
     generator = torch.Generator().manual_seed(0)
     for logits in ([1.0, 3.0, 2.0], [-5.0, -1.0, -9.0], [0.0, 80.0, -torch.inf]):
         assert sample_token(torch.tensor(logits), temperature, None, generator) == 1
@@ -115,7 +115,7 @@ def test_a_temperature_next_to_zero_takes_the_most_probable_token(temperature):
 @pytest.mark.parametrize(
     "option", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"seed": 2**64}, {"seed": -(2**63) - 1}]
 )
-def test_options_that_torch_cannot_use_are_refused(option, model, tokenizer):
+def test_options_outside_the_range_of_torch_are_refused(option, model, tokenizer):
     name, value = next(iter(option.items()))
     with pytest.raises(UserError, match=f"^{name}={value}: "):
         generate(model, tokenizer, "the cat", tokens=1, **option)

@@ -45,7 +45,7 @@ def swept(streams, out, kept, sweep=SWEEP, stops_at=None):
     return model.calls
 
 
-def test_nothing_is_done_twice_and_rows_are_those_of_one_go(streams, tmp_path):
+def test_stored_rows_are_not_computed_again(streams, tmp_path):
     passes = swept(streams, tmp_path / "whole", None)
     stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):

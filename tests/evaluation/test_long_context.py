@@ -50,7 +50,7 @@ def test_lengths_are_at_most_two_per_cent_below_the_limit(name, length, text, co
         ("needle_multiquery", 4, 4, 4),
     ],
 )
-def test_needles_occur_once_and_only_the_asked_ones_are_answers(name, hidden, asked, answers, text, count):
+def test_needles_occur_once_and_only_requested_needles_are_answers(name, hidden, asked, answers, text, count):
     for example in examples(name, 1024, 4, count, text):
         pairs = re.findall(r"One of the special magic numbers for ([\w-]+) is: (\d{7})\.", example.input)
         assert len({value for _, value in pairs}) == len(pairs) == hidden
@@ -96,13 +96,13 @@ def test_frequent_words_follow_the_zipf_law(length, text, count):
     assert others[2][1] > others[3][1]
 
 
-def test_scores_are_the_fraction_and_any():
+def test_scores_by_fraction_and_by_any_answer():
     document = {"outputs": ["ABC", "def"]}
     assert score(document, [" abc,\x07 x"]) == {"string_match": 0.5, "string_match_part": 1.0}
     assert score(document, ["x"]) == {"string_match": 0.0, "string_match_part": 0.0}
 
 
-def test_the_harness_asks_the_prompt_whose_length_was_counted(text, count):
+def test_the_harness_uses_the_prompt_whose_length_was_counted(text, count):
     made = list(examples("needle_single", 512, 2, count, text))
     (task,) = load_tasks([task_config("needle_single", 512, made)])["tasks"].values()
     task.build_all_requests()

@@ -10,7 +10,7 @@ from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make
 from formerlab.models.decoder import Decoder
 
 
-def test_the_number_stands_where_it_should_and_is_asked_for(tokenizer):
+def test_the_number_is_hidden_at_the_requested_depth(tokenizer):
     for depth, before, behind in ((0.0, 0, None), (0.5, None, None), (1.0, None, 0)):
         key, prompt, answer = make_text(tokenizer, 400, depth, number=1)
         tokens = [*prompt, *answer]
@@ -49,7 +49,7 @@ class Copier(torch.nn.Module):
         return logits[:, -last:]
 
 
-def test_a_policy_finds_what_it_kept(tokenizer):
+def test_a_policy_retrieves_retained_numbers(tokenizer):
     settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
     answers = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
     assert [row[0] for row in answers] == ["full", "full", "local", "local"]
@@ -59,7 +59,7 @@ def test_a_policy_finds_what_it_kept(tokenizer):
     assert answers[2][4] == pytest.approx(0.3, abs=0.01)
 
 
-def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
+def test_a_stopped_stage_continues(tokenizer, tmp_path):
     class Stopped(Copier):
         left = 3
 

@@ -22,7 +22,7 @@ def naive_losses(model, stream, context):
 
 @pytest.mark.parametrize("length", [2, 7, 25, 26, 30])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_token_but_the_first_is_predicted_once_from_those_before_it(model, stream, length, batch):
+def test_every_token_except_the_first_is_predicted_once(model, stream, length, batch):
     context, part = 8, stream[:length]
     naive = naive_losses(model, part, context)
     rows = window_losses(model, part, context, batch=batch)
@@ -35,7 +35,7 @@ def test_every_token_but_the_first_is_predicted_once_from_those_before_it(model,
     assert mean_loss(rows) == pytest.approx(np.mean(list(naive.values())), abs=1e-5)
 
 
-def test_pruned_losses_carry_the_budget_that_was_realised(model, stream):
+def test_pruned_losses_have_the_realised_budget(model, stream):
     rows = window_losses(model, stream, 20, attend_for=lambda lengths: Simulation(Decay(), 0.4, lengths))
     assert [row.realised_budget for row in rows[:-1]] == [0.4] * (len(rows) - 1)
     plain = window_losses(model, stream, 20)
@@ -45,13 +45,13 @@ def test_pruned_losses_carry_the_budget_that_was_realised(model, stream):
     assert [row.loss_nats for row in rows] != pytest.approx([row.loss_nats for row in plain], abs=1e-3)
 
 
-def test_spread_windows_are_full_distinct_and_reach_both_ends(stream):
+def test_spread_windows_are_distinct_and_include_both_ends(stream):
     assert spread_windows(stream, 16, 3) == [0, 6, 11]  # 199 predictions: 12 full windows and a partial one
     assert spread_windows(stream, 16, 100) == list(range(12))
     assert spread_windows(stream[:5], 16, 3) == [0]
 
 
-def test_the_mode_of_the_model_and_its_gradients_come_back(stream):
+def test_the_mode_and_gradients_of_the_model_are_restored(stream):
     model = Decoder(vocabulary=290, layers=1, width=8, heads=1, context=16, dropout=0.5).build()
     model.train()
     model.blocks[0].eval()  # a frozen layer

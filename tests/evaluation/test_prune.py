@@ -67,7 +67,7 @@ def test_rows_of_windows_name_the_document(out):
         (StreamingLLM(sink=2), ("streaming_llm sink=2", None, None)),
     ],
 )
-def test_cells_tell_policies_apart(policy, cells):
+def test_cells_distinguish_policies(policy, cells):
     assert Configuration(policy, 0.4).cells() == (*cells, 0.4)
 
 
@@ -85,7 +85,7 @@ def test_policies_that_a_stage_cannot_run_are_refused(settings, given, message):
         settings(**given)
 
 
-def test_losses_are_those_of_each_policy_alone(out, model, stream):
+def test_losses_equal_separate_runs_of_each_policy(out, model, stream):
     rows = read(out / "prune.csv")
     configuration = Configuration(Decay(alpha=0.0), 4)
     windows = [int(row["window"]) for row in rows[:5]]
@@ -95,7 +95,7 @@ def test_losses_are_those_of_each_policy_alone(out, model, stream):
     assert [float(row["realised_budget"]) for row in found] == [0.2] * 5
 
 
-def test_pruned_losses_equal_those_of_a_cache_that_evicts(out, model, stream):
+def test_pruned_losses_equal_decoding_with_an_evicting_cache(out, model, stream):
     rows = read(out / "prune.csv")
     window = int(rows[0]["window"])
     tokens = torch.from_numpy(stream[window * 20 : window * 20 + 21].astype("int64"))[None]
@@ -125,7 +125,7 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
     assert all(0.3 < budget < 0.7 for budget in held)  # budgets of short sequences are rounded to whole keys
 
 
-def test_measures_are_those_of_each_configuration_alone(model, stream):
+def test_measures_equal_separate_runs_of_each_configuration(model, stream):
     layers = []
     windows = Windows(model, stream, 20, [0, 3])
     pairs = [Configuration(policy, budget) for budget in (4, 0.4) for policy in (Local(), H2O(), Decay())]
@@ -141,7 +141,7 @@ def test_measures_are_those_of_each_configuration_alone(model, stream):
         assert found == torch.stack(alone).mean(0).tolist()
 
 
-def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):
+def test_every_part_prints_progress(model, streams, tmp_path, capfd):
     once = SWEEP.model_copy(update={
         "questions": False, "windows": 3, "alphas": (0.2,), "calibration_windows": 2, "calibration_budgets": (0.2,),
         "score_windows": 1, "one_shot": (Local(),), "one_shot_budgets": (0.5,),
@@ -152,7 +152,7 @@ def test_every_part_says_how_far_it_is(model, streams, tmp_path, capfd):
         assert re.search(rf"prune it, {part}  .* {total}/{total} ", lines), part
 
 
-def test_alpha_of_each_head_is_the_best_for_it(model, streams):
+def test_each_head_has_its_best_alpha(model, streams):
     alphas = (0.0, 0.3, 1.0)
     valid, test = Windows(model, streams["valid"], 20, [0, 1]), Windows(model, streams["test"], 20, [3, 4])
     chosen, tested = calibrate(valid, test, alphas, 4)
@@ -214,7 +214,7 @@ def test_divided_budgets_count_the_keys_of_all_layers_without_empty_slots(model,
     assert [row[4] for row in rows if row[0] != "full"] == [0.4, 0.4]
 
 
-def test_one_shot_compression_spares_the_prompt(model, stream):
+def test_one_shot_losses_are_of_the_tokens_after_the_prompt(model, stream):
     configurations = [Configuration(SnapKV(), 0.4), Configuration(Decay(), 1.0)]
     rows = list(one_shot_losses(configurations, Windows(model, stream, 20, [1, 3], batch=2)))
     found = {(row[0], row[6]): row[8] for row in rows}

@@ -44,12 +44,12 @@ def test_every_repetition_measures_every_run(rows):
     assert all(row["time_s"] > 0 for row in rows)
 
 
-def test_units_are_those_of_the_run_and_of_the_stage(rows):
+def test_batch_sizes_and_tokens_of_each_measure(rows):
     units = {(row["measure"], row["sequences"], row["tokens"]) for row in rows}
     assert units == {(TRAINING, 4, 32), (FORWARD, 3, 24), (DECODE, 1, 1)}
 
 
-def test_memory_holds_weights_gradients_and_moments(rows):
+def test_memory_includes_weights_gradients_and_moments(rows):
     held = {(row["run"], row["measure"]): row["memory_bytes"] for row in rows}
     weights = 4 * MODEL.params()
     assert held["plain", TRAINING] > 4 * weights
@@ -57,7 +57,7 @@ def test_memory_holds_weights_gradients_and_moments(rows):
     assert held["dense", TRAINING] > held["plain", TRAINING]
 
 
-def test_peak_counts_what_is_held_together():
+def test_peak_counts_tensors_that_exist_together():
     def work():
         first = torch.zeros(1000)
         second = first + 1

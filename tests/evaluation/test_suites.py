@@ -43,7 +43,7 @@ def suites(tmp_path_factory):
     }
 
 
-def test_answers_are_those_of_the_harness_s_own_loop(model, tokenizer, suites, harness_rows):
+def test_answers_equal_the_loop_of_the_harness(model, tokenizer, suites, harness_rows):
     tasks = load_suites(suites)
     expected = harness_rows(tasks)
     for batch in (1, 8):
@@ -53,7 +53,7 @@ def test_answers_are_those_of_the_harness_s_own_loop(model, tokenizer, suites, h
 
 
 @pytest.mark.parametrize("leading", [False, True])
-def test_every_format_scores_what_it_says(model, tokenizer, suites, leading):
+def test_scores_of_every_format(model, tokenizer, suites, leading):
     ends = {
         "choices_local": ("Question: the cat sat\nAnswer:", " on a mat"),
         "contexts_local": ("the cat sat where the dog", " ran to a mat"),
@@ -127,7 +127,7 @@ MISTAKES = {
 @pytest.mark.parametrize(
     ("form", "line", "said"), [(form, *case) for form, cases in MISTAKES.items() for case in cases]
 )
-def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, said):
+def test_an_invalid_row_is_named_with_its_line(tmp_path, form, line, said):
     good = {"choices": {"query": "a", **ROWS["choices"][0]}}.get(form, ROWS[form][0])
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(good) + "\n\n" + line + "\n")
@@ -150,13 +150,13 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, sa
         ({"delimiter": "", "format": "pairs"}, "format=pairs has complete sentences"),
     ],
 )
-def test_what_would_not_be_asked_as_written_is_refused(settings, message):
+def test_invalid_prompts_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         LocalSuite(paths=("x",), **settings)
     assert LocalSuite(paths=("x",), prompt="{{a}, {b}} {goal}".replace("{a}", "a").replace("{b}", "b"))
 
 
-def test_an_id_given_twice_and_an_empty_file_are_refused(tmp_path):
+def test_duplicate_ids_and_empty_files_are_refused(tmp_path):
     row = {"id": "x", "query": "a", "choices": ["b", "c"], "gold": 0}
     path = tmp_path / "rows.jsonl"
     path.write_text(2 * (json.dumps(row) + "\n"))
@@ -167,7 +167,7 @@ def test_an_id_given_twice_and_an_empty_file_are_refused(tmp_path):
         read_examples([path], "choices")
 
 
-def test_the_state_follows_contents_and_settings_not_places(tmp_path):
+def test_the_state_depends_on_contents_and_settings_only(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rows.jsonl").write_text('{"text": "a b"}\n')
@@ -191,7 +191,7 @@ def test_an_answer_that_merges_with_its_context_is_refused(tokenizer, tmp_path):
         Questions(load_suites({"words_local": words}), merged, end_of_text=3)
 
 
-def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites):
+def test_nan_logits_are_refused(model, tokenizer, suites):
     damaged = copy.deepcopy(model)
     next(damaged.final_norm.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="logits are not finite"):
@@ -200,7 +200,7 @@ def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites):
         generate(damaged, tokenizer, "the cat", temperature=0)
 
 
-def test_names_say_what_is_not_the_published_suite(tmp_path):
+def test_only_names_of_local_suites_end_in_local(tmp_path):
     adapter = TypeAdapter(Suite)
     local, official = adapter.validate_python({"kind": "files", "paths": ["x"]}), HarnessSuite(task="piqa")
     assert check_names({"piqa_local": local, "piqa": official})
@@ -277,7 +277,7 @@ def test_a_damaged_copy_is_named(tokenizer, tmp_path, task, rows, message):
 
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
-def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
+def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
     own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines separate solved examples
     rows = [json.dumps(row | {"id": f"{form}-{place}"}) + "\n" for place, row in enumerate(own * 4)]
     (tmp_path / "asked.jsonl").write_text("".join(rows[: len(own)]))
@@ -306,7 +306,7 @@ def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
         assert not first.startswith(second), "a question is no example of its own answer"
 
 
-def test_solved_examples_that_cannot_be_are_refused():
+def test_invalid_solved_examples_are_refused():
     with pytest.raises(ValueError, match="shots_from without shots"):
         LocalSuite(paths=("a",), shots_from=("b",))
     with pytest.raises(ValueError, match="format=pairs has no question"):

@@ -79,7 +79,7 @@ def test_log_probabilities_do_not_depend_on_the_batch(model, tokenizer, policy):
         assert [one.realised_budget for one in alone] == pytest.approx(rounded)
 
 
-def test_greedy_says_whether_the_model_would_have_written_it(model, tokenizer):
+def test_greedy_is_whether_the_model_generates_the_answer(model, tokenizer):
     context = tokenizer.encode("the cat").ids
     written = list(sample(model, context, tokens=3, temperature=0.0))
     other = [*written[:2], (written[2] + 1) % 290]
@@ -97,25 +97,25 @@ def test_the_leading_token_is_an_option(model, tokenizer):
 
 
 @pytest.mark.parametrize("given", [50, 2])
-def test_what_exceeds_the_context_is_cut_from_the_left(model, given):
+def test_long_contexts_are_truncated_on_the_left(model, given):
     ids = [3 + index % 200 for index in range(60)]
     (answer,) = answers(model, [(None, ids[:given], ids[given:])])
     kept = max(given, 12)
     assert answer.log_prob == pytest.approx(naive_log_prob(model, ids[11:kept], ids[kept:])[0], abs=1e-4)
 
 
-def test_questions_that_no_choice_answers_are_refused(tokenizer, configs):
+def test_generative_tasks_are_refused(tokenizer, configs):
     with pytest.raises(UserError, match="'next_words' has type generate_until"):
         Questions(load_tasks([{**configs[0], "output_type": "generate_until", "metric_list": []}]), tokenizer)
 
 
-def test_a_hub_library_that_is_imported_already_hears_that_it_may_not_ask(configs, monkeypatch):
+def test_an_imported_hub_library_is_set_offline(configs, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     load_tasks(configs)
     assert huggingface_hub.constants.HF_HUB_OFFLINE
 
 
-def test_the_harness_is_imported_only_where_it_is_used():
+def test_the_harness_is_imported_only_if_needed():
     code = "import sys, formerlab.evaluation.pruning.prune; print({'lm_eval', 'datasets', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -139,7 +139,7 @@ def unchecked_shapes():
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("depth", {type(one.build(2, 8)): one for one in defaults(DepthMixer)}.values(), ids=label)
-def test_it_compiles_to_one_graph(depth):
+def test_a_decoder_compiles_to_one_graph(depth):
     """The released DenseFormer does not, because the compiler cannot see the shape of its history.
 
     The backward pass is traced for DenseFormer only; the other mixers have no custom backward pass.
@@ -164,7 +164,7 @@ def test_last_and_targets_match_the_full_logits(spec):
     torch.testing.assert_close(model(tokens, targets=targets), expected)
 
 
-def test_the_mixed_output_is_the_input_of_the_next_block_and_the_final_norm():
+def test_mixed_outputs_are_inputs_of_the_next_block_and_the_final_norm():
     """Compares with Y_i from raw X_j by the definition (arXiv:2402.02622, section 3)."""
     spec = tiny(layers=4, depth=DepthWeightedAverage(dilation=2, period=2), position=Learned())
     model = perturbed(spec)

@@ -58,7 +58,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
-def test_a_batch_depends_on_seed_and_step_alone(task, digits):
+def test_a_batch_depends_only_on_seed_and_step(task, digits):
     first, second = task.load(digits, "train"), task.load(digits, "train")
     for step in (0, 1):
         task.step_batches(second, 0, step)  # earlier steps
@@ -102,7 +102,7 @@ FULL_MAGNITUDE += ["augmix-m10-mstd1-w9", "augmix-m99-b1", "original-mstd9", "or
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_draw_of_a_policy_is_an_image(channels):
+def test_every_sample_of_a_policy_is_an_image(channels):
     pixels = np.random.Generator(np.random.Philox(key=0)).integers(0, 256, (10, 12, 3), dtype=np.uint8)
     picture = Image.fromarray(pixels).convert(MODES[channels])
     for policy, draws in {TimmAugmentation().policy: 2000, **dict.fromkeys(FULL_MAGNITUDE, 200)}.items():
@@ -113,12 +113,12 @@ def test_every_draw_of_a_policy_is_an_image(channels):
                 assert transform(picture).shape == (channels, 8, 8), f"{policy}, seed {seed}"
 
 
-def test_no_bit_left_is_black():
+def test_zero_bits_give_a_black_image():
     picture = Image.new("RGB", (2, 2), "white")
     assert [posterized(picture, bits).getpixel((0, 0))[0] for bits in (-4, 0, 1, 4, 8)] == [0, 0, 128, 240, 255]
 
 
-def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
+def test_augmented_images_equal_timm_bit_for_bit(digits):
     """The images equal timm's transform and mixing of the step; mixed images are in the same micro-batch."""
     from timm.data.mixup import Mixup
 
@@ -146,7 +146,7 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
-def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
+def test_a_run_continues_at_the_end_of_its_ancestors(task, digits):
     """With the same batch size, the run continues with the same batches, otherwise with the next images."""
     data = task.load(digits, "train")
     start = task.position_after(data, task.position_after(data, START, 30), 20)
@@ -161,7 +161,7 @@ def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
 
 
 @pytest.mark.parametrize("batch", [8, 16])
-def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypatch):
+def test_no_random_augmentation_repeats_in_a_chain(batch, digits, monkeypatch):
     """Random draws do not repeat for any batch size, even if a stage takes fewer steps to a position than its
     ancestors.
     """
@@ -178,7 +178,7 @@ def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypa
     assert len(set(drawn)) == 12
 
 
-def test_the_published_recipe_is_timms_own_for_mae():
+def test_the_published_recipe_equals_the_arguments_of_mae():
     """MAE calls create_transform with these arguments (arXiv:2111.06377, official code, util/datasets.py)."""
     from timm.data.transforms_factory import create_transform
 
@@ -189,7 +189,7 @@ def test_the_published_recipe_is_timms_own_for_mae():
     assert str(timm_transform(TimmAugmentation(), 224, *look)) == str(theirs)
 
 
-def test_rows_of_the_test_images_say_what_was_predicted(digits):
+def test_rows_of_test_images_contain_predictions(digits):
     task, model = TASKS[0], MODEL.build()
     rows = [dict(zip(task.test_columns, row, strict=True)) for row in measured(task, model, digits)]
     images = load_images(digits, "test")
@@ -210,7 +210,7 @@ def test_rows_of_the_test_images_say_what_was_predicted(digits):
     assert np.mean([row[5] == 0 for row in guessed]) < 0.25
 
 
-def test_validation_measures_what_its_columns_say(digits):
+def test_validation_measures_match_their_columns(digits):
     task, model = TASKS[0], MODEL.build()
     batches = task.model_copy(update={"valid_images": 12}).valid_batches(load_images(digits, "valid"))
     batches = list(map(ready, batches))
@@ -224,7 +224,7 @@ def test_validation_measures_what_its_columns_say(digits):
     assert top1 <= top5 <= 1
 
 
-def test_the_average_of_weights_is_timms():
+def test_the_average_of_weights_equals_timm():
     from timm.utils import ModelEmaV3
 
     task, model, averaging = Classification(average=0.9), MODEL.build(), {}
@@ -249,7 +249,7 @@ def test_the_average_of_weights_is_timms():
         ({"normalise": "imagenet"}, "normalise=imagenet needs colour"),
     ],
 )
-def test_what_does_not_fit_is_refused(wrong, message):
+def test_inconsistent_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Run(study="s", name="r", model=MODEL, task=Classification(**wrong))
 

@@ -23,7 +23,7 @@ STREAM = np.arange(40, dtype=np.uint16)  # every token is its own position
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**63), step=st.integers(0, 2**40))
-def test_a_batch_depends_on_seed_and_step_alone(seed, step):
+def test_a_batch_depends_only_on_seed_and_step(seed, step):
     first = TASK.train_batch(STREAM, seed, step)
     TASK.train_batch(STREAM, seed, step + 1)
     np.random.default_rng().random()
@@ -31,7 +31,7 @@ def test_a_batch_depends_on_seed_and_step_alone(seed, step):
     assert torch.equal(first, TASK.model_copy(update={"accumulate": 2}).train_batch(STREAM, seed, step))
 
 
-def test_of_the_training_stream_its_stretch_is_read(tmp_path, monkeypatch):
+def test_training_reads_only_the_stretch(tmp_path, monkeypatch):
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
     thirds = [TASK.model_copy(update={"stretch": part}) for part in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
     assert [task.load(tmp_path, "train").tolist() for task in thirds] == [
@@ -41,20 +41,20 @@ def test_of_the_training_stream_its_stretch_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("stretch", [(0.5, 0.5), (0.8, 0.2), (0.0, 1.1), (-0.1, 1.0), (0.5,)])
-def test_a_stretch_that_holds_nothing_is_refused(stretch):
+def test_an_empty_stretch_is_refused(stretch):
     with pytest.raises(ValidationError, match="stretch"):
         LanguageModeling(stretch=stretch)
 
 
 @pytest.mark.parametrize("draw", [lambda s: TASK.train_batch(s, 0, 0), TASK.valid_batches], ids=["train", "valid"])
 @pytest.mark.parametrize("tokens", [0, 1, 6])
-def test_a_stream_too_short_is_refused_with_both_numbers(draw, tokens):
+def test_a_short_stream_is_refused_with_both_lengths(draw, tokens):
     with pytest.raises(UserError, match=rf"context=6 needs 7 tokens, but the stream has {tokens}: lower task.context"):
         draw(STREAM[:tokens])
 
 
 @given(windows=st.integers(1, 60), tokens=st.integers(7, 40), batch=st.sampled_from([(4, 1), (4, 2), (1, 1)]))
-def test_validation_windows_are_fixed_and_spread_from_end_to_end(windows, tokens, batch):
+def test_validation_windows_are_fixed_and_evenly_spaced(windows, tokens, batch):
     task = LanguageModeling(context=6, batch=batch[0], accumulate=batch[1], valid_windows=windows)
     batches = task.valid_batches(STREAM[:tokens])
     assert all(len(part) == batch[0] // batch[1] for part in batches[:-1])
@@ -76,7 +76,7 @@ def test_a_window_belongs_to_the_document_of_its_middle_prediction(lengths, cont
     assert window_documents(stream, context, end_of_text=0).tolist() == middles
 
 
-def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, monkeypatch):
+def test_the_interface_of_tasks_gives_windows_of_the_stream(tmp_path, monkeypatch):
     """The general methods of the task give windows of a stream."""
     model, spec = MODEL.build(1), MODEL
     halves = TASK.model_copy(update={"accumulate": 2})
@@ -94,7 +94,7 @@ def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, mon
     assert {row[2] for row in guessed} == {math.log(spec.vocabulary)}
 
 
-def test_a_process_beyond_the_parts_repeats_one_that_counts_for_nothing():
+def test_padding_micro_batches_repeat_another_micro_batch():
     shard = Shard(1, 2)
     (repeated,), (first,) = (TASK.step_batches(STREAM, 0, 3, shard=one) for one in (shard, Shard(0, 2)))
     assert torch.equal(repeated, first)

@@ -34,7 +34,7 @@ DATA = stream()
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 3))
-def test_an_epoch_takes_every_pair_once_within_the_budget(seed, epoch):
+def test_an_epoch_contains_every_pair_once(seed, epoch):
     batches = stream().epoch(40, seed, epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(60))
     for numbers in batches:
@@ -43,7 +43,7 @@ def test_an_epoch_takes_every_pair_once_within_the_budget(seed, epoch):
     assert len(batches) == len(DATA.batches(40))
 
 
-def test_batches_are_pure_in_the_step_whatever_was_asked_before():
+def test_batches_depend_only_on_the_step():
     size = len(DATA.batches(40))
     steps = [0, 1, size - 1, size, 3 * size + 2]
     fresh = [TASK.step_batches(stream(), 5, step)[0] for step in steps]
@@ -55,7 +55,7 @@ def test_batches_are_pure_in_the_step_whatever_was_asked_before():
     assert not torch.equal(TASK.step_batches(used, 6, 0)[0].source, fresh[0].source)
 
 
-def test_the_counts_of_a_step_are_those_of_its_batch():
+def test_the_counts_of_a_step_match_its_batch():
     size = len(DATA.batches(40))
     start = TASK.position_after(DATA, START, 2)
     for step, begins in ((0, START), (size + 3, START), (3, start)):
@@ -66,7 +66,7 @@ def test_the_counts_of_a_step_are_those_of_its_batch():
     assert TASK.epoch_tokens(DATA) == sum(TASK.step_counts(MODEL, DATA, 5, step)[0] for step in range(size))
 
 
-def test_a_run_goes_on_where_its_ancestors_ended():
+def test_a_run_continues_at_the_end_of_its_ancestors():
     size = len(DATA.batches(40))
     start = TASK.position_after(DATA, TASK.position_after(DATA, START, size - 2), 5)
     assert (start.steps, start.position) == (size + 3, size + 3)
@@ -76,7 +76,7 @@ def test_a_run_goes_on_where_its_ancestors_ended():
 
 
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
-def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, more, begins):
+def test_a_run_with_another_batch_size_starts_with_the_next_epoch(epochs, more, begins):
     """Another batch size groups pairs differently, so the rest of an epoch is not defined."""
     start, larger = TASK.position_after(DATA, START, epochs * len(DATA.batches(40)) + more), Translation(tokens=70)
     size = len(DATA.batches(70))
@@ -87,7 +87,7 @@ def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, m
     assert larger.position_after(DATA, start, 2).position == begins * size + 2
 
 
-def test_a_batch_holds_sources_and_shifted_targets():
+def test_a_batch_contains_sources_and_shifted_targets():
     batch = sentence_batch(DATA, [3, 8])
     for row, pair in enumerate((3, 8)):
         source, target = DATA.sentence(pair, 0), DATA.sentence(pair, 1)
@@ -99,7 +99,7 @@ def test_a_batch_holds_sources_and_shifted_targets():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
-def test_the_smoothed_loss_is_that_of_the_smoothed_distribution(smoothing):
+def test_the_smoothed_loss_equals_its_definition(smoothing):
     logits, targets = torch.randn(5, 9, dtype=torch.float64), torch.tensor([0, 8, NO_TARGET, 3, 3])
     log_probs, real = torch.log_softmax(logits, dim=-1), targets != NO_TARGET
     for mass, rest in (("vocabulary", smoothing / 9), ("others", smoothing / 8)):
@@ -132,7 +132,7 @@ def trained(run, stop_at=None, content=None):
     return state, seen
 
 
-def test_averaged_weights_are_the_mean_of_the_snapshots_and_survive_a_stop():
+def test_averaged_weights_are_the_mean_of_the_snapshots_after_a_stop():
     plain, seen = trained(run())
     averaged, _ = trained(run(average_last=3, average_every=2))
     snapshots = [seen[5], seen[7], plain.model.state_dict()]
@@ -147,6 +147,6 @@ def test_averaged_weights_are_the_mean_of_the_snapshots_and_survive_a_stop():
     assert averaged.rows["eval"] == plain.rows["eval"]
 
 
-def test_a_task_that_the_model_cannot_do_is_refused():
+def test_a_task_that_does_not_fit_the_model_is_refused():
     with pytest.raises(ValueError, match=r"task.kind=language_modeling trains model.kind=decoder, not translator"):
         Run(study="s", name="r", model=MODEL)

@@ -43,7 +43,7 @@ def prepared(data, out):
     return {split: load_images(out, split) for split in ("train", "valid", "test")}
 
 
-def test_digits_are_all_there_once(tmp_path):
+def test_digits_are_complete_without_duplicates(tmp_path):
     sets = prepared(ImageData(), tmp_path)
     assert {split: len(images) for split, images in sets.items()} == {"train": 1516, "valid": 93, "test": 188}
     assert sets["train"].classes == tuple("0123456789")
@@ -56,7 +56,7 @@ def test_digits_are_all_there_once(tmp_path):
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_folders_give_their_images_with_their_classes_whatever_the_threads(folders, tmp_path, monkeypatch):
+def test_images_of_folders_do_not_depend_on_threads(folders, tmp_path, monkeypatch):
     sets = prepared(settings(folders), tmp_path / "many")
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
     prepared(settings(folders), tmp_path / "one")
@@ -70,7 +70,7 @@ def test_folders_give_their_images_with_their_classes_whatever_the_threads(folde
     assert colours.tolist() == [[n * 20, 255 - n * 20, 99] for n in (0, 1, 2, 6, 7, 8)]
 
 
-def test_encoded_files_are_kept_as_they_are(folders, tmp_path):
+def test_encoded_files_are_stored_unchanged(folders, tmp_path):
     pixels = prepared(settings(folders), tmp_path / "pixels")
     encoded = prepared(settings(folders, storage="encoded"), tmp_path / "encoded")
     for split, images in encoded.items():
@@ -81,7 +81,7 @@ def test_encoded_files_are_kept_as_they_are(folders, tmp_path):
             assert np.array_equal(centre_crop(images.image(index), 8), pixels[split].pixels([index])[0])
 
 
-def test_a_centre_cut_is_the_centre_of_the_resized_image():
+def test_a_centre_crop_is_the_centre_of_the_resized_image():
     gradient = np.tile(np.arange(40, dtype=np.uint8), (20, 1))
     image = Image.fromarray(gradient)
     assert centre_crop(image, 20)[0, :, 0].tolist() == list(range(10, 30))
@@ -104,7 +104,7 @@ def test_sixteen_bits_of_grey_are_scaled(format):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photos_are_seen_upright(orientation):
+def test_photos_are_rotated_by_exif(orientation):
     upright = np.zeros((10, 14), np.uint8)
     upright[:5, :7] = 255
     stored = [upright, upright[:, ::-1], upright[::-1, ::-1], upright[::-1]]
@@ -115,7 +115,7 @@ def test_photos_are_seen_upright(orientation):
     assert np.array_equal(np.asarray(decode(content, 1)), upright)
 
 
-def test_what_is_transparent_is_white_and_what_is_opaque_stays():
+def test_transparent_pixels_become_white():
     strokes = np.eye(12, dtype=np.uint8) * 255
     drawn = Image.merge("LA", (Image.new("L", (12, 12)), Image.fromarray(strokes)))
     for image in (drawn, drawn.convert("RGBA")):
@@ -126,7 +126,7 @@ def test_what_is_transparent_is_white_and_what_is_opaque_stays():
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:40], lambda whole: b"no image at all"])
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
-def test_a_damaged_image_is_named_and_nothing_stays(damage, storage, folders, tmp_path):
+def test_a_damaged_image_is_named_and_files_are_removed(damage, storage, folders, tmp_path):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
     bad.write_bytes(damage(bad.read_bytes()))
     with pytest.raises(UserError, match=f"^data: pictures: {bad}: .*; repair or remove it$"):
@@ -144,7 +144,7 @@ def test_a_damaged_image_is_named_and_nothing_stays(damage, storage, folders, tm
         ("train/cat/gone.png", {}, r"train/cat/gone\.png: named by .* but a link to a missing file"),
     ],
 )
-def test_what_does_not_fit_is_refused(folders, tmp_path, change, wrong, message):
+def test_inconsistent_settings_are_refused(folders, tmp_path, change, wrong, message):
     if change:
         (tmp_path / change).parent.mkdir(exist_ok=True)
         picture(1).save(tmp_path / change) if "bird" in change else (tmp_path / change).symlink_to("/nowhere")
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused(folders, tmp_path, change, wrong, message)
 
 
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
-def test_a_training_image_that_is_held_out_too_is_left_out(storage, folders, tmp_path, capsys):
+def test_a_training_image_equal_to_a_held_out_image_is_dropped(storage, folders, tmp_path, capsys):
     picture(7, blue=99).save(tmp_path / "train" / "dog" / "deep" / "held out.bmp")  # the same pixels in another file
     picture(8, blue=99).save(tmp_path / "train" / "cat" / "deep" / "wrong.png")  # even if its class differs
     picture(7, blue=98).save(tmp_path / "train" / "dog" / "deep" / "other.png")
@@ -199,7 +199,7 @@ def test_a_truncated_file_is_named(folders, tmp_path):
         load_images(tmp_path / "out", "train")
 
 
-def test_a_part_of_the_images_can_be_kept(tmp_path, capsys):
+def test_keep_selects_a_fraction_of_the_images(tmp_path, capsys):
     whole = prepared(ImageData(), tmp_path / "whole")
     part = prepared(ImageData(keep=0.25), tmp_path / "part")
     assert 0.2 < len(part["train"]) / len(whole["train"]) < 0.3
@@ -283,7 +283,7 @@ def test_files_that_number_their_classes_differently_are_refused(tmp_path):
             prepared(settings(source), tmp_path / "out")
 
 
-def test_a_split_that_nothing_reads_is_refused_or_noted(tmp_path):
+def test_an_unread_split_is_refused_or_noted(tmp_path):
     (tmp_path / "data").mkdir()
     train = labelled(tmp_path / "data/train.parquet", ["cat", "dog"], [0, 1])
     valid = labelled(tmp_path / "data/validation.parquet", ["cat", "dog"], [0, 1])
@@ -298,7 +298,7 @@ def test_a_split_that_nothing_reads_is_refused_or_noted(tmp_path):
 
 
 @pytest.mark.parametrize("label", [[0], {"class": 0}])
-def test_a_label_that_is_no_single_class_is_refused(label, tmp_path):
+def test_labels_other_than_one_class_are_refused(label, tmp_path):
     rows = [{"image": {"bytes": encoded(number), "path": None}, "label": label} for number in range(12)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     source = ImageHub(name="parquet", files={"train": (str(tmp_path / "rows.parquet"),)})
