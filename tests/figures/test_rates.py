@@ -90,7 +90,7 @@ def test_models_with_equal_labels_are_distinguished_by_their_specs(tmp_path):
         write_run(tmp_path, f"stage-{run}", rate, 3.9, spec=model(projection=pattention(8)), **stage)
     rows = rates(Results(tmp_path))
     assert set(rows["family"]) == {
-        *("Transformer, rmsnorm", "Transformer, none"),
+        *("Transformer, RMSNorm", "Transformer, none"),
         *("grown as published", "Tokenformer, trained further"),
     }
     assert (
@@ -105,6 +105,19 @@ def test_the_curve_is_at_the_better_rate(tmp_path):
     rows = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")
     assert rows["family"].to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
     assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "the best rate alone is plotted"
+
+
+def test_a_curve_has_its_difference_to_the_transformer_of_as_many_steps(tmp_path):
+    for seed, shift in enumerate((0.0, 0.5)):
+        write_run(tmp_path, "plain", 1e-3, 4.0 + shift, seed)
+        write_run(tmp_path, "tokens", 1e-3, 4.2 + shift, seed, spec=model(projection=pattention(8)))
+    rows = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")
+    assert rows.loc["tokens", "difference_nats"] == pytest.approx(0.2)
+    assert rows.loc["tokens", "difference_nats_low"] == pytest.approx(0.2), "paired by seed"
+    assert (rows.loc["tokens", "control"], rows.loc["tokens", "_control"]) == ("plain", "Transformer")
+    assert pd.isna(rows.loc["plain", "difference_nats"])
+    loss, minus = curves.draw(rows.reset_index()).axes
+    assert (loss.get_ylabel(), minus.get_title()) == ("validation loss (nats)", "minus Transformer")
 
 
 def test_losses_of_a_second_domain_have_a_separate_panel(tmp_path):

@@ -131,17 +131,21 @@ def layout(
     height: float = 2.1,
     width: float = WIDEST,
     order: str = "",
+    together: str = "",
 ) -> Callable[[DataFrame], Figure]:
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
-    `columns` is the number of panels side by side; 0 means one per value of `each` of the first panel. `height` of a
-    panel and `width` of the figure are in inches. The first of the `notes` on the rows that are shown is below the
-    panels; all notes and the missing `wanted` series are in the caption.
+    Panels of the same value of the column `together` are adjacent. `columns` is the number of panels side by side; 0
+    means one per value of `each` of the first panel. `height` of a panel and `width` of the figure are in inches. The
+    first of the `notes` on the rows that are shown is below the panels; all notes and the missing `wanted` series are
+    in the caption.
     """
 
     def drawn(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
         shown = [one for panel in panels for one in panel.split(data)]
+        if together:
+            shown.sort(key=lambda pair: list(data[together].unique()).index(pair[1][together].iloc[0]))
         numbers = [rows[one.x if one.kind == "forest" else one.y] for one, rows in shown]
         shown = [pair for pair, values in zip(shown, numbers, strict=True) if values.notna().any()] or shown
         known = data[data.index.isin({at for _, rows in shown for at in rows.index})]

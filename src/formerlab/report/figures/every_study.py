@@ -5,6 +5,7 @@ last step, as the mean over seeds. Arms of claims that are the best of several r
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     GROWN,
+    TRAINED_FURTHER,
+    TRANSFORMER,
     last_step_rows,
     load_runs,
     seed_notes,
@@ -28,12 +31,12 @@ from formerlab.report.runs import (
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import BROWN, LEAF, PINK, SKY, TAN, look
+from formerlab.report.style import BROWN, LEAF, PINK, TAN, VIOLET, look
 from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"
-TOLD = (
+DISTINGUISHING_KEYS = (
     *("model.projection.kind", "model.norm.kind", "model.feedforward.activation", "model.feedforward.kind"),
     *("model.width", "model.projection.tokens", "steps"),
 )
@@ -43,59 +46,73 @@ LABELS = {
     "vision": NAMES,
 }
 """Labels of runs by study, instead of the settings that distinguish them."""
+WORDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "linear": "linear layers", "pattention": "parameter tokens"}
+"""Labels of values of a spec."""
+PHRASES = {
+    "tokens": "{} parameter tokens",
+    "steps": "{} steps",
+    "mixing_start_step": "averages from step {}",
+}
+"""Labels of numbers of a spec, by the last part of their key."""
 _LINES = ("-", "--", ":", "-.")
-_COLOURS = (SKY, BROWN, LEAF, PINK, TAN)
+_COLOURS = (VIOLET, BROWN, LEAF, PINK, TAN)
 """Colours of the second and further series in a panel of a single variant."""
 MOST = 6
 """Maximum number of curves in a panel."""
 
 
-def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
+def _setting_label(key: str, value: object) -> str:
+    if isinstance(value, str):
+        return WORDS.get(value, value)
+    name = key.rpartition(".")[2]
+    return PHRASES.get(name, f"{name.replace('_', ' ')} {{}}").format(value)
+
+
+def family_labels(first_records: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     """Return a row per family with its panel, variant and name, given the record of its first run.
 
     A panel is a data set, a depth, and whether runs start from a parent. The name is that of LABELS, or says how a
     family differs from others of its variant in the panel; the value that most of them have is left out.
     """
-    flat, panels = [flatten({"spec": record["spec"]}) for record in firsts], []
-    for record in firsts:
+    specs, panels = [flatten({"spec": record["spec"]}) for record in first_records], []
+    for record in first_records:
         layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
         depth = f"{layers:.0f} blocks" if layers else ""
         panels.append(", ".join(filter(None, [data_set_label(record["data"]["name"], None, scale), depth, start])))
-    known = DataFrame({"panel": panels, "variant": [variant_label(one) for one in flat]})
-    known["family"] = known["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
-    others = (key.removeprefix("spec.") for one in flat for key in one)
-    keys = [key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)]
-    for key in (*keys, RATE):  # last: it tells those apart that differ in nothing else
-        values = Series([one.get(f"spec.{key}") for one in flat], dtype=object)
-        groups = known.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
+    labels = DataFrame({"panel": panels, "variant": [variant_label(spec) for spec in specs]})
+    labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
+    all_keys = dict.fromkeys([*DISTINGUISHING_KEYS, *(key.removeprefix("spec.") for spec in specs for key in spec)])
+    keys = [key for key in all_keys if key not in ("study", "name", "seed", RATE)]
+    for key in (*keys, RATE):  # the rate is last: it distinguishes families that differ in nothing else
+        values = Series([spec.get(f"spec.{key}") for spec in specs], dtype=object)
+        groups = labels.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
         for alike in list(groups.values()):
             counts = values[alike].astype(str).value_counts()
             if len(counts) > 1:
                 usual = counts.index[0] if 2 * counts.iloc[0] > len(alike) else None
-                label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
-                known.loc[alike, "family"] += [f", {label}{v}" * (str(v) != usual) for v in values[alike]]
-    labels = [LABELS.get(record["study"], {}).get(record["run"]) for record in firsts]
-    return known.assign(family=Series(labels, dtype=object).fillna(known["family"]))
+                labels.loc[alike, "family"] += [
+                    f", {_setting_label(key, value)}" * (str(value) != usual) for value in values[alike]
+                ]
+    names = [LABELS.get(record["study"], {}).get(record["run"]) for record in first_records]
+    return labels.assign(family=Series(names, dtype=object).fillna(labels["family"]))
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
     """Add plot styles. The series `by` of a variant in a panel have its colour; from the second on, it is lighter, the
-    line dashed and the marker another one, which is hollow. In a panel of one variant, they have the colours of
-    _COLOURS instead.
+    line dashed and the marker another one. In a panel of one variant, they have the colours of _COLOURS instead.
     """
-    firsts = rows.drop_duplicates(["panel", by])[["panel", "variant", by]]
-    of_variant = firsts.groupby(["panel", "variant"])[by]
+    series = rows.drop_duplicates(["panel", by])[["panel", "variant", by]]
+    of_variant = series.groupby(["panel", "variant"])[by]
     nth, counts = of_variant.cumcount(), of_variant.transform("size")
-    shades = [to_hex(sns.light_palette(look(name)["color"], 2 * count, reverse=True)[at])
-              for name, at, count in zip(firsts["variant"], nth, counts, strict=True)]  # fmt: skip
-    alone = firsts.groupby("panel")["variant"].transform("nunique").eq(1) & nth.between(1, len(_COLOURS))
-    firsts = firsts.assign(
-        _color=Series(shades, firsts.index).mask(alone, nth.sub(1).map(dict(enumerate(_COLOURS)))),
+    shades = [to_hex(sns.light_palette(look(name)["color"], 3 * count, reverse=True)[at])
+              for name, at, count in zip(series["variant"], nth, counts, strict=True)]  # fmt: skip
+    alone = series.groupby("panel")["variant"].transform("nunique").eq(1) & nth.between(1, len(_COLOURS))
+    series = series.assign(
+        _color=Series(shades, series.index).mask(alone, nth.sub(1).map(dict(enumerate(_COLOURS)))),
         _linestyle=nth.mod(len(_LINES)).map(dict(enumerate(_LINES))).mask(alone, "-"),
-        _markerfacecolor=(nth.gt(0) & ~alone).map({True: "white", False: None}),
         _marker=nth.sub(1).map(dict(enumerate("^Dv>s"))),
     )
-    return rows.merge(firsts, "left", ["panel", "variant", by])
+    return rows.merge(series, "left", ["panel", "variant", by])
 
 
 def split(rows: DataFrame, by: str) -> DataFrame:
@@ -119,27 +136,57 @@ def best_rates(means: DataFrame) -> Series:
     return means["run"].map(best)
 
 
+def minus_control(by_seed: DataFrame, means: DataFrame) -> DataFrame:
+    """Return the loss of each run minus the loss of its control at the same step, paired by seed, with the run and the
+    series of the control.
+
+    The control is the Transformer, or the parent trained further, of the same panel and number of steps; among several
+    of one variant it is the one with the shortest name, and parents of several variants are no control.
+    """
+    runs = means.dropna(subset="_series").groupby("run", as_index=False).agg(
+        {"panel": "first", "_series": "first", "variant": "first", "step": "max"}
+    )  # fmt: skip
+    plain = runs[runs["variant"].eq(TRANSFORMER) | runs["variant"].str.endswith(TRAINED_FURTHER)]
+    plain = plain.sort_values("_series", key=lambda names: names.str.len(), kind="stable")
+    plain = plain[plain.groupby(["panel", "step"])["variant"].transform("nunique") == 1]
+    plain = plain.drop_duplicates(["panel", "step"]).rename(columns={"run": "control", "_series": "_control"})
+    pairs = runs.merge(plain[["panel", "step", "control", "_control"]]).query("run != control")
+    if pairs.empty:
+        return DataFrame(columns=["run", "step", "difference_nats", "control", "_control"])
+    controls = dict(zip(pairs["run"], pairs["control"], strict=True))
+    rows = summarize(by_seed, "loss_nats", ["run", "step"], controls, "difference_nats")
+    rows = rows.loc[rows["part"] == "mean", ["run", "step", *expand_columns("difference_nats[]")]]
+    return rows.merge(pairs[["run", "control", "_control"]])
+
+
+_curve = partial(Panel, "step", by="_series", unit="run", kind="band", each="_panel", style="variant",
+                 xlabel="training step")  # fmt: skip
+
+
 @plot(every_study=True, reads="eval.csv", draw=layout(
-    Panel("step", "loss_nats", by="_series", unit="run", kind="band", each="_panel", log="xy", style="variant",
-          xlabel="training step", ylabel="validation loss (nats)"),
-    height=2.2
+    _curve("loss_nats", log="xy", ylabel="validation loss (nats)"),
+    _curve("difference_nats", log="x", zero=0.0, far=4.0, title="minus {_control}", ylabel="loss difference (nats)"),
+    together="_panel", height=1.9
 ))  # fmt: skip
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves: validation loss against the training step for every run of the study, as the mean over seeds;
     both axes are logarithmic. Each depth has a panel, and runs that start from a parent have their own; a panel with
     more than six models is split. A model that was trained for several lengths has a line for each, at its best
-    learning rate. To see: whether curves still fall at the end of training, and whether a run that is lower at the end
-    was lower from early on.
+    learning rate. Beside it, if there is one: the same minus the loss of the Transformer that was trained for as many
+    steps, paired by seed, with 95 % intervals. To see: whether curves still fall at the end of training, and whether a
+    run that is lower at the end was lower from early on.
     """
     by_seed = validation_losses(results, study, runs).query("step > 0")
     means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
-    known = {record["run"]: record for record in results.records() if record["study"] == study}
-    told = told_apart([known[run] for run in means["run"].unique()], results.scale)
-    means = means.assign(source="ours").merge(told.assign(run=means["run"].unique()))
+    records = {record["run"]: record for record in results.records() if record["study"] == study}
+    labels = family_labels([records[run] for run in means["run"].unique()], results.scale)
+    means = means.assign(source="ours").merge(labels.assign(run=means["run"].unique()))
     means = means.sort_values(["panel", "run", "step"])
-    means["_series"] = means["family"].str.replace(r", steps \d+", "", regex=True)  # the x axis shows the length
+    means["_series"] = means["family"].str.replace(r", \d+ steps", "", regex=True)  # the x axis shows the length
     means["_series"] = best_rates(means)
-    return styled(split(means, "_series"), "_series")
+    rows = styled(split(means, "_series"), "_series").merge(minus_control(by_seed, means), "left")
+    rows["_control"] = rows.groupby("_panel")["_control"].transform("first")
+    return rows.sort_values("_control", key=Series.isna, kind="stable", ignore_index=True)  # pairs of panels first
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
@@ -181,20 +228,22 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """
     records = {record["id"]: record for record in results.records()}
     losses = last_step_rows(validation_losses(results, study, runs))
-    found = load_runs(results, study, runs).merge(losses, "left", ["run", "seed"])
-    found["number"] = families([records[name]["spec"] for name in found["id"]], RATE)
-    found["lr"], found["loss_nats"] = found[f"spec.{RATE}"].astype(float), found["loss_nats"].mask(found["diverged"])
-    # a run may stand twice, under two names
-    found = found[found["number"] >= 0].drop_duplicates(["number", "lr", "seed"])
-    found["run"] = found.groupby(["number", "lr"])["run"].transform("first")
-    rows = summarize(found, "loss_nats", keys := ["number", "lr", "run"])
-    means = rows[rows["part"] == "mean"].merge(found.groupby(keys)["diverged"].sum().reset_index())
+    runs_at_rates = load_runs(results, study, runs).merge(losses, "left", ["run", "seed"])
+    runs_at_rates["number"] = families([records[name]["spec"] for name in runs_at_rates["id"]], RATE)
+    runs_at_rates["lr"] = runs_at_rates[f"spec.{RATE}"].astype(float)
+    runs_at_rates["loss_nats"] = runs_at_rates["loss_nats"].mask(runs_at_rates["diverged"])
+    # a run may exist under two names
+    runs_at_rates = runs_at_rates[runs_at_rates["number"] >= 0].drop_duplicates(["number", "lr", "seed"])
+    runs_at_rates["run"] = runs_at_rates.groupby(["number", "lr"])["run"].transform("first")
+    rows = summarize(runs_at_rates, "loss_nats", keys := ["number", "lr", "run"])
+    means = rows[rows["part"] == "mean"].merge(runs_at_rates.groupby(keys)["diverged"].sum().reset_index())
     grid = means.groupby("number")
     means["chosen"] = means["loss_nats"] == grid["loss_nats"].transform("min")
     means["inside"] = means["lr"].gt(grid["lr"].transform("min")) & means["lr"].lt(grid["lr"].transform("max"))
     seeds = rows[rows["part"] == "seed"].merge(means[[*keys, "chosen", "inside"]])
-    firsts = found.drop_duplicates("number").set_index("number")["id"]
-    told = styled(told_apart([records[name] for name in firsts], results.scale), "family").set_index(firsts.index)
-    rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
+    first_ids = runs_at_rates.drop_duplicates("number").set_index("number")["id"]
+    labels = family_labels([records[name] for name in first_ids], results.scale)
+    labels = styled(labels, "family").set_index(first_ids.index)
+    rows = pd.concat([means, seeds]).join(labels, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
     columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return split(rows[[*columns, "_color", "_linestyle", "_markerfacecolor", "_marker"]], "family")
+    return split(rows[[*columns, "_color", "_linestyle", "_marker"]], "family")
