@@ -98,10 +98,10 @@ def _moved(panel: "Panel", points: DataFrame, means: DataFrame, aside: float = 0
     if f"{panel.y}_low" not in means or means[f"{panel.y}_low"].isna().all() or points.empty:
         return points[panel.x]
     away = np.log if "x" in panel.log else np.asarray
-    found, x = away(means[panel.x].astype(float)), away(points[panel.x].astype(float))
-    span = float(np.ptp(found)) or 1.0
-    beside = means.groupby(np.round(found / (0.012 * span)), sort=False)[panel.by].unique()
-    most, gaps = int(beside.map(len).max()), [gap for gap in np.diff(np.unique(found)) if gap > 0.03 * span]
+    mean_x, x = away(means[panel.x].astype(float)), away(points[panel.x].astype(float))
+    span = float(np.ptp(mean_x)) or 1.0
+    beside = means.groupby(np.round(mean_x / (0.012 * span)), sort=False)[panel.by].unique()
+    most, gaps = int(beside.map(len).max()), [gap for gap in np.diff(np.unique(mean_x)) if gap > 0.03 * span]
     apart = 0.035 if f"{panel.y}_pooled_low" in means else 0.02  # thick bars are wider
     step = min(apart * span, 0.7 * min(gaps, default=span) / most)
     series = [list(beside.get(near, [])) for near in np.round(x / (0.012 * span))]
@@ -149,15 +149,15 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
 
 def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
     """Draw points with bars and their seeds as dots, or curves in bands and their seeds as thin lines."""
-    known = means.dropna(subset=panel.y)  # the last row of a series may be a diverged learning rate, without a value
-    if known.empty:
+    measured = means.dropna(subset=panel.y)  # the last row of a series may be a diverged learning rate, without a value
+    if measured.empty:
         return []
     at = "_at" if panel.kind == "line" else panel.x
-    _plot(axes, panel, known, seeds, at, panel.y)
+    _plot(axes, panel, measured, seeds, at, panel.y)
     for line in axes.get_lines() if panel.kind == "band" else ():  # a marker on every point hides the curve
         line.set_markevery(max(1, np.size(line.get_xdata()) // 8))
     labels = []
-    for name, points in known.sort_values(at, kind="stable").groupby(panel.by, sort=False):
+    for name, points in measured.sort_values(at, kind="stable").groupby(panel.by, sort=False):
         style = panel.look(str(name), points)
         if panel.ring:
             ringed = points[points[panel.ring].eq(True)]
@@ -173,7 +173,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
     means, seeds = means.copy(), seeds[seeds[panel.y].isin(names)].copy()
     for rows, below in ((means, 0.0), (seeds, 0.1 if several else 0.25)):
         heights = [
-            names.index(name) + aside[one] - below for name, one in zip(rows[panel.y], rows[panel.by], strict=True)
+            names.index(name) + aside[line] - below for name, line in zip(rows[panel.y], rows[panel.by], strict=True)
         ]
         rows.insert(0, "_at", np.array(heights, dtype=float))
     if len(means):
@@ -204,8 +204,8 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     ends = [means.drop(gone.index)[end].dropna() for end in columns if end in means]
     if near.nunique() < 2 or (gone.empty and not ends):
         return
-    shown, reach = np.concatenate([near, *ends]), np.ptp(near)
-    bottom, top = np.clip([shown.min(), shown.max()], near.min() - reach, near.max() + reach)
+    in_range, reach = np.concatenate([near, *ends]), np.ptp(near)
+    bottom, top = np.clip([in_range.min(), in_range.max()], near.min() - reach, near.max() + reach)
     if panel.zero is not None:
         bottom, top = min(bottom, panel.zero), max(top, panel.zero)
     room = 0.06 * (top - bottom)
@@ -233,9 +233,9 @@ def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
     words = [panel.ticks(value) for value in values]
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
-    width = LETTER * sum(len(one) + 1 for one in words) * axes.figure.dpi
+    width = LETTER * sum(len(word) + 1 for word in words) * axes.figure.dpi
     every = math.ceil(width / axes.bbox.width)  # label every k-th tick, so that the labels fit
-    axes.set_xticklabels([one if k % every == 0 else "" for k, one in enumerate(words)])
+    axes.set_xticklabels([word if k % every == 0 else "" for k, word in enumerate(words)])
     low, high = axes.get_xlim()
     if "x" in panel.log and high < _LEAST_FACTOR * low:  # two ticks would otherwise be at the very ends
         spread = (_LEAST_FACTOR * low / high) ** 0.5

@@ -85,20 +85,21 @@ class Panel:
         if self.published is not None:
             panels = [replace(self, published=None, where={**self.where, "source": source}, **other)
                       for source, other in (("ours", {}), ("published", self.published))]  # fmt: skip
-            return [shown for panel in panels for shown in panel.split(data)]
-        for column, wanted in self.where.items():
-            data = data[data[column].isin(wanted if isinstance(wanted, list) else [wanted])]
+            return [pair for panel in panels for pair in panel.split(data)]
+        for column, values in self.where.items():
+            data = data[data[column].isin(values if isinstance(values, list) else [values])]
         data = data.dropna(subset=self.by)
         if not self.each:
             return [(self, data)] if len(data) else []
-        one = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
-        return [(one, rows) for _, rows in data.groupby(self.each, sort=False)]
+        panel = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
+        return [(panel, rows) for _, rows in data.groupby(self.each, sort=False)]
 
     def look(self, name: str, rows: DataFrame) -> Look:
         """Return the plot style of a series; published points are hollow."""
         first = rows.iloc[0]
-        own = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
-        return look(str(first.get(self.style, name))) | own | (HOLLOW if rows["source"].eq("published").all() else {})
+        overrides = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
+        hollow = HOLLOW if rows["source"].eq("published").all() else {}
+        return look(str(first.get(self.style, name))) | overrides | hollow
 
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
@@ -143,51 +144,53 @@ def layout(
 
     def drawn(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
-        shown = [one for panel in panels for one in panel.split(data)]
+        pairs = [pair for panel in panels for pair in panel.split(data)]
         if together:
-            shown.sort(key=lambda pair: list(data[together].unique()).index(pair[1][together].iloc[0]))
-        numbers = [rows[one.x if one.kind == "forest" else one.y] for one, rows in shown]
-        shown = [pair for pair, values in zip(shown, numbers, strict=True) if values.notna().any()] or shown
-        known = data[data.index.isin({at for _, rows in shown for at in rows.index})]
-        present = [str(name) for name in known[panels[0].by].dropna().unique()]
-        said = notes(known)
-        figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height, width, *said[:1])
-        absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
+            pairs.sort(key=lambda pair: list(data[together].unique()).index(pair[1][together].iloc[0]))
+        numbers = [rows[panel.x if panel.kind == "forest" else panel.y] for panel, rows in pairs]
+        pairs = [pair for pair, values in zip(pairs, numbers, strict=True) if values.notna().any()] or pairs
+        visible_rows = data[data.index.isin({at for _, rows in pairs for at in rows.index})]
+        present = [str(name) for name in visible_rows[panels[0].by].dropna().unique()]
+        note_texts = notes(visible_rows)
+        figure = _figure(
+            data, pairs, columns or data[panels[0].each].nunique(), height, width, next(iter(note_texts), "")
+        )
+        absent = [name for name in wanted if not any(series.startswith(name) for series in present)]
         missing = [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
-        figure.set_label(" ".join(filter(None, [*said, *missing])))
+        figure.set_label(" ".join(filter(None, [*note_texts, *missing])))
         return figure
 
     return drawn
 
 
 def _figure(
-    data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float, whole: float, note: str = ""
+    data: DataFrame, pairs: Sequence[tuple[Panel, DataFrame]], columns: int, height: float, full_width: float, note: str
 ) -> Figure:
-    """Draw panels in rows below a heading and a legend, in a figure that is `whole` inches wide.
+    """Draw panels in rows below a heading and a legend, in a figure that is `full_width` inches wide.
 
     Positions are fixed in inches without a layout engine, so the final size is known when labels are placed.
     """
-    lefts, rights, width, letters = _sides_of_columns(shown, columns, whole)
-    titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
-    lines = [range(len(shown))[start : start + len(lefts)] for start in range(0, len(shown), len(lefts))]
+    lefts, rights, width, letters = _sides_of_columns(pairs, columns, full_width)
+    titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in pairs]
+    lines = [range(len(pairs))[start : start + len(lefts)] for start in range(0, len(pairs), len(lefts))]
     tops = [0.18 + 0.15 * max(bool(titles[at]) + titles[at].count("\n") for at in line) for line in lines]
-    heights = [max(_height(*shown[at], height, letters) for at in line) for line in lines]
-    known, handles, first = setting(data), _handles(shown), shown[0][0]
-    said = "" if any(known.split(", ")[0] in title for title in titles) else known
-    across = max(1, int(whole / (0.55 + LETTER * _letters(handles))))
-    head = 0.17 * max(-(-len(handles) // across) + bool(said), bool(first.bar)) + 0.2 * bool(first.bar)
-    note = fill(note.partition(". ")[0].rstrip("."), int(whole / LETTER))
+    heights = [max(_height(*pairs[at], height, letters) for at in line) for line in lines]
+    setting_text, handles, first = setting(data), _handles(pairs), pairs[0][0]
+    heading = "" if any(setting_text.split(", ")[0] in title for title in titles) else setting_text
+    across = max(1, int(full_width / (0.55 + LETTER * _letters(handles))))
+    head = 0.17 * max(-(-len(handles) // across) + bool(heading), bool(first.bar)) + 0.2 * bool(first.bar)
+    note = fill(note.partition(". ")[0].rstrip("."), int(full_width / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
-    below = [0.5 + 0.13 * max(shown[at][0].xlabel.count("\n") for at in line) for line in lines]
+    below = [0.5 + 0.13 * max(pairs[at][0].xlabel.count("\n") for at in line) for line in lines]
     total = head + sum(tops) + sum(heights) + sum(below) + foot
-    figure, y = Figure(figsize=(whole, total)), total - head
+    figure, y = Figure(figsize=(full_width, total)), total - head
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
     for line, over, tall, under in zip(lines, tops, heights, below, strict=True):
         x, y = 0.0, y - over - tall
-        common = _common(data, [shown[at] for at in line])
+        common = _common(data, [pairs[at] for at in line])
         for at, left, right in zip(line, lefts, rights, strict=False):
-            axes = figure.add_axes(((x + left) / whole, y / total, width / whole, tall / total))
-            (panel, rows), title = shown[at], titles[at]
+            axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
+            (panel, rows), title = pairs[at], titles[at]
             mark(axes, panel, rows, letters, common)
             if panel.once and at > line[0]:
                 axes.set_ylabel("")
@@ -196,7 +199,7 @@ def _figure(
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under
-    figure.text(0.012, 1 - 0.06 / total, said, va="top", color=GREY)
+    figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
     if first.alike:
         ends = [getattr(axes, f"get_{first.alike}lim")() for axes in figure.axes]
         for axes in figure.axes:
@@ -204,7 +207,7 @@ def _figure(
     if first.bar:
         _draw_bar(figure, figure.axes[0].images[0], first.bar)
     if handles:
-        top = 1 - 0.17 * bool(said) / total
+        top = 1 - 0.17 * bool(heading) / total
         figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(0, top), ncols=across,
                       borderaxespad=0.1)  # fmt: skip
     return figure
@@ -219,29 +222,29 @@ def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[An
 
 
 def _sides_of_columns(
-    shown: Sequence[tuple[Panel, DataFrame]], columns: int, whole: float
+    pairs: Sequence[tuple[Panel, DataFrame]], columns: int, full_width: float
 ) -> tuple[list[float], list[float], float, int]:
     """Return the margins left and right of each column and the width of a panel, in inches, and the letters per line of
     names beside panels.
 
     The number of columns is the largest at which panels are wide enough to read.
     """
-    least = {"heat": 0.8, "forest": 1.1}.get(shown[0][0].kind, 1.2)
-    for count, letters in product(range(min(columns, len(shown)), 0, -1), EDGES):
-        sides = [[_sides(*one, letters, column) for one in shown[column::count]] for column in range(count)]
-        lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
-        width = (whole - sum(lefts) - sum(rights)) / count
+    least = {"heat": 0.8, "forest": 1.1}.get(pairs[0][0].kind, 1.2)
+    for count, letters in product(range(min(columns, len(pairs)), 0, -1), EDGES):
+        sides = [[_sides(*pair, letters, column) for pair in pairs[column::count]] for column in range(count)]
+        lefts, rights = ([max(margins[side] for margins in column) for column in sides] for side in (0, 1))
+        width = (full_width - sum(lefts) - sum(rights)) / count
         if width > least:
             break
     return lefts, rights, width, letters
 
 
-def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
-    found: dict[str, Line2D] = {}
-    for panel, rows in (one for one in shown if one[0].name == "legend"):
+def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
+    handles: dict[str, Line2D] = {}
+    for panel, rows in (pair for pair in pairs if pair[0].name == "legend"):
         for name, points in rows.groupby(panel.by, sort=False):
-            found.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
-    return found
+            handles.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
+    return handles
 
 
 def _draw_bar(figure: Figure, image: Any, words: str) -> None:

@@ -122,8 +122,8 @@ def look(name: str) -> Look:
 
     A name without a style always gets the same spare style.
     """
-    own = color_and_marker(name)
-    return _LOOKS.get(name) or (_look(*own) if own else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
+    listed = color_and_marker(name)
+    return _LOOKS.get(name) or (_look(*listed) if listed else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 
 
 def ink(colour: str) -> str:
@@ -192,9 +192,9 @@ def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
     order = np.argsort(heights, kind="stable")
     piled = np.cumsum(2 * halves[order]) - halves[order]  # the heights of all texts if they are stacked from 0
     apart = isotonic_regression(heights[order] - piled).x
-    found = np.empty_like(heights)
-    found[order] = piled + np.clip(apart, bounds[0], max(bounds[0], bounds[1] - 2 * halves.sum()))
-    return found
+    moved = np.empty_like(heights)
+    moved[order] = piled + np.clip(apart, bounds[0], max(bounds[0], bounds[1] - 2 * halves.sum()))
+    return moved
 
 
 def empty(message: str) -> Figure:

@@ -73,7 +73,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     ).sort_values("_order", kind="stable", ignore_index=True)
 
 
-_PARTS = ("encoder", "decoder", "cross")
+_ATTENTIONS = ("encoder", "decoder", "cross")
 _END = "<|endoftext|>"
 _MOST_HEADS = 4
 
@@ -86,11 +86,11 @@ def draw_attention(data: DataFrame) -> Figure:
     figure = Figure((WIDEST, 4.4), layout="constrained")
     figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
     left, right = figure.subfigures(1, 2, width_ratios=(9, 4))  # type: ignore[misc]
-    large, small = left.subplots(), right.subplots(len(heads), len(_PARTS), squeeze=False)
+    large, small = left.subplots(), right.subplots(len(heads), len(_ATTENTIONS), squeeze=False)
     for line, head in zip(small, heads, strict=True):
-        for panel, part in zip(line, _PARTS, strict=True):
-            _draw_map(panel, data[data["part"].eq(part) & data["head"].eq(head)])
-            panel.set(xticks=[], yticks=[], title=part if head == heads[0] else "")
+        for panel, attention in zip(line, _ATTENTIONS, strict=True):
+            _draw_map(panel, data[data["part"].eq(attention) & data["head"].eq(head)])
+            panel.set(xticks=[], yticks=[], title=attention if head == heads[0] else "")
         line[0].set_ylabel(f"head {head + 1}")
     image = _draw_map(large, data[data["part"].eq("cross") & data["head"].eq(sharp)])
     large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
@@ -105,8 +105,8 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
         tokens = rows.drop_duplicates(side).sort_values(side)[f"{side}_token"].tolist()
         if side == "query" and rows["part"].iloc[0] == "cross":
             tokens = [*tokens[1:], _END]  # the decoder reads a piece to write the one after it
-        shown = ["</s>" if token == _END else token.replace(" ", "\u2423") for token in map(str, tokens)]
-        axis.set_ticks(range(len(tokens)), shown)
+        labels = ["</s>" if token == _END else token.replace(" ", "\u2423") for token in map(str, tokens)]
+        axis.set_ticks(range(len(tokens)), labels)
     panel.tick_params(axis="x", rotation=90)
     return image
 
@@ -122,8 +122,8 @@ def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     first = rows.iloc[0]
     rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
     rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
-    shown: DataFrame = rows.assign(source="ours").reset_index(drop=True)
-    return shown
+    of_layer: DataFrame = rows.assign(source="ours").reset_index(drop=True)
+    return of_layer
 
 
 _panel = partial(Panel, by="_operation", kind="band", log="xy", ticks="{:g}".format, name="legend")

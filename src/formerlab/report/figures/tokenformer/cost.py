@@ -51,13 +51,14 @@ def _published_points(*curves: tuple[str, str]) -> DataFrame:
     costs, frames = costs.merge(reached[["model", "seen", "value"]], on=["model", "seen"]), []
     for figure, name in curves:
         family, tokens = ("TokenFormer" if name.startswith(GROWN) else "Transformer"), name.split()[1]
-        own = costs[costs["table_or_figure"].eq(figure) & costs["model"].str.startswith(family)]
-        frames.append(own[own["seen"].eq(tokens) | own["first"]].assign(source="published", series=name))
-    found = pd.concat(frames, ignore_index=True).rename(
+        of_family = costs[costs["table_or_figure"].eq(figure) & costs["model"].str.startswith(family)]
+        curve = of_family[of_family["seen"].eq(tokens) | of_family["first"]]
+        frames.append(curve.assign(source="published", series=name))
+    points = pd.concat(frames, ignore_index=True).rename(
         columns={"model": "run", "value_x": "tpu_v4_hours", "value_y": "perplexity"}
     )
-    found["loss_nats"] = np.log(found["perplexity"])
-    return found[["source", "series", "run", "tpu_v4_hours", "perplexity", "loss_nats"]]
+    points["loss_nats"] = np.log(points["perplexity"])
+    return points[["source", "series", "run", "tpu_v4_hours", "perplexity", "loss_nats"]]
 
 
 def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
@@ -91,8 +92,8 @@ def _name_stages(axes: Axes, rows: DataFrame) -> None:
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that plots our points against `column`, and the published points against TPU hours."""
-    theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=theirs)
+    hours = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
+    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=hours)
     return layout(panel, columns=1, height=2.8)
 
 
@@ -153,22 +154,22 @@ SHOWN = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_
 
 def _named(data: DataFrame) -> DataFrame:
     """Return the rows with the series of the two panels, `_model` and `_size`, and their plot style."""
-    scratch, shown = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
-    names = dict.fromkeys(shown["parent"].dropna(), "parent")
-    for run, variant, equal in shown[["run", "variant", "equal"]].fillna("").to_numpy():
+    scratch, chain_rows = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
+    names = dict.fromkeys(chain_rows["parent"].dropna(), "parent")
+    for run, variant, equal in chain_rows[["run", "variant", "equal"]].fillna("").to_numpy():
         names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
     parameters = data["parameters_non_embedding"]
     sizes = parameters.map(lambda size: f"Transformer, {format_count(size, 3)}", na_action="ignore")
-    known = sorted(scratch["parameters_non_embedding"].unique())
-    shades = dict(zip(known, map(to_hex, colormaps["Greys"](np.linspace(0.6, 1, len(known)))), strict=True))
-    own = data["run"].isin(set(scratch["run"]) - set(names))
-    model = data["run"].map(names).where(~own, sizes)
+    counts = sorted(scratch["parameters_non_embedding"].unique())
+    shades = dict(zip(counts, map(to_hex, colormaps["Greys"](np.linspace(0.6, 1, len(counts)))), strict=True))
+    alone = data["run"].isin(set(scratch["run"]) - set(names))
+    model = data["run"].map(names).where(~alone, sizes)
     return data.assign(
         _size=sizes.where(data["run"].isin(scratch["run"]) & model.notna()),
         _model=model,
-        _color=data["parameters_non_embedding"].map(shades).where(own),
-        _marker=data["parameters_non_embedding"].map(dict(zip(known, "osD^vPX" * len(known), strict=False))).where(own),
-        _linestyle=own.map({True: "-", False: ""}),
+        _color=parameters.map(shades).where(alone),
+        _marker=parameters.map(dict(zip(counts, "osD^vPX" * len(counts), strict=False))).where(alone),
+        _linestyle=alone.map({True: "-", False: ""}),
         _below=~data["run"].isin(scratch["run"]),
     )
 
@@ -244,11 +245,11 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     best = stages.drop_duplicates(["variant", "spec.init", "stretch", "tokens"]).index
     for run, stage in stages.loc[[run for run in losses["run"].unique() if run in best]].iterrows():
         equal = controls["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
-        own = equal & (controls["spec.init"] == stage["spec.init"]) & (controls["stretch"] == stage["stretch"])
-        if not own.any() or stage["spec.init"] not in records.index:
+        same_start = equal & (controls["spec.init"] == stage["spec.init"]) & (controls["stretch"] == stage["stretch"])
+        if not same_start.any() or stage["spec.init"] not in records.index:
             continue
         new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
-        pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[own][0]})
+        pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[same_start][0]})
         pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
     rows = differences(losses, DataFrame(pairs), "run", "rival")
     if rows.empty:

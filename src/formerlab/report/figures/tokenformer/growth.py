@@ -157,8 +157,8 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
     rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
     pairs = rivals[["series", "tokens", "run", "rival"]]
-    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
-    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    perplexities = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(perplexities["TokenFormer"]) / float(perplexities["Transformer"])))
     rows = differences(losses, pairs, "run", "rival")
     if len(rows):
         rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
@@ -198,7 +198,7 @@ def published_gains() -> DataFrame:
     Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
           name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
     Panel("size", "gain_nats", by="method", where={"part": ["mean", "seed"]}, zero=0.0, ticks="{:.0f}".format,
-          name="legend", title="Gain over the own start", xlabel="stage",
+          name="legend", title="Gain over the model before", xlabel="stage",
           ylabel="loss before growth minus loss after", published={"title": "Table 8", "ylabel": ""}),
     wanted=list(METHODS), columns=3
 ))  # fmt: skip
