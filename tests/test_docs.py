@@ -127,6 +127,10 @@ def test_a_new_project_takes_the_configuration_of_the_page_on_own_text(tmp_path,
     runs = {f"denseformer/{run}/seed0" for run in ("plain-4", "dwa-1x1-4")}
     assert set(plan["train"]) == set(plan["zeroshot"]) == runs
     assert all("mine_local" in job["suites"] for job in plan["zeroshot"].values())
+    spec, text = plan["train"]["denseformer/plain-4/seed0"]["spec"], plan["data"]["text"]["spec"]
+    assert f"for {spec['steps']} steps" in page
+    assert f"denseformer.steps: {10 * spec['steps']}` trains each run ten times as long" in page
+    assert f"trains on at most {text['max_bytes'] / 1e6:.0f} MB" in page
     drawn = {file for job in plan["draw"].values() for file in job["outputs"]}
     assert set(re.findall(r"snakemake --cores 2 (figures/\S+)", page)) <= drawn
 
