@@ -18,10 +18,10 @@ from formerlab.report.claims.render import (
     ORDER,
     SIGNS,
     best_verdicts,
-    html,
     outcome_counts,
     verdict_card,
     verdict_frame,
+    verdicts_page,
 )
 from formerlab.report.claims.verdict import evaluate_results
 from formerlab.results.read import Results
@@ -70,7 +70,7 @@ def test_committed_rows_have_the_listed_verdicts(scale):
 
 
 def test_every_claim_is_listed_with_headlines_first_and_separate_totals(verdicts):
-    claims, page = list(dict.fromkeys(verdict_frame(verdicts)["claim"])), html(verdicts, "overnight")
+    claims, page = list(dict.fromkeys(verdict_frame(verdicts)["claim"])), verdicts_page(verdicts, "overnight")
     assert len(claims) == 62
     assert claims[: len(HEADLINES)] == HEADLINES
     assert all(claim in page for claim in claims)

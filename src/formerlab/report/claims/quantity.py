@@ -39,7 +39,7 @@ class Quantity:
     """A mean with an interval, which can be added to others and to numbers, and multiplied by numbers."""
 
     def interval(self, confidence: float) -> Interval:
-        """Return the mean and its interval at this level."""
+        """Return the mean and its interval at this confidence level."""
         raise NotImplementedError
 
     def ends(self, confidence: float) -> tuple[float, float]:
@@ -94,10 +94,11 @@ class RunMetric:
     """One metric of a run, by seed."""
 
     name: str
-    """The metric and the run. Levels with equal names are the same number."""
+    """The metric and the run. Metrics with equal names have equal values."""
     values: Series = field(compare=False)
     units: DataFrame | None = field(default=None, compare=False)
-    """The metric by seed (rows) and independent unit of the held-out split (columns); for a logarithm, value / mean."""
+    """The metric by seed (rows) and unit of the held-out split (columns), such as documents. For the logarithm of a
+    metric, the values are divided by their mean."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
     pooled: Callable[[Collection["RunMetric"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
     """Returns the variance of the metric between seeds, over runs similar to the arms (`residual_variance`)."""
@@ -249,7 +250,7 @@ class Examples:
     """Statistics of the same examples for several seeds, in one group per task."""
 
     groups: tuple[Float[np.ndarray, "seeds examples statistics"], ...]
-    """If alpha is chosen, there are two groups per task, its halves, and the statistics are accuracies by alpha."""
+    """If alpha is chosen, each task has two groups, its halves, and the statistics are accuracies by alpha."""
     seeds: tuple[int, ...]
     names: Mapping[str, tuple[str, ...]]
     """The names of the examples by task. Arms are compared only if they answered the same examples."""
@@ -264,7 +265,7 @@ class Examples:
         return replace(self, groups=tuple(group[indices] for group in self.groups), seeds=seeds)
 
     def estimate(self, resamples: int = RESAMPLES) -> PairedMean:
-        """Return the mean over the examples, averaged over tasks without weights, and its replicates."""
+        """Return the mean over examples, averaged over tasks with equal weights, and its replicates."""
         sizes = [group.shape[1] for group in self.groups]
         by_seed = self._means([np.ones((1, size)) for size in sizes])[0]
         replicates = []

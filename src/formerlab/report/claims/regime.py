@@ -26,7 +26,7 @@ CURVES = (
     *("final_rate_share", "still_falling", "still_learning", "rise_from_best"),
     *("overfit", "rate_inside", "gain_of_depth"),
 )
-"""Quantities of loss curves and searches. They are not checked for a diverged run; its settings and counts are."""
+"""Quantities of loss curves and searches, which are not checked for runs that diverged."""
 PHRASES = {
     "depth": ("blocks of {of}: {value}", "{:.3g}"),
     "heads": ("attention heads of {of}: {value}", "{:.3g}"),
@@ -40,7 +40,7 @@ PHRASES = {
     "loss_by_pruning": ("loss that {of} adds to the full cache: {value} nats", "{:.3g}"),
     "epochs_apart": ("of {of}, one arm reads its text {value} more often than the other", "{:.0%}"),
 }
-"""A sentence about the value of a quantity for arms, and the format of the value; other quantities show their name."""
+"""By quantity, a phrase about its value for some arms and the format of the value. Others are shown by their name."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ArmRuns:
 
 
 def epochs(runs: ArmRuns) -> float:
-    """Return the epochs of the last stretch of data."""
+    """Return the number of epochs over the data that the run read last."""
     if "read" not in runs.records:
         raise MissingRowsError(f"{runs.name} does not record what it read")
     return float(np.mean([json.loads(read)[-1]["epochs"] for read in runs.records["read"]]))
@@ -128,7 +128,7 @@ def start_tokens_per_parameter(runs: ArmRuns) -> float:
 
 
 def still_falling(runs: ArmRuns) -> float:
-    """Return the fall of the validation loss, in nats per tenth of the run, over about the last tenth.
+    """Return the fall of the validation loss over about the last tenth of the run, in nats per tenth.
 
     The fall is measured from the last evaluation at or before 0.9 of the run.
     """
@@ -146,7 +146,9 @@ def still_learning(runs: ArmRuns) -> float:
 
 
 def _gain_after(curve: DataFrame, fraction: float, run: str) -> tuple[float, float]:
-    """Return the fraction of the run, and the fall of its loss in nats, after its last evaluation up to a fraction."""
+    """Return the fraction of the run that follows its last evaluation at or before `fraction`, and the fall of the loss
+    in this time, in nats.
+    """
     steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
     early = np.flatnonzero(steps <= fraction * steps[-1])
     if not len(early):
@@ -297,7 +299,7 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
 
 
 def _quoted(arms: Sequence[str]) -> str:
-    """Return the names of arms in quotes, as a list in words."""
+    """Return the names of arms in quotes, such as `'a', 'b' and 'c'`."""
     *first, last = (f"'{name.replace('_', ' ')}'" for name in arms)
     return f"{', '.join(first)} and {last}" if first else last
 

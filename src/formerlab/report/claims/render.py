@@ -64,7 +64,7 @@ def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], 
     evaluated = evaluate_results(results, arms)
     paths = [out / "claims.csv", out / "claims.html"]
     write_text(paths[0], verdict_frame(evaluated).to_csv(index=False, lineterminator="\n"))
-    write_text(paths[1], html(evaluated, results.scale))
+    write_text(paths[1], verdicts_page(evaluated, results.scale))
     return paths
 
 
@@ -72,8 +72,8 @@ def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
     """Return a row per claim. A claim with several items has a row for the combined verdict, then a row per item."""
     rows = []
     for verdict in evaluated:
-        claim, parts = verdict.claim, [(item.outcome, item, [item]) for item in verdict.items]
-        joint = [(verdict.outcome, Item(claim, None, {}, None), [*verdict.items])] if len(parts) > 1 else []
+        claim, by_item = verdict.claim, [(item.outcome, item, [item]) for item in verdict.items]
+        combined = [(verdict.outcome, Item(claim, None, {}, None), [*verdict.items])] if len(by_item) > 1 else []
         rows += [
             {
                 "claim": claim.id,
@@ -95,15 +95,13 @@ def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
                 "source": claim.source,
                 "traps": " | ".join(claim.traps),
             }
-            for outcome, item, items in [*joint, *parts]
+            for outcome, item, items in [*combined, *by_item]
         ]
     return DataFrame(rows)
 
 
 def outcome_text(outcome: str, items: Iterable[Item]) -> str:
-    """Return an outcome of `items` in words; for not_tested with its cause, so that nobody takes it for a missing run
-    beside a number.
-    """
+    """Return an outcome of `items` in words; `not_tested` includes its cause, a missing run or an unmet condition."""
     if outcome != "not_tested":
         return outcome.replace("_", " ")
     measured = any(item.names for item in items if item.outcome == outcome)
@@ -126,7 +124,7 @@ def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
     return f"{word} at scale {verdict.scale}{cases}{qualifier}"
 
 
-def html(evaluated: Sequence[Verdict], scale: str) -> str:
+def verdicts_page(evaluated: Sequence[Verdict], scale: str) -> str:
     """Return a page with all verdicts: the headline claims first, then the others by study."""
     registry = read_claims()
     notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]

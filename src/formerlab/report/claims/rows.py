@@ -63,9 +63,9 @@ class ClaimRows:
 
     @cached_method
     def all_runs(self) -> DataFrame:
-        """Return the records of all runs of the study, with the columns of their starts even if no run has a start."""
-        runs, starts = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
-        return runs.reindex(columns=runs.columns.union(starts, sort=False))
+        """Return the records of all runs of the study, with the columns of parents even if no run has a parent."""
+        runs, parents = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
+        return runs.reindex(columns=runs.columns.union(parents, sort=False))
 
     @cached_method
     def records(self, run: str) -> DataFrame:
@@ -73,7 +73,7 @@ class ClaimRows:
         return self.all_runs()[self.all_runs()["run"] == run]
 
     def select_run(self, arm: Arm) -> str:
-        """Return the name of the run of an arm: the matching one with the lowest mean validation loss."""
+        """Return the name of the run of an arm: of the matching runs, the run with the lowest mean validation loss."""
         pattern = arm.run or arm.best_of or ""
         candidates = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
         if not candidates:
@@ -127,7 +127,7 @@ class ClaimRows:
 
     @cached_method
     def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> RunMetric:
-        """Return the loss or error rate of a run at a moment; on the test split with its documents, pairs or images."""
+        """Return the loss or error rate of a run at a moment; for the test split also by document, pair or image."""
         rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
             raise MissingRowsError(f"run {run} has losses that are NaN")
