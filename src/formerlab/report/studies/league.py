@@ -42,8 +42,8 @@ _SETTINGS = CONFIGURATION[1:]
 def label(policy: str, alpha: float, recent: float) -> str | None:
     """Return the label of a configuration, or None if the league leaves it out."""
     fields = {"alpha": alpha, "recent": recent}
-    known = [f"{key}={value:g}" for key, value in fields.items() if pd.notna(value) and (value or key == "alpha")]
-    return LABELS.get(" ".join([re.sub(r" layers=\d+", "", policy), *known]))
+    options = [f"{key}={value:g}" for key, value in fields.items() if pd.notna(value) and (value or key == "alpha")]
+    return LABELS.get(" ".join([re.sub(r" layers=\d+", "", policy), *options]))
 
 
 def labelled(rows: DataFrame) -> DataFrame:
@@ -61,18 +61,18 @@ def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     95 % intervals; of windows of many documents, documents are resampled. `run` is the model.
     """
     rows, records = results.rows("prune.csv", study, runs), results.runs(study, runs).to_dict("records")
-    texts = {one["run"]: data_set_label(one["data.name"], one.get("spec.released"), results.scale) for one in records}
+    texts = {run["run"]: data_set_label(run["data.name"], run.get("spec.released"), results.scale) for run in records}
     rows = labelled(rows.assign(text=rows["run"].map(texts), run=rows["run"].str.partition("-")[2]))
     rows = rows.drop_duplicates(["text", *CONFIGURATION, "seed", "window"])
-    found, columns = [], ["text", "configuration", *CONFIGURATION]
-    for _, alike in rows.groupby(["text", "run"], sort=False):
-        full = alike["policy"] == "full"
-        for budget in alike.loc[~full, "budget"].unique():
-            at = alike[full | alike["budget"].eq(budget)].assign(budget=budget)
-            arms = at.drop_duplicates("configuration")[columns].to_dict("records")
-            found += [arm | _differences(at, arm["configuration"]) for arm in arms]
+    table, columns = [], ["text", "configuration", *CONFIGURATION]
+    for _, group in rows.groupby(["text", "run"], sort=False):
+        full = group["policy"] == "full"
+        for budget in group.loc[~full, "budget"].unique():
+            of_budget = group[full | group["budget"].eq(budget)].assign(budget=budget)
+            arms = of_budget.drop_duplicates("configuration")[columns].to_dict("records")
+            table += [arm | _differences(of_budget, arm["configuration"]) for arm in arms]
     columns += ["realised_budget", "seeds", "windows", "loss_nats", *expand_columns(f"increase_nats[] {MINUS_H2O}[]")]
-    return DataFrame(found, columns=columns)
+    return DataFrame(table, columns=columns)
 
 
 def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
