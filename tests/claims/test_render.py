@@ -127,7 +127,7 @@ def test_the_findings_of_the_readme_have_the_verdict_and_the_number_of_their_row
         assert verdict.removesuffix(" †") == f"{finding[0]} {finding[1]}"
         for index in map(int, re.findall(r"\{(\d)\}", line.finding)):
             change = {"-": " % lower", "+": " % higher"}.get(numbers[index][0], "")
-            assert f"{numbers[index].lstrip('+-')}{change} " in finding[2]
+            assert f"{numbers[index].lstrip('+-')}{change} [" in finding[2]
 
 
 def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():

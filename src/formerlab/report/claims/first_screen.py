@@ -57,19 +57,19 @@ FIRST_SCREEN = {
         "error rate of Tokenformer divided by error rate of ViT; claimed: at most 1.05",
         "1.01 (B/16), 0.98 (L/16), ImageNet",
         "Ten epochs of CIFAR-10 (accuracy 65.9 against 64.4 %) measure how fast a model learns. The learning rates "
-        "were searched on two epochs; of language models we ask half of the training.",
+        "were searched on two epochs; for language models we require half of the training.",
         math.exp, "", "z.2f",
         "Images",
         "A Tokenformer, which replaces weight matrices by attention to learned key-value pairs (*parameter tokens*), "
         "classifies CIFAR-10 as well as a vision Transformer of equal size: it makes {0} times as many errors (paper, "
-        "on ImageNet: 0.98 and 1.01 times)."),
+        "two sizes on ImageNet: 1.01 and 0.98 times)."),
     "tokenformer-worse-than-modern-transformer": TableLine(
         "At equal size, a Tokenformer is slightly worse than a modern Transformer (a third party's claim).",
         "perplexity of the Tokenformer relative to a Transformer with RMSNorm, SwiGLU and rotary positions; claimed: "
         "higher",
         "+2.4 % (124 M parameters)",
-        "The interval of these three seeds alone includes zero. After eight times the tokens the Tokenformer has the "
-        "lower mean perplexity."),
+        "With the spread of these three seeds alone the interval includes zero. After eight times the tokens the "
+        "Tokenformer has the lower mean perplexity."),
     "denseformer-gain-persists-with-training": TableLine(
         "DenseFormer's averages over earlier blocks still help after eight times the training (our own claim).",
         "perplexity of DenseFormer relative to the plain model, 8 blocks; claimed: lower", "-4.1 % (48 blocks)",
@@ -77,8 +77,9 @@ FIRST_SCREEN = {
         "books.",
         _perplexity_of_gain,
         topic="Averages over depth",
-        finding="In a DenseFormer, each block reads a learned average of the outputs of all earlier blocks. After our "
-        "longest training, its perplexity is {0} than the plain model's (paper, 48 blocks: 4.1 % lower)."),
+        finding="In a DenseFormer, each block reads a learned average of the outputs of all earlier blocks. With 8 "
+        "blocks and our longest training, its perplexity relative to the plain model is {0} (paper, 48 blocks: 4.1 % "
+        "lower)."),
     "tokenformer-growth-saves-cost": TableLine(
         "A Tokenformer and its growth cost at most half of a Transformer trained from scratch to the same loss.",
         "training FLOPs of all stages divided by FLOPs from scratch; claimed: at most 0.5",
@@ -87,20 +88,20 @@ FIRST_SCREEN = {
         "times.",
         float, " times", "z.1f", "Cost of growth",
         "Growing adds parameter tokens to a trained Tokenformer. Training and growing ours took {0} times the FLOPs of "
-        "a Transformer of equal loss (paper: 0.41 times). Before growth, our small model alone had taken as many FLOPs "
-        "as this Transformer, so growth could not win here."),
+        "a Transformer of equal loss (paper: 0.41 times the TPU hours, interpolated by us). The authors could object "
+        "that our model took as many FLOPs as this Transformer even before growth, so growth could not win here."),
     "tokenformer-continued-training-lower": TableLine(
         "On new text, growth by parameter tokens ends lower than growth in width (Net2Net).",
         "perplexity relative to the same model not grown: growth by tokens relative to growth in width; claimed: lower",
         "no number",
-        "Growth in width costs a fifth more FLOPs for the same tokens. The reference model was changed when we knew "
-        "that it favours Net2Net.",
+        "Growth in width costs a fifth more FLOPs for the same tokens. We changed the reference model after we had "
+        "seen results, and the new one favours Net2Net.",
         _perplexity_of_gain),
     "decay-score-beats-protected-random": TableLine(
         "Eviction by score is clearly better than random eviction that protects the first and the most recent tokens "
         "(our own claim).",
         "perplexity under Decay relative to protected random eviction; claimed: lower by at least 47, 31 and 12 % "
-        "(a quarter of the gap between unprotected random eviction and Decay, in nats)",
+        "(a quarter of Decay's advantage in nats over random eviction without protection)",
         "no such comparison",
         "Decay has the lower perplexity at every budget. The limit of a quarter is our own.",
         _perplexity_of_gain),
@@ -110,7 +111,8 @@ FIRST_SCREEN = {
         "On three of the five question sets SmolLM2 is at chance; on the two others Decay is 0.4 and 1.3 "
         "points worse.", _percent, " points", "z.1f", "Cache pruning",
         "H2O retains the cached tokens that have received the most attention; Decay lets old attention fade. With 40 % "
-        "of the KV cache, Decay answers {0} points more questions correctly than H2O (paper: 4.0 points)."),
+        "of the KV cache of SmolLM2-135M-Instruct, Decay answers {0} points more questions correctly than H2O (paper, "
+        "OPT-2.7B: 4.0 points)."),
     "tokenformer-growth-beats-continuing": TableLine(
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
         "perplexity grown relative to trained further, after short, medium and long training (5, 20, 39 M tokens); "
@@ -120,8 +122,8 @@ FIRST_SCREEN = {
         "hardly improves in the medium stage; the short stage is shorter than any published one.",
         topic="Growth or more training",
         finding="Compared with the same model trained further for equal FLOPs, the grown model's perplexity is {0} "
-        "after a short training and {2} after a long one (the paper has no such comparison). The learning rate of the "
-        "grown model was searched on too few tokens for a verdict."),
+        "after 5 M tokens and {2} after 39 M (the paper has no such comparison). The learning rate of the grown model "
+        "was searched on too few tokens for a verdict."),
     "denseformer-better-at-equal-depth": TableLine(
         "DenseFormer has a lower loss than a plain model of equal depth.",
         "perplexity of DenseFormer relative to the plain model, 24 blocks; claimed: lower", "-4.1 % (48 blocks)",
@@ -151,8 +153,8 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         mark = " †" * read_claims().altered(verdict.claim)
         sign, word = SIGNS[verdict.outcome], outcome_text(verdict.outcome, verdict.items)
         if line.topic:
-            means = [_mean(item, line) for item in items]
-            finding = line.finding.format(*means, *["(no run)"] * 3)
+            numbers = [_finding_number(item, line) for item in items]
+            finding = line.finding.format(*numbers, *["(no run)"] * 3)
             findings.append(f"- {sign} **{line.topic}: {word}.** {finding}")
         rows.append({
             "verdict": f"{sign} {word}{mark}",
@@ -166,17 +168,24 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     return "\n".join([*findings, "", f"<details><summary>{summary}</summary>", "", table, "</details>"])
 
 
-def _mean(item: Item, line: TableLine) -> str:
-    """Return the mean of the first number of a criterion; a change of perplexity as "5.1 % lower"."""
-    mean = line.convert(next(iter(item.names.values())).interval(item.confidence).mean)
+def _finding_number(item: Item, line: TableLine) -> str:
+    """Return the first number of a criterion with its interval; a change of perplexity as "5.1 % lower [4.5, 5.7]"."""
+    mean, low, high = _converted(item, line)
     if line.unit != " %":
-        return f"{mean:{line.format}}"
-    return f"{abs(mean):z.1f} % {'lower' if mean < 0 else 'higher'}"
+        return f"{mean:{line.format}} [{low:{line.format}}, {high:{line.format}}]"
+    sign = -1 if mean < 0 else 1
+    ends = sorted((sign * low, sign * high))
+    return f"{sign * mean:z.1f} % {'lower' if mean < 0 else 'higher'} [{ends[0]:z.1f}, {ends[1]:z.1f}]"
+
+
+def _converted(item: Item, line: TableLine) -> tuple[float, float, float]:
+    """Return the mean and the ends of the interval of the first number of a criterion, in the unit of the line."""
+    interval = next(iter(item.names.values())).interval(item.confidence)
+    low, high = sorted(map(line.convert, (interval.low, interval.high)))
+    return line.convert(interval.mean), low, high
 
 
 def number_text(item: Item, line: TableLine) -> str:
     """Return the first number of a criterion with its interval, in the unit of the line."""
-    interval = next(iter(item.names.values())).interval(item.confidence)
-    mean, (low, high) = line.convert(interval.mean), sorted(map(line.convert, (interval.low, interval.high)))
-    number, low_end, high_end = (f"{value:{line.format}}" for value in (mean, low, high))
-    return f"{number} [{low_end}, {high_end}]{line.unit}"
+    mean, low, high = (f"{value:{line.format}}" for value in _converted(item, line))
+    return f"{mean} [{low}, {high}]{line.unit}"
