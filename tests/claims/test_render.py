@@ -85,7 +85,7 @@ def test_every_claim_is_listed_with_headlines_first_and_separate_totals(verdicts
         ("overnight", "decoder", "agrees at scale overnight, this model alone"),
         ("pretrained", "some-released-model", "agrees for some-released-model"),
         ("pretrained", "masks-smollm2-135m-instruct", "agrees for SmolLM2-135M-Instruct"),
-        ("laptop", "decoder", "not tested: condition not met"),
+        ("laptop", "decoder", "no verdict: condition not met"),
     ],
 )
 def test_a_verdict_on_one_model_names_the_model(tmp_path, scale, run, expected):
@@ -168,7 +168,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     for verdict in untested:
         assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
         assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), "internal names"
-    lines = [line for line in table_of_the_readme(by_scale) if "not tested" in line.split(" | ")[0]]
+    lines = [line for line in table_of_the_readme(by_scale) if "no verdict" in line.split(" | ")[0]]
     assert all(line.startswith(f"| {SIGNS['not_tested']} {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
     assert lines

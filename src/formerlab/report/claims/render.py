@@ -22,10 +22,10 @@ KINDS = {"measured": "decided by trained models", "exact": "decided by arithmeti
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 RULES = (
     "Each claim was registered with its criterion; later changes are marked. A measured claim agrees or contradicts "
-    "if its 95 % interval decides; otherwise we cannot tell. It is not tested if there is no run, or if our runs have "
-    "numbers but do not meet a condition of the claim. Exact claims hold or fail."
+    "if its 95 % interval decides; otherwise we cannot tell. It has no verdict if our runs do not meet a condition of "
+    "the claim, although they have numbers, and it is not tested if there is no run. Exact claims hold or fail."
 )
-CONDITION_NOT_MET = "not tested: condition not met"
+CONDITION_NOT_MET = "no verdict: condition not met"
 
 
 class Unit(NamedTuple):
