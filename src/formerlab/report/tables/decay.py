@@ -297,7 +297,7 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     for rows, words in ((accuracy, f"{_AGAINST['h2o'].replace(' ', '~')}[]"), (speed, _SPEED)):
         if len(rows):
             rows = league.labelled(rows.drop(columns="configuration")).set_index("configuration")
-            blocks.append(rows[expand_columns(words)])
+            blocks.append(rows.reindex(columns=expand_columns(words)))
     wide = pd.concat(blocks, axis=1) if blocks else DataFrame()
     return wide.reindex([name for name in league.LABELS.values() if name in wide.index]).reset_index(
         names="configuration"
