@@ -3,11 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.checkout import ROOT
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
+from formerlab.plan.arms import read_arms
 from formerlab.report.catalogue import catalogue, load_declaration, load_rows
-from formerlab.report.runs import by_seed, last_step_rows, subtract, validation_losses
-from formerlab.report.studies.tokenformer import Shape, mean_curves
+from formerlab.report.claims.rows import pooled_differences
+from formerlab.report.runs import by_seed, differences, held_out_losses, last_step_rows, subtract, validation_losses
+from formerlab.report.studies.tokenformer import Shape, mean_curves, with_registered_controls
 from formerlab.report.tables.tokenformer import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -103,6 +106,25 @@ def test_growth_on_another_text_is_drawn_minus_the_first_loss_of_the_parent_trai
     rows = load_declaration("tokenformer_growth").rows(Results(tmp_path), ("*",)).set_index("run")
     assert rows.loc["annealed-random-sqrt-long", "loss_minus_parent_nats"].tolist() == pytest.approx([5.1, -0.2])
     assert set(rows["stage"]) == {"long stage"}
+
+
+def test_figures_show_the_control_that_the_claims_use():
+    claim = read_arms(ROOT, "overnight")["tokenformer"]["tokenformer-growth-beats-continuing"]
+    control = claim.items["long"]["continued"].run
+    losses = pd.DataFrame({"run": ["annealed-trained-on-long-9", control, "annealed-random-sqrt-long"]})
+    assert list(with_registered_controls(losses, "overnight")["run"]) == [control, "annealed-random-sqrt-long"]
+
+
+def test_the_pooled_interval_of_a_difference_takes_the_spread_of_similar_runs(tmp_path):
+    for run, losses in (("one", (4.0, 4.1, 4.3)), ("other", (4.0, 4.0, 4.0)), ("similar", (4.0, 4.0, 4.0))):
+        for seed, loss in enumerate(losses):
+            write_run(tmp_path, run, seed, loss, {10: loss})
+    pair = pd.DataFrame([{"run": "one", "rival": "other"}])
+    rows = differences(held_out_losses(Results(tmp_path), "tokenformer"), pair, "run", "rival")
+    rows = pooled_differences(rows, Results(tmp_path), "tokenformer", "run", "rival", "difference_nats")
+    mean = rows[rows["part"] == "mean"].iloc[0]
+    assert mean["difference_nats_low"] < mean["difference_nats_pooled_low"] < mean["difference_nats"]
+    assert rows.loc[rows["part"] == "seed", "difference_nats_pooled_low"].isna().all()
 
 
 def test_the_transformer_as_large_as_the_largest_tokenformer_has_a_line(tmp_path):
