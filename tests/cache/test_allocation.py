@@ -38,28 +38,29 @@ def softmax(row):
 
 
 def adaptive_account(logits, groups, alpha, budget, safe, sink, recent):
-    """Return the keys that each query of each key head sees; logits [head][query][key] of one sequence."""
+    """Return the keys that each query of each key-value head sees; logits [head][query][key] of one sequence."""
     key_heads = len(logits) // groups
-    scores, seen = [{} for _ in range(key_heads)], [[] for _ in range(key_heads)]
+    scores, visible_keys = [{} for _ in range(key_heads)], [[] for _ in range(key_heads)]
     for query in range(len(logits[0])):
-        for head, held in enumerate(scores):
-            held[query] = 0.0
-            seen[head].append(set(held))
+        for head, retained in enumerate(scores):
+            retained[query] = 0.0
+            visible_keys[head].append(set(retained))
             rows = [
-                softmax({key: logits[head * groups + member][query][key] for key in held}) for member in range(groups)
+                softmax({key: logits[head * groups + member][query][key] for key in retained})
+                for member in range(groups)
             ]
-            for key in held:
-                held[key] = alpha * held[key] + sum(row[key] for row in rows)
+            for key in retained:
+                retained[key] = alpha * retained[key] + sum(row[key] for row in rows)
         while sum(map(len, scores)) > budget * key_heads:
             free = [
-                (held[key], key, head)
-                for head, held in enumerate(scores)
-                for key in held
-                if len(held) > safe and sink <= key <= query - recent
+                (retained[key], key, head)
+                for head, retained in enumerate(scores)
+                for key in retained
+                if len(retained) > safe and sink <= key <= query - recent
             ]
             _, key, head = min(free)
             del scores[head][key]
-    return seen
+    return visible_keys
 
 
 @pytest.mark.parametrize(("safeguard", "safe"), [(0.0, 0), (0.2, 1), (0.75, 6), (1.0, 8)])
@@ -165,7 +166,9 @@ def test_a_pyramid_evicts_as_simulated_in_each_layer(scoring):
     tokens, model = torch.arange(2 * TIME).view(2, TIME) % 11, Toy(2, rotary=True)
     policy = Pyramid(policy=scoring, layers=2, last=0.5)
     cache, masks = PrunedCache(policy, 6), {}
-    _ = model(tokens, attend=Simulation(policy, 6, observe=lambda layer, seen: masks.update({layer: seen.visible})))
+    _ = model(
+        tokens, attend=Simulation(policy, 6, observe=lambda layer, observed: masks.update({layer: observed.visible}))
+    )
     expected = model(tokens, attend=Simulation(policy, 6))
     assert (feed(model, tokens, cache) - expected).abs().max() < 1e-10
     assert [cache.kept(layer).shape[-1] for layer in (0, 1)] == [9, 3]
@@ -188,8 +191,8 @@ def test_an_adaptive_pyramid_divides_among_layers_and_heads():
     cache, (q, k, v) = CompressedCache(Pyramid(policy=HeadAdaptive(policy=H2O()), layers=2, last=0.5), 8), tensors()
     for layer in (0, 1):
         cache(layer, q, k, v)
-    held = [(cache.kept(layer) < 30).sum((1, 2)).tolist() for layer in (0, 1)]
-    assert held == [[24, 24], [8, 8]]
+    retained = [(cache.kept(layer) < 30).sum((1, 2)).tolist() for layer in (0, 1)]
+    assert retained == [[24, 24], [8, 8]]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +207,8 @@ def test_an_adaptive_pyramid_divides_among_layers_and_heads():
 def test_policies_are_parsed_from_specs_and_text(policy):
     read = TypeAdapter(CachePolicy).validate_python
     assert read(policy.to_dict()) == policy
-    words = policy_name(policy).replace("decay", "decay alpha=0.5")
-    assert read(policy_fields(words)) == policy
+    text = policy_name(policy).replace("decay", "decay alpha=0.5")
+    assert read(policy_fields(text)) == policy
 
 
 def test_mistakes_give_one_line():

@@ -52,7 +52,7 @@ STREAMING = [
 
 
 class Toy:
-    """Two layers of attention with shared key heads over learned or rotary positions, float64."""
+    """Two layers of attention with shared key-value heads over learned or rotary positions, float64."""
 
     def __init__(self, key_heads: int, rotary: bool) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -96,8 +96,8 @@ def decoder(**parts):
 
 
 MODELS = {
-    "toy, shared key heads": lambda: Toy(2, rotary=False),
-    "toy, one key head, rotary": lambda: Toy(1, rotary=True),
+    "toy, shared key-value heads": lambda: Toy(2, rotary=False),
+    "toy, one key-value head, rotary": lambda: Toy(1, rotary=True),
     "decoder, learned": lambda: decoder(position=Learned()),
     "denseformer": lambda: decoder(depth=DepthWeightedAverage()),
 }
@@ -120,7 +120,7 @@ def feed(model, tokens, cache):
 
 def simulated(model, tokens, policy, budget):
     masks = {}
-    simulation = Simulation(policy, budget, observe=lambda layer, seen: masks.update({layer: seen.visible}))
+    simulation = Simulation(policy, budget, observe=lambda layer, observed: masks.update({layer: observed.visible}))
     return model(tokens, attend=simulation), masks
 
 
@@ -300,7 +300,7 @@ def test_realised_budget_is_the_retained_fraction(policy, tokens):
         assert simulation.realised_budget.tolist() == pytest.approx(
             [min(resolve_budget(budget, TIME), TIME) / TIME] * 2
         )
-        observed = Simulation(policy, budget, observe=lambda layer, seen: None)
+        observed = Simulation(policy, budget, observe=lambda layer, observed: None)
         model(tokens, attend=observed)
         assert observed.realised_budget.tolist() == pytest.approx(simulation.realised_budget.tolist())
 

@@ -84,8 +84,8 @@ def test_later_tokens_see_retained_keys_and_each_other(policy):
     full = attention(q, k) @ v.repeat_interleave(2, 1)
     assert torch.allclose(out[:, :, :20], full[:, :, :20], atol=1e-12)
     kept = cache.kept(0)
-    held = 20 if isinstance(policy, Full) else resolve_budget(0.4, 20)
-    assert kept.shape == (2, 2, held)
+    retained = 20 if isinstance(policy, Full) else resolve_budget(0.4, 20)
+    assert kept.shape == (2, 2, retained)
     mask = torch.zeros(2, 4, 30, 30, dtype=torch.bool)
     mask[:, :, 20:, 20:] = torch.ones(10, 10).tril().bool()
     for row in range(2):
@@ -95,7 +95,7 @@ def test_later_tokens_see_retained_keys_and_each_other(policy):
     expected = logits.masked_fill(~mask, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
     assert torch.allclose(out[:, :, 20:], expected[:, :, 20:], atol=1e-12)
     assert cache.length == 30
-    assert cache.bytes() == 2 * 2 * 2 * (held + 10) * 4 * 8
+    assert cache.bytes() == 2 * 2 * 2 * (retained + 10) * 4 * 8
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, [2, 3]), (0.2, [2, 3]), (1.0, [0, 1])])
@@ -141,10 +141,10 @@ def test_expected_attention_matches_a_mean_over_gaussian_queries():
     expected = torch.zeros(2, 38, dtype=torch.float64)
     for row in range(2):
         for head in range(2):
-            seen = q[row, head, 2:]
-            root = torch.linalg.cholesky(torch.cov(seen.T, correction=0))
-            drawn = seen.mean(0) + torch.randn(400_000, 3, generator=generator, dtype=torch.float64) @ root.T
-            weight = (drawn @ k[row, 0, 2:].T / math.sqrt(3)).exp().mean(0)
+            queries = q[row, head, 2:]
+            root = torch.linalg.cholesky(torch.cov(queries.T, correction=0))
+            samples = queries.mean(0) + torch.randn(400_000, 3, generator=generator, dtype=torch.float64) @ root.T
+            weight = (samples @ k[row, 0, 2:].T / math.sqrt(3)).exp().mean(0)
             expected[row] += weight / weight.sum() / 2
         expected[row] = expected[row] * v[row, 0, 2:].norm(dim=-1)
     assert importance[:, 0, 2:].flatten().tolist() == pytest.approx(expected.flatten().tolist(), rel=0.03)
@@ -185,8 +185,10 @@ def test_policies_that_mask_whole_sequences_cannot_compress(policy):
 @pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
 def test_one_key_of_the_shortest_prompt_is_retained(policy):
     for time, budget in ((1, 4), (1, 0.1), (4, 0.1)):
-        held = time if isinstance(policy, Full) else 1
-        assert [[len(kept) for kept in row] for row in chosen(policy, budget, *tensors(time=time))] == [[held] * 2] * 2
+        retained = time if isinstance(policy, Full) else 1
+        assert [[len(kept) for kept in row] for row in chosen(policy, budget, *tensors(time=time))] == [
+            [retained] * 2
+        ] * 2
 
 
 @pytest.mark.parametrize("policy", ONE_SHOT, ids=repr)

@@ -69,11 +69,11 @@ def same(left, right, lengths, exact=1e-12):
     """Compare two engines on the tokens of every sequence, without padding."""
     for row, length in enumerate(lengths):
         assert torch.allclose(left.out[row, :, :length], right.out[row, :, :length], atol=exact)
-        held = left.last[row, :, :length] >= length
-        assert torch.equal(held, right.last[row, :, :length] >= length)
-        assert torch.equal(left.last[row, :, :length][~held], right.last[row, :, :length][~held])
+        retained = left.last[row, :, :length] >= length
+        assert torch.equal(retained, right.last[row, :, :length] >= length)
+        assert torch.equal(left.last[row, :, :length][~retained], right.last[row, :, :length][~retained])
         if length == left.out.shape[2]:
-            assert torch.allclose(left.scores[row][held], right.scores[row][held], atol=exact)
+            assert torch.allclose(left.scores[row][retained], right.scores[row][retained], atol=exact)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -82,8 +82,8 @@ def test_the_numba_engine_matches_torch(policy, numba_engine):
         lengths = [time, max(1, time - 13), max(1, time // 3)]
         q, k, v = tensors(3, 4, key_heads, time, d_head)
         for budget in (0.4, 3, 0.9):
-            given = prompt(policy, budget, lengths, q, k, v)
-            same(numba_engine.run(policy, given), torch_engine.run(policy, given), lengths)
+            prompt_inputs = prompt(policy, budget, lengths, q, k, v)
+            same(numba_engine.run(policy, prompt_inputs), torch_engine.run(policy, prompt_inputs), lengths)
 
 
 @pytest.mark.parametrize("engine_name", ["loop", "numba_engine"])
@@ -93,7 +93,7 @@ def test_engines_match_the_masks(engine_name, numba_engine):
     q, k, v = tensors(2, 4, 2, 45, 8)
     for policy in [*POLICIES, *([KeyDiff()] if engine_name == "loop" else [])]:
         by_engine = Simulation(policy, 0.4, [45, 30], engine=run)
-        by_mask = Simulation(policy, 0.4, [45, 30], observe=lambda layer, seen: None)
+        by_mask = Simulation(policy, 0.4, [45, 30], observe=lambda layer, observed: None)
         assert torch.allclose(by_engine(1, q, k, v), by_mask(1, q, k, v), atol=1e-12), policy
         assert by_engine.realised_budget.tolist() == pytest.approx(by_mask.realised_budget.tolist()), policy
 
@@ -107,10 +107,10 @@ def test_ties_evict_the_older_key_in_every_engine(numba_engine):
 
 def test_results_do_not_depend_on_threads(numba_engine):
     q, k, v = tensors(3, 4, 4, 70, 16, torch.float32)
-    given = prompt(H2O(), 0.3, [70, 20, 50], q, k, v)
-    alone = numba_engine.run(H2O(), given)
+    prompt_inputs = prompt(H2O(), 0.3, [70, 20, 50], q, k, v)
+    alone = numba_engine.run(H2O(), prompt_inputs)
     torch.set_num_threads(3)
-    together = numba_engine.run(H2O(), given)
+    together = numba_engine.run(H2O(), prompt_inputs)
     assert torch.equal(alone.out[0], together.out[0])
     assert torch.equal(alone.last, together.last)
 
@@ -125,13 +125,13 @@ def test_importing_the_engine_keeps_torchs_number_of_threads():
 @pytest.mark.parametrize("policy", [Decay(), KeyDiff(), Random()], ids=repr)
 def test_threads_and_chunks_divide_the_sequences_in_torch(policy, monkeypatch):
     lengths = [70, 20, 50, 3, 64]
-    given = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
-    alone = torch_engine.run(policy, given)
+    prompt_inputs = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
+    alone = torch_engine.run(policy, prompt_inputs)
     monkeypatch.setattr(torch_engine, "MAX_LOGITS", 1)
-    same(alone, torch_engine.run(policy, given), lengths)
+    same(alone, torch_engine.run(policy, prompt_inputs), lengths)
     torch.set_num_threads(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        same(alone, torch_engine.run(policy, given), lengths)
+        same(alone, torch_engine.run(policy, prompt_inputs), lengths)
 
 
 @pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, torch_engine.MAX_LOGITS)])
@@ -202,14 +202,14 @@ OWN_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
 def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monkeypatch):
     """In simulation and step by step; an inherited `linear` does not describe an overridden rule."""
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
-    given = prompt(policy, 30, [90, 90], q, k, v)
+    prompt_inputs = prompt(policy, 30, [90, 90], q, k, v)
     monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
     monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0)
-    assert torch_engine.choose(Decay(), given) is numba_engine.run
-    assert torch_engine.choose(policy, given) is torch_engine.run
+    assert torch_engine.choose(Decay(), prompt_inputs) is numba_engine.run
+    assert torch_engine.choose(policy, prompt_inputs) is torch_engine.run
     cache = PrunedCache(policy, 30)
     steps = [cache(0, *(x[:, :, token : token + 1] for x in (q, k, v))) for token in range(90)]
-    torch.testing.assert_close(torch.cat(steps, 2), torch_engine.run(policy, given).out)
+    torch.testing.assert_close(torch.cat(steps, 2), torch_engine.run(policy, prompt_inputs).out)
 
 
 def test_compression_needs_a_declared_score():
@@ -230,11 +230,13 @@ def test_compression_needs_a_declared_score():
 
 def test_only_large_inputs_use_numba(numba_engine, monkeypatch):
     q, k, v = tensors(2, 4, 4, 40, 16)
-    given = prompt(Decay(), 0.4, [40, 40], q, k, v)
-    assert torch_engine.choose(Decay(), given) is torch_engine.run
+    prompt_inputs = prompt(Decay(), 0.4, [40, 40], q, k, v)
+    assert torch_engine.choose(Decay(), prompt_inputs) is torch_engine.run
     monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 2 * 4 * 40 * 16)
-    assert torch_engine.choose(Decay(), given) is numba_engine.run
-    assert torch_engine.choose(KeyDiff(), given) is torch_engine.run, "it decides by more than a sum of attention"
+    assert torch_engine.choose(Decay(), prompt_inputs) is numba_engine.run
+    assert torch_engine.choose(KeyDiff(), prompt_inputs) is torch_engine.run, (
+        "it decides by more than a sum of attention"
+    )
     half = [x.bfloat16() for x in (q, k, v)]
     assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is torch_engine.run
 

@@ -39,16 +39,18 @@ PROMPT = 7
 def random_account(policy, heads, time, budget, first, last):
     """Return the keys that each query sees under `Random`, which evicts the lowest draw without protection."""
     draws = policy.initial_scores(torch.arange(time), heads, None, 0)[0].tolist()
-    seen = []
+    visible_keys = []
     for draw in draws:
-        held, rows = [], []
+        retained, rows = [], []
         for query in range(time):
-            held.append(query)
-            rows.append(set(held))
-            if len(held) > budget:
-                held.remove(min((key for key in held if first <= key <= query - last), key=lambda key: draw[key]))
-        seen.append(rows)
-    return seen
+            retained.append(query)
+            rows.append(set(retained))
+            if len(retained) > budget:
+                retained.remove(
+                    min((key for key in retained if first <= key <= query - last), key=lambda key: draw[key])
+                )
+        visible_keys.append(rows)
+    return visible_keys
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_recent_is_a_fraction_of_the_budget_without_the_prompt():
 def test_engines_agree_on_a_protected_prompt(policy):
     numba_engine = pytest.importorskip("formerlab.cache.numba_engine")
     policy = policy.with_prompt_length(5)
-    given = prompt(policy, 9, [37, 24], *tensors(2, 4, 2, 37, 16))
-    same(numba_engine.run(policy, given), torch_engine.run(policy, given), [37, 24])
+    prompt_inputs = prompt(policy, 9, [37, 24], *tensors(2, 4, 2, 37, 16))
+    same(numba_engine.run(policy, prompt_inputs), torch_engine.run(policy, prompt_inputs), [37, 24])
 
 
 def test_reindexed_positions_with_a_protected_prompt():

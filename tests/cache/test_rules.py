@@ -14,7 +14,7 @@ def draw(*shape, seed=0):
     return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def seen_by(policy, logits, budget, **inputs):
+def visible_to_queries(policy, logits, budget, **inputs):
     """Return the sets of keys that queries see: [row][head][q]."""
     _, visible = simulate(policy, logits, budget, **inputs)
     return [[[set(q.nonzero().flatten().tolist()) for q in head] for head in row] for row in visible]
@@ -23,10 +23,10 @@ def seen_by(policy, logits, budget, **inputs):
 @pytest.mark.parametrize("budget", [1, 4, 9])
 def test_tova_scores_are_the_last_row_summed_over_heads(budget, oracle):
     logits = draw(2, 4, TIME, TIME)
-    seen = seen_by(TOVA(), logits, budget, groups=2)
+    visible_keys = visible_to_queries(TOVA(), logits, budget, groups=2)
     for row in range(2):
         expected = oracle.evict(logits[row].tolist(), alpha=0.0, budget=budget, recent=1, sink=0)
-        assert seen[row] == [expected] * 4
+        assert visible_keys[row] == [expected] * 4
 
 
 @pytest.mark.parametrize("policy", [Decay(alpha=0.5), H2O()], ids=repr)
@@ -34,12 +34,12 @@ def test_scope_layer_retains_the_same_keys_in_all_heads(policy, oracle):
     logits = draw(2, 4, TIME, TIME)
     alpha, recent = (0.5, 0) if isinstance(policy, Decay) else (1.0, 3)
     for scope, size in (("group", 2), ("layer", 4)):
-        seen = seen_by(type(policy)(**{**policy.model_dump(), "scope": scope}), logits, 6, groups=2)
+        visible_keys = visible_to_queries(type(policy)(**{**policy.model_dump(), "scope": scope}), logits, 6, groups=2)
         for row in range(2):
             for head in range(0, 4, size):
                 heads = logits[row, head : head + size].tolist()
                 expected = oracle.evict(heads, alpha=alpha, budget=6, recent=recent, sink=0)
-                assert seen[row][head : head + size] == [expected] * size
+                assert visible_keys[row][head : head + size] == [expected] * size
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -53,42 +53,42 @@ def test_half_precision_keys_give_the_scores_of_float32(policy, dtype):
 def check_evictions(policy, worst):
     """Check that `policy` evicts worst(keys of a head, retained positions) above 5 retained keys."""
     keys = draw(2, 2, TIME, 3)
-    seen = seen_by(policy, draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
+    visible_keys = visible_to_queries(policy, draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
     for row in range(2):
         for head in range(4):
-            held = set()
+            retained = set()
             for q in range(TIME):
-                held.add(q)
-                assert seen[row][head][q] == held
-                if len(held) > 5:
-                    held.remove(worst(keys[row, head // 2].tolist(), held))
+                retained.add(q)
+                assert visible_keys[row][head][q] == retained
+                if len(retained) > 5:
+                    retained.remove(worst(keys[row, head // 2].tolist(), retained))
 
 
 def test_knorm_evicts_the_longest_key():
-    check_evictions(Knorm(), lambda keys, held: max(held, key=lambda k: math.hypot(*keys[k])))
+    check_evictions(Knorm(), lambda keys, retained: max(retained, key=lambda k: math.hypot(*keys[k])))
 
 
 def test_keydiff_evicts_the_key_most_similar_to_the_others():
-    def most_alike(keys, held):
-        units = {k: [x / math.hypot(*keys[k]) for x in keys[k]] for k in held}
+    def most_alike(keys, retained):
+        units = {k: [x / math.hypot(*keys[k]) for x in keys[k]] for k in retained}
         mean = [sum(unit[i] for unit in units.values()) for i in range(3)]
-        return max(held, key=lambda k: sum(a * b for a, b in zip(units[k], mean, strict=True)))
+        return max(retained, key=lambda k: sum(a * b for a, b in zip(units[k], mean, strict=True)))
 
     check_evictions(KeyDiff(), most_alike)
 
 
 def test_ideal_sees_the_largest_probabilities_of_every_row():
     logits = draw(2, 4, TIME, TIME)
-    seen = seen_by(Ideal(), logits, 5, lengths=[TIME, 11])
+    visible_keys = visible_to_queries(Ideal(), logits, 5, lengths=[TIME, 11])
     for row, length in enumerate((TIME, 11)):
         for head in range(4):
             for q in range(length):
                 best = sorted(range(q), key=lambda k: -logits[row, head, q, k].item())[:5]
-                assert seen[row][head][q] == {*best, q}
+                assert visible_keys[row][head][q] == {*best, q}
 
 
 class TestRandom:
-    """Priorities that are drawn once per key retain a uniform sample of all keys so far."""
+    """Priorities that are sampled once per key retain a uniform sample of all keys so far."""
 
     def kept(self, policy, budget=4, time=400, heads=3, layer=0):
         logits = torch.zeros(2, heads, time, time)

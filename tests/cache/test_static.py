@@ -56,12 +56,12 @@ def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, 
     if static:
         assert is_static(cache)
         prepare(step := StaticStep(model, cache, count))
-    seen = []
+    steps = []
     for _ in range(count):
         tokens = torch.stack([sample_token(row, temperature, None, generator) for row in logits])[:, None]
         logits = step(tokens) if static else model(tokens, attend=cache, start=cache.length)[:, -1]
-        seen.append((tokens, logits))
-    return (torch.cat(parts) for parts in zip(*seen, strict=True))
+        steps.append((tokens, logits))
+    return (torch.cat(parts) for parts in zip(*steps, strict=True))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -69,9 +69,9 @@ def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, 
 def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
     model, caches = decoder(kind), [CACHES[cache]() for _ in range(2)]
     ways = [continued(model, one, static, temperature) for static, one in enumerate(caches)]
-    (tokens, logits), (expected, wanted) = reversed(ways)
+    (tokens, logits), (expected, expected_logits) = reversed(ways)
     assert torch.equal(tokens, expected)
-    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=1e-4)
     ordinary, used = caches
     assert ordinary.length == used.length == PROMPT + TOKENS
     assert ordinary.bytes() == used.bytes()
@@ -80,15 +80,13 @@ def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
 
 
 def test_a_full_cache_is_static():
-    model, cache = (
-        decoder("transformer"),
-        PrunedCache(Decay(), 64),
-    )  # its initial slots equal the budget, without a slot for the next key
-    seen = []
+    model = decoder("transformer")
+    cache = PrunedCache(Decay(), 64)  # its initial slots equal the budget, without a slot for the next key
+    static = []
     for token in torch.randint(64, (80, 1, 1)):
-        seen.append(is_static(cache))
+        static.append(is_static(cache))
         model(token, attend=cache, start=cache.length)
-    assert seen == [False] * 65 + [True] * 15
+    assert static == [False] * 65 + [True] * 15
     assert not is_static(KVCache())
     assert not is_static(PrunedCache(StreamingLLM(sink=2, positions="reindexed"), 6, position=model.position))
 

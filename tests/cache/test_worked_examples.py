@@ -44,7 +44,7 @@ def steps(policy, logits, budget, groups=1, head=0):
     return states
 
 
-def seen(policy, logits, budget, **inputs):
+def visible_positions(policy, logits, budget, **inputs):
     _, visible = simulate(policy, logits, budget, **inputs)
     return [row.nonzero().flatten().tolist() for row in visible[0, 0]]
 
@@ -71,7 +71,7 @@ def test_hand_trace(name, vectors, hand_logits):
 
 def test_hand_trace_without_pruning(vectors, hand_logits):
     check_trace(H2O(), vectors["hand"]["full"], vectors["hand"]["values"], hand_logits, 5)
-    assert seen(Full(), hand_logits, 2) == [row["attended"] for row in vectors["hand"]["full"]]
+    assert visible_positions(Full(), hand_logits, 2) == [row["attended"] for row in vectors["hand"]["full"]]
 
 
 @pytest.mark.parametrize(("name", "alpha"), [("alpha1", 1.0), ("alpha0.5", 0.5), ("alpha0.2", 0.2), ("alpha0.0", 0.0)])
@@ -95,14 +95,14 @@ def test_scores_without_eviction_have_the_closed_form(name, alpha, vectors, hand
     ],
 )
 def test_hand_computed_retained_sets(name, policy, budget, vectors, hand_logits):
-    assert seen(policy, hand_logits, budget) == vectors["hand"][name]
+    assert visible_positions(policy, hand_logits, budget) == vectors["hand"][name]
 
 
 def test_spatten_passes_the_largest_column_sums_to_the_next_layer(hand_logits):
     state = {}
-    assert seen(SpAtten(), hand_logits, 2, state=state) == [list(range(q + 1)) for q in range(5)]
+    assert visible_positions(SpAtten(), hand_logits, 2, state=state) == [list(range(q + 1)) for q in range(5)]
     assert state["score"][0].tolist() == pytest.approx([1.724242, 1.39697, 0.840909, 0.787879, 0.25], abs=1e-6)
-    assert seen(SpAtten(), hand_logits, 2, state=state) == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 4]]
+    assert visible_positions(SpAtten(), hand_logits, 2, state=state) == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 4]]
 
 
 CASES = {
