@@ -43,5 +43,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names and the module's own attributes."""
+    """Return the public names and the attributes of the module."""
     return sorted({*globals(), *__all__})

@@ -24,9 +24,9 @@ GROUPS = {
 """The commands for users, by topic, without the commands that only Snakemake calls."""
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Missing permission, or a read-only disk."""
+"""Error numbers: missing permission, or a read-only disk."""
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
-"""A folder in place of a file, or a file in place of a folder."""
+"""Error numbers: a folder at the path of a file, or a file at the path of a folder."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,27 +49,27 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 failed, 2 user error, 75 stopped early (run it again)."""
+def main(command: list[str] | None = None) -> int:
+    """Run a command and return its exit status: 0 done, 1 failed, 2 user error, 75 stopped early (run it again)."""
     let_signals_interrupt()
     os.environ["MPLBACKEND"] = "agg"  # figures go to files; the environment of a notebook may name a missing backend
-    arguments = build_parser().parse_args(words)
+    arguments = build_parser().parse_args(command)
     try:
         arguments.function(arguments)
     except UserError as error:
-        _say(f"error: {error}")
+        _print_message(f"error: {error}")
         return EXIT_USER_ERROR
     except StoppedEarly as reason:
-        _say(str(reason))
+        _print_message(str(reason))
         return EXIT_STOPPED_EARLY
     except KeyboardInterrupt:
-        _say("interrupted; finished work is saved, run the same command again to continue")
+        _print_message("interrupted; finished work is saved, run the same command again to continue")
         return EXIT_STOPPED_EARLY
     except BrokenPipeError:
         return EXIT_FAILED
     except Exception as error:
-        if line := _mistake(error):
-            _say(f"error: {line}")
+        if line := _user_error(error):
+            _print_message(f"error: {line}")
             return EXIT_USER_ERROR
         traceback.print_exc()
         return EXIT_FAILED
@@ -87,7 +87,7 @@ def let_signals_interrupt() -> None:
             signal.signal(number, interrupt)
 
 
-def _mistake(error: Exception) -> str | None:
+def _user_error(error: Exception) -> str | None:
     """Return a one-line message if the error is a user error of another library, otherwise None."""
     if found_no_room(error):
         return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
@@ -100,7 +100,7 @@ def _mistake(error: Exception) -> str | None:
     return None
 
 
-def _say(line: str) -> None:
+def _print_message(line: str) -> None:
     with suppress(OSError):  # keep the exit status if the log is on a full disk
         print(line, file=sys.stderr)
 

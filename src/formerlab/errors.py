@@ -4,8 +4,8 @@ import difflib
 import re
 from collections.abc import Sequence
 
-MOST_NAMED = 30
-"""Upper limit of names in a message."""
+MAX_NAMES = 30
+"""Maximum number of names in a message."""
 
 
 class UserError(Exception):
@@ -20,13 +20,13 @@ class UserError(Exception):
 
 
 class ArgumentError(UserError, ValueError):
-    """A wrong argument of a call; also a ValueError, which callers of transformers' models expect."""
+    """An invalid argument of a call. It is also a ValueError, because callers of transformers' models expect one."""
 
 
 class StoppedEarly(Exception):
     """A stage saved its work and stopped, after a signal or at its time limit.
 
-    The same command continues from there. `progress` are counts of completed work, such as steps.
+    The same command continues this work. `progress` contains counts of completed work, such as steps.
     """
 
     def __init__(self, message: str, progress: Sequence[int] = ()) -> None:
@@ -44,8 +44,8 @@ EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return a message that names the missing package and the extra that installs it, or repeats another error."""
-    if error.name is None:  # transformers raises it for a model class whose own imports fail
+    """Return a message with the missing package and the extra that installs it; other errors are repeated."""
+    if error.name is None:  # transformers raises such an error for a model class whose imports fail
         return f"cannot be imported: {reason(error)}"
     package = error.name.partition(".")[0]
     extra = EXTRAS.get(package, "pipeline")
@@ -63,7 +63,7 @@ def reason(error: BaseException) -> str:
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a value, cut to 200 characters, for messages."""
+    """Return the repr of a value for messages, truncated to 200 characters."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -85,5 +85,5 @@ def near_misses(word: str, known: list[str]) -> str:
     names = sorted(set(known))
     if close := resembling(word, names):
         return f"; did you mean {' or '.join(close)}?"
-    more = ["..."] if len(names) > MOST_NAMED else []
-    return f"; known are {', '.join([*names[:MOST_NAMED], *more]) or 'none'}"
+    more = ["..."] if len(names) > MAX_NAMES else []
+    return f"; known are {', '.join([*names[:MAX_NAMES], *more]) or 'none'}"

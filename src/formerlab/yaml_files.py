@@ -14,46 +14,46 @@ FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses duplicate keys; PyYAML would silently use the last one."""
+    """A safe loader that refuses duplicate keys; PyYAML would use the last value without an error."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return node
 
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> Any:
-    """Parse YAML text, cached because many callers read the same files."""
+    """Parse YAML text; results are cached, because many callers read the same files."""
     return yaml.load(text, Loader=_UniqueKeyLoader)
 
 
-def read_yaml(root: Path, place: str) -> dict[str, Any]:
-    """Read a mapping from the YAML file at the path `place` below `root`."""
-    path = root / place
+def read_yaml(root: Path, name: str) -> dict[str, Any]:
+    """Read a mapping from the YAML file `name`, a path below `root`. Raises UserError."""
+    path = root / name
     if path.exists() and not path.is_file():
-        raise UserError(f"{place}: a folder or device; name a file")
+        raise UserError(f"{name}: a folder or device; name a file")
     try:
         tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        if place == "config.yaml":
+        if name == "config.yaml":
             problem = f"config.yaml: not in {root.resolve()}"
             raise UserError(f"{problem}; run this in a project's folder; `formerlab init FOLDER` makes one") from None
         near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
-        raise UserError(f"{place}: no such file{near}") from None
+        raise UserError(f"{name}: no such file{near}") from None
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{place}: not valid YAML: {error.problem}{line}; correct it") from None
+        raise UserError(f"{name}: not valid YAML: {error.problem}{line}; correct it") from None
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{place}: cannot be read: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name}: cannot be read: {' '.join(str(error).split())}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{place}: got {short_repr(tree)}; write keys and values")
+        raise UserError(f"{name}: got {short_repr(tree)}; write keys and values")
     return tree
 
 
