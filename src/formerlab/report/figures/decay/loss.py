@@ -116,7 +116,7 @@ def league_notes(rows: DataFrame) -> list[str]:
           once=True, xlabel="loss minus H2O (nats)", finish=few_ticks),
     Panel("found_percent", "configuration", by="configuration", kind="forest", each="_panel", once=True,
           xlabel="found (%)", finish=few_ticks),
-    notes=league_notes, columns=4, order="_row _rank"
+    notes=league_notes, columns=4, order="_rank _row"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O at the same budget (line; left is better), and numbers
