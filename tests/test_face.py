@@ -72,7 +72,7 @@ def test_the_examples_of_the_readme_run_are_short_and_print_what_it_says(capsys,
     for block in blocks:
         assert len([line for line in block.splitlines() if line]) <= 13
         exec(block, results)
-    promised = re.findall(r"It prints (.*)\.$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    promised = re.findall(r"This sample prints (.*)\.$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert capsys.readouterr().out.splitlines() == re.findall("`(.*?)`", " ".join(promised))
     assert [len(rows) for rows in results["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
 
