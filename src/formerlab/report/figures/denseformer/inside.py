@@ -32,14 +32,14 @@ def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
 def draw_architecture(data: DataFrame) -> Figure:
     """Draw a row of blocks per variant, with an arc from every source of an average."""
     groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
-    shown = min(layers, SHOWN)
-    note = f"The first {shown} of {layers} blocks; titles count their weights." if shown < layers else ""
+    blocks = min(layers, SHOWN)
+    note = f"The first {blocks} of {layers} blocks; titles count their weights." if blocks < layers else ""
     lines = -(-len(groups) // 2)
     figure = Figure((WIDEST, 1.55 * lines), layout="constrained", label=note)
     for number, (name, rows) in enumerate(groups, start=1):
         panel = figure.add_subplot(lines, 2, number)
-        _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name))["color"])
-        panel.set_title(f"{name}: {(rows['after_block'] <= shown).sum()} weights in {shown} blocks")
+        _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks, look(str(name))["color"])
+        panel.set_title(f"{name}: {(rows['after_block'] <= blocks).sum()} weights in {blocks} blocks")
     return figure
 
 
@@ -79,8 +79,8 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
         layers, dilation, period = (int(record[key]) for key in keys)
         shared = {"source": "ours", "variant": record["variant"], "layers": layers, "dilation": dilation}
-        found = averages(layers, dilation, period).items()
-        rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in found for j in reads]
+        sources = averages(layers, dilation, period).items()
+        rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in sources for j in reads]
     return DataFrame(rows)
 
 
@@ -148,8 +148,10 @@ def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
         likeness = {step: np.corrcoef(row, table.loc[steps[-1]])[0, 1] for step, row in table.iterrows()}
     means = means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
-    known = means["correlation_with_end"].map(", r = {:.2f}".format).where(means["correlation_with_end"].notna(), "")
-    return means.assign(_title=means["step"].map("step {:.0f}".format) + known, _rank=means["step"])
+    correlation = (
+        means["correlation_with_end"].map(", r = {:.2f}".format).where(means["correlation_with_end"].notna(), "")
+    )
+    return means.assign(_title=means["step"].map("step {:.0f}".format) + correlation, _rank=means["step"])
 
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
@@ -177,12 +179,12 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
-    whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
-    shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
+    unpruned = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
+    shift = [unpruned.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
-    found = summarize(rows, "value", keys)
-    found.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
-    return found
+    table = summarize(rows, "value", keys)
+    table.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
+    return table
 
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
