@@ -15,6 +15,7 @@ from formerlab.cache import CachePolicy
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.projection import Projection
 from formerlab.report.names import all_names, kind_label
+from formerlab.report.tables.blocks import by_regime
 from formerlab.report.write import with_labels
 from formerlab.spec import variants
 
@@ -150,18 +151,17 @@ def test_a_label_shows_the_settings_of_the_run():
     assert kind_label("mixer", {"depth.kind": None}, "depth.") == ""
 
 
-def test_tables_show_labels_of_data_sets_and_have_runs_last():
+def test_tables_for_readers_name_data_sets_by_their_labels_and_show_baselines_with_them():
     rows = pd.DataFrame(
         {
             "source": "ours",
-            "run": ["5-gram on text", "plain-8"],
-            "variant": ["floor", "Transformer"],
-            "regime": [None, "text, cosine to 0"],
+            "run": ["5-gram on text", "plain-8", "plain-24"],
+            "variant": ["floor", "Transformer", "Transformer"],
+            "regime": [None, "text, onecycle to 0.1", "novels, cosine to 0"],
         }
     )
-    shown = with_labels(rows, "overnight").drop(columns="source")
-    assert list(shown) == ["variant", "regime", "run"]
-    assert shown.fillna("").to_numpy().tolist() == [
-        ["5-gram on books", "", ""],
-        ["Transformer", "books, cosine to 0", "plain-8"],
-    ]
+    blocks = by_regime(with_labels(rows, "overnight"))
+    assert {heading: [*block["variant"]] for heading, block in blocks.items()} == {
+        "six test books, one-cycle learning rate to 0.1 of its peak": ["5-gram (baseline)", "Transformer"],
+        "English novels, cosine learning rate to zero": ["Transformer"],
+    }

@@ -33,8 +33,9 @@ from formerlab.files import NoRoom, write_text
 from formerlab.plan.show import failed_entries
 from formerlab.report import write
 from formerlab.report.catalogue import catalogue, expand_columns
+from formerlab.report.columns import count, meanings, number
 from formerlab.report.headline import headline
-from formerlab.report.pages import caption_title, format_number, format_table, without_constants
+from formerlab.report.pages import caption_title, format_table, without_constants
 from formerlab.report.runs import chain, held_out_losses, means_by_run, variant_label
 from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.write import draw_all, draw_each
@@ -271,7 +272,7 @@ def test_published_points_are_marked_and_complete(folder):
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
     text = (folder / "figures" / "live" / "one" / "decay_answers_table.md").read_text()
     ours, theirs = text.split("**Published, not ours**")
-    assert "OPT-2.7B Decay 0+40 alpha=0.2" in theirs.replace("  ", "")
+    assert "| OPT-2.7B | Decay 0+40 alpha=0.2 | 23.4" in re.sub(" +", " ", theirs)
     assert "(scale one, live results)" in ours
 
 
@@ -372,20 +373,47 @@ def test_chance_is_shown_if_rows_have_the_number_of_choices(tmp_path):
     assert rows.loc["chance", "quiz (acc)"] == 0.25
 
 
-def test_numbers_have_three_digits_and_intervals_equal_decimals():
-    assert format_number("loss_nats", 3.45678) == "3.457"
-    assert format_number("difference (nats)", -0.00001) == "0.0000"
-    assert format_number("accuracy (points)", -0.0) == "0"
-    assert format_number("perplexity", 11.99) == "11.99"
-    assert format_number("parameters", 1_310_000_000.0) == "1.31B"
-    assert format_number("flops_cumulative", 4.1e12) == "4.1e+12"
-    frame = pd.DataFrame({"share": [0.5, 0.08], "share_low": [0.25, 0.0], "share_high": [0.75, 0.11], "empty": np.nan})
-    assert format_table(frame).to_dict("list") == {"share": ["0.500 [0.250, 0.750]", "0.080 [0.000, 0.110]"]}
+def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
+    def shown(**columns):
+        return [*format_table(pd.DataFrame(columns)).to_dict("list").values()]
+
+    spread = {"x_nats": [0.5, 0.0123, 1.0], "x_nats_low": [0.45, 0.01, np.nan], "x_nats_high": [0.55, 0.02, np.nan]}
+    assert shown(**spread) == [["0.500 [0.450, 0.550]", "0.012 [0.010, 0.020]", "1.000"]]
+    assert shown(perplexity=[74.21, 618.7], perplexity_low=[70.0, np.nan], perplexity_high=[78.7, np.nan]) == [
+        ["74.2 [70.0, 78.7]", "618.7"]
+    ]
+    assert shown(perplexity=[18.61, 17.9], perplexity_se=[0.02, 0.1]) == [["18.61 ± 0.02", "17.90 ± 0.10"]]
+    assert shown(budget=[0.1, 1.0], realised_budget=[0.0996, 0.1992]) == [["10", "100"], ["9.96", "19.92"]]
+    assert shown(flops_cumulative=[1.3e14, 1.434e14], flops=[1e20, 2.3e19]) == [
+        ["1.30e14", "1.43e14"],
+        ["1.0e20", "2.3e19"],
+    ]
+    assert shown(lr=[0.01, 0.0000195], empty=[np.nan, np.nan]) == [["10", "0.0195"]]
     assert format_table(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
-        "gain (nats)": ["0.500"]
+        "gain (nats) ↑": ["0.500"]
     }
-    published = pd.DataFrame({"perplexity": [18.61, 17.84], "perplexity_se": [0.02, 0.005]})
-    assert format_table(published).to_dict("list") == {"perplexity": ["18.61 ± 0.02", "17.840 ± 0.005"]}
+    assert number("difference (nats)", -0.00001, 3) == "0.000"
+    assert [count(value) for value in (1_310_000_000.0, 89_012, 86e6, 152)] == ["1.31B", "89.0k", "86M", "152"]
+
+
+def test_columns_explain_themselves_and_say_which_direction_is_better():
+    assert meanings(["run", "exact_percent", "seeds"]) == [
+        "exact (%): translations that equal the reference.",
+        "↑: higher is better.",
+    ]
+    assert meanings(["loss_nats", "loss_nats"])[1:] == ["↓: lower is better."]
+    assert meanings(["seeds"]) == []
+
+
+def test_committed_tables_name_models_and_not_runs():
+    for scale in ("overnight", "pretrained"):
+        runs = {str(run) for rows in (ROOT / "figures/cached" / scale).glob("*_*.csv")
+                for table in [pd.read_csv(rows)] if {"run", "source"} <= {*table}
+                for run in table.loc[table["source"] == "ours", "run"].unique()}  # fmt: skip
+        assert len(runs) > 9
+        for path in (ROOT / "figures/cached" / scale).glob("*.md"):
+            cells = {cell.strip() for line in path.read_text().splitlines() for cell in re.split(r"[|;:*]", line)}
+            assert not cells & (runs - {"base"}), path
 
 
 def test_constant_columns_become_a_note():

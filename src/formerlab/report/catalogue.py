@@ -43,8 +43,9 @@ class Declaration(NamedTuple):
     columns: str = ""
     """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, and `perplexity[]±` also
     adds a standard error; `~` is a space. `-flops` is written to the CSV only, not to the Markdown and HTML."""
-    each: str = ""
-    """Column of a table whose values split our rows into blocks."""
+    readers: "Callable[[DataFrame], DataFrame | dict[str, DataFrame]] | None" = None
+    """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
+    argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""
 
 
 def plot(**fields: Any) -> "Callable[[Callable[..., DataFrame]], Declaration]":

@@ -83,7 +83,7 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
 
 def _has_caption(file: Path, entry: CatalogueEntry) -> bool:
     """Return whether the file of a table has the current caption; always true for figures, which commit no caption."""
-    return entry.kind == "figure" or entry.caption in file.read_text(encoding="utf-8")
+    return entry.kind == "figure" or pages.body(entry.caption) in file.read_text(encoding="utf-8")
 
 
 def stale_message(root: Path) -> str:

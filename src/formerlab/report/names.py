@@ -73,6 +73,22 @@ def data_set_label(name: str, released: str | None, scale: str) -> str:
     return _scale_labels(scale).get(name, name)
 
 
+IN_TABLES = {"novels": "English novels", "books": "six test books", "docstrings": "Python docstrings"}
+"""Names of data sets in tables and documents; figures have their short labels."""
+_SCHEDULES = {"onecycle": "one-cycle", "noam": "inverse square root"}
+
+
+def regime_label(regime: str, scale: str) -> str:
+    """Return the label of a regime (`families.regime`): the data set and the end of the learning rate schedule."""
+    name, _, schedule = regime.partition(", ")
+    kind, _, end = schedule.partition(" to ")
+    words = f"{_SCHEDULES.get(kind, kind)} learning rate" * bool(kind)
+    if end:
+        words += " to zero" if end == "0" else f" to {end} of its peak"
+    label = data_set_label(name, None, scale)
+    return ", ".join(filter(None, [IN_TABLES.get(label, label), words]))
+
+
 def data_set_labels(names: "Series[str]", scale: str) -> "Series[str]":
     """Return the labels of data sets, and missing values for missing names."""
     return names.map(lambda name: data_set_label(name, None, scale), na_action="ignore")

@@ -7,40 +7,11 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from html import escape
-from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.runs import format_count
-
-HEADINGS = {
-    "loss_nats": "held-out loss (nats)",
-    "loss_minus_plain_nats": "loss minus plain (nats)",
-    "increase_nats": "loss minus Full (nats)",
-    "top1_percent": "top-1 (%)",
-    "top5_percent": "top-5 (%)",
-    "top1_points": "top-1 minus compared (points)",
-    "layers": "blocks",
-    "lr": "peak rate",
-    "regime": "data set, schedule",
-    "flops_cumulative": "cumulative FLOPs",
-    "parameters_non_embedding": "parameters without embedding",
-    "realised_budget": "measured cache size",
-    "recent_share": "recent fraction",
-    "selected_share": "selected fraction",
-    "cache_share": "cache (fraction of Full)",
-    "start_share": "start (fraction of steps)",
-    "sacrebleu": "sacreBLEU",
-    "bleu": "BLEU",
-    "acc_own": "accuracy, own alpha",
-    "acc_common": "accuracy, common alpha",
-    "acc_float32": "accuracy in float32",
-    "acc_model": "accuracy, model's precision",
-}
-"""Headings of columns."""
-_UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
-_SUFFIXES = ("_low", "_high", "_se")
+from formerlab.report.columns import column, is_spread, texts
 
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
@@ -95,19 +66,31 @@ def to_see(caption: str) -> str:
     return f"To see: {sentence}." if sentence else ""
 
 
-def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
-    """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
+def body(caption: str) -> str:
+    """Return a caption without its title."""
+    text = caption.removeprefix(caption_title(caption)).lstrip(",.:;? ")
+    return text[:1].upper() + text[1:]
 
-    Columns without any value and `hidden` columns are dropped. So are the policy and its settings if the table has a
-    column `configuration`, which names them.
+
+def shown_names(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
+    """Return the columns that readers see: those with values, but for the ends of intervals and `hidden` ones.
+
+    The policy and its settings are left out of a table with a column `configuration`, which names them.
     """
-    columns, in_configuration = {}, ("policy", "alpha", "recent") if "configuration" in table else ()
-    for name in table.columns:
-        if name in ("source", *in_configuration, *hidden) or name.endswith(_SUFFIXES) or table[name].isna().all():
-            continue
-        spreads = [table.get(name + suffix, pd.Series(math.nan, table.index)) for suffix in _SUFFIXES]
-        columns[column_heading(name)] = [_cell(name, *cells) for cells in zip(table[name], *spreads, strict=True)]
-    return DataFrame(columns)
+    named = ("policy", "alpha", "recent") if "configuration" in table else ()
+    left_out = ("source", *named, *hidden)
+    return [name for name in table if not (name in left_out or is_spread(name) or table[name].isna().all())]
+
+
+def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
+    """Return the columns of `shown_names` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
+    `x ± se`.
+    """
+    cells, empty = {}, pd.Series(math.nan, table.index)
+    for name in shown_names(table, hidden):
+        spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se")]
+        cells[column(name).heading] = texts(name, table[name], *spread)
+    return DataFrame(cells)
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
@@ -115,51 +98,6 @@ def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
     constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
     values = "; ".join(f"{name} {value}" for name in constant if (value := cells[name].iloc[0]))
     return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
-
-
-def column_heading(name: str) -> str:
-    """Return the heading of a column, with its unit in brackets."""
-    if name in HEADINGS:
-        return HEADINGS[name]
-    if "(" in name:
-        return name.replace("_local", "").replace("_", " ")
-    text = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")
-    quantity, _, unit = text.rpartition(" ")
-    return f"{quantity} ({_UNITS[unit]})" if quantity and unit in _UNITS else text
-
-
-def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
-    if pd.isna(value):
-        return ""
-    if not isinstance(value, int | float):
-        return str(value)
-    if math.isnan(low) and math.isnan(error):
-        return format_number(name, value)
-    largest = max(abs(end) for end in (value, low, high) if not math.isnan(end))
-    if not math.isnan(error):  # an error has at least one significant digit; a published error of 0.00 has two decimals
-        largest = min(largest, 100 * error or 1.0)
-    text = format_number(name, value, largest)
-    text += "" if math.isnan(low) else f" [{format_number(name, low, largest)}, {format_number(name, high, largest)}]"
-    return text if math.isnan(error) else f"{text} ± {format_number(name, error, largest)}"
-
-
-def format_number(name: str, value: float, largest: float = math.nan) -> str:
-    """Return a number with three significant digits, nats with three decimals, or a perplexity alone with two.
-
-    Numbers that are shown together, such as the ends of an interval, have the decimals of the `largest`. A rounded -0
-    has no sign.
-    """
-    size = abs(value) if math.isnan(largest) else largest
-    if name.startswith(("parameters", "tokens")):
-        return format_count(value, 3)
-    if name == "perplexity" and math.isnan(largest) and size < 1000:
-        return f"{value:.2f}"
-    if math.isnan(largest) and value == round(value) and size < 1e5 and "nats" not in name:
-        return f"{value:z,.0f}"
-    if size >= 1e5 or not math.isfinite(size) or (math.isnan(largest) and size < 100 and "nats" not in name):
-        return f"{value:z.3g}"
-    decimals = min(4, max(0, 2 - math.floor(math.log10(size)))) if size else 0
-    return f"{value:z,.{max(decimals, 3) if 'nats' in name else decimals}f}"
 
 
 def text_table(table: DataFrame) -> str:

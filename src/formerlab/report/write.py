@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -27,13 +26,15 @@ from formerlab.files import NoRoom, replacing, write_text
 from formerlab.report import pages
 from formerlab.report.catalogue import (
     CatalogueEntry,
+    Declaration,
     catalogue,
     expand_columns,
     failure_file,
     load_declaration,
     load_rows,
 )
-from formerlab.report.names import RELEASED_NAMES, data_set_label
+from formerlab.report.columns import meanings
+from formerlab.report.names import RELEASED_NAMES, data_set_label, regime_label
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
@@ -259,39 +260,52 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     return rows.assign(_data_set=rows["_data_set"].mask(rows["lent"].eq(True))) if "lent" in rows else rows
 
 
-def with_labels(rows: DataFrame, scale: str) -> DataFrame:
-    """Replace the names of data sets in a table by their labels, and move the names of runs behind the other columns.
+BASELINE = " (baseline)"
+"""End of the label of a baseline."""
 
-    `regime` is `<data set>, <schedule>`. The run of a baseline is `<baseline> on <data set>`.
+
+def with_labels(rows: DataFrame, scale: str) -> DataFrame:
+    """Return our rows of a table with labels: data sets and schedules in `regime`, and baselines in `variant`.
+
+    The run of a baseline is `<baseline> on <data set>`; its regime becomes the label of the data set.
     """
-    labels: dict[str, Any] = {}
-    if "regime" in rows:
-        regimes = [str(text).partition(", ") for text in rows["regime"].fillna("")]
-        labels["regime"] = ["".join((data_set_label(name, None, scale), *schedule)) for name, *schedule in regimes]
-    if "variant" in rows and "run" in rows and rows["source"].eq("ours").all():
+    if "regime" not in rows:
+        return rows
+    regimes = rows["regime"].astype(object).where(rows["regime"].notna(), "")
+    if "variant" in rows:
         baseline = rows["variant"].eq("floor")
-        names = [str(run).partition(" on ") for run in rows["run"]]
-        runs = ["".join((name, on, data_set_label(data, None, scale) if on else "")) for name, on, data in names]
-        labels["variant"] = rows["variant"].mask(baseline, runs)
-        rows = rows[[*rows.columns.drop("run"), "run"]].assign(run=rows["run"].mask(baseline))
-    return rows.assign(**labels)
+        named = rows["run"].where(baseline, "").str.partition(" on ")
+        regimes = regimes.mask(baseline, named[2])
+        rows = rows.assign(variant=rows["variant"].mask(baseline, named[0] + BASELINE))
+    return rows.assign(regime=[regime_label(str(regime), scale) for regime in regimes])
+
+
+def _blocks(declaration: Declaration, table: DataFrame, results: Results, origin: str) -> list[tuple[str, DataFrame]]:
+    """Return the blocks of a table with their headings: ours as readers see them, then the published rows."""
+    ours, published = (table[table["source"] == source] for source in ("ours", "published"))
+    blocks = []
+    for heading, rows in (f"Ours ({origin})", with_labels(ours, results.scale)), ("Published, not ours", published):
+        shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
+        for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
+            labels = block.drop(columns="run", errors="ignore") if rows is not published else block
+            blocks.append((": ".join(filter(None, [heading, name])), labels))
+    return blocks if len(published) else blocks[:-1]
 
 
 def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
-    """Return a table as Markdown and as HTML: its caption, and blocks of our values and of published values."""
+    """Return a table as Markdown and as HTML: its caption, our rows, the published rows and the meaning of columns."""
     declaration, origin = load_declaration(entry.name), results.origin(entry.study, entry.runs)
     hidden = {expand_columns(word)[0] for word in declaration.columns.split() if word.startswith("-")}
-    ours, published = (table[table["source"] == source] for source in ("ours", "published"))
-    blocks = [(f"Ours ({origin})", ours)]
-    if declaration.each and len(ours):
-        blocks = [(f"Ours, {name} ({origin})", rows) for name, rows in ours.groupby(declaration.each, sort=False)]
-    blocks += [("Published, not ours", published)] if len(published) else []
-    title, text, page = pages.caption_title(entry.caption), [entry.caption], [pages.paragraph(entry.caption)]
-    for heading, rows in blocks:
+    heading, caption = pages.caption_title(entry.caption), pages.body(entry.caption)
+    text, page, names = [f"# {heading}", caption], [pages.paragraph(caption)], list[str]()
+    for block, rows in _blocks(declaration, table, results, origin):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
-            hidden_here = hidden if rows is published else hidden | {declaration.each}
-            cells, note = pages.without_constants(pages.format_table(with_labels(rows, results.scale), hidden_here))
-        text += [f"**{heading}** {note}".strip(), *([] if cells.empty else [pages.markdown_table(cells)])]
-        page += [pages.heading(heading), pages.paragraph(note), *([] if cells.empty else [pages.html_table(cells)])]
-    return "\n\n".join([f"# {title}", *text]) + "\n", pages.html_page(title, page)
+            names += pages.shown_names(rows, hidden)
+            cells, note = pages.without_constants(pages.format_table(rows, hidden))
+        text += [f"**{block}** {note}".strip(), *([] if cells.empty else [pages.markdown_table(cells)])]
+        page += [pages.heading(block), pages.paragraph(note), *([] if cells.empty else [pages.html_table(cells)])]
+    if lines := meanings(names):
+        text.append("\n".join(f"- {words}" for words in lines))
+        page += map(pages.paragraph, lines)
+    return "\n\n".join(text) + "\n", pages.html_page(heading, page)

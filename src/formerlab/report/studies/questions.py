@@ -121,6 +121,7 @@ def task_label(task: str) -> str:
         "arc_challenge": "ARC-c",
         "piqa": "PIQA",
         "hellaswag": "HellaSwag",
+        "copa": "COPA",
         "lambada": "LAMBADA",
         "blimp": "BLiMP",
         "sciq": "SciQ",

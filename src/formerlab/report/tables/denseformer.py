@@ -1,4 +1,4 @@
-"""What averages over depth gain, and what they cost in time, for tables and figures (DenseFormer, arXiv:2402.02622)."""
+"""Gains and costs of averages over depth, for tables and figures (DenseFormer, arXiv:2402.02622)."""
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from formerlab.report.runs import (
     means_by_run,
     sort_by_regime,
 )
+from formerlab.report.tables.blocks import by_regime
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -28,33 +29,34 @@ _OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
 def plains(records: DataFrame) -> dict[str, str]:
     """Return, by run, the plain Transformer of the same depth, data, batch and backbone, if any.
 
-    Of several it is the one with the run's learning rate. Where each has a rate of its own, found for it, there is one.
+    If there are several, it is the one with the run's learning rate. If each model has a rate that was searched for it,
+    there is one.
     """
     plain: dict[tuple[str, ...], str] = {}
     keys: dict[str, tuple[str, ...]] = {}
     for row in records.drop_duplicates("run").to_dict("records"):
         run, where = row["run"], run_setting(row["run"])
-        own = where if where in _OWN_PLAIN else "main"
-        keys[run] = (row["regime"], own, str(row["spec.model.layers"]), str(row.get("spec.optimizer.lr")))
-        if row["spec.model.depth.kind"] == "identity" and where == own:
+        compared = where if where in _OWN_PLAIN else "main"
+        keys[run] = (row["regime"], compared, str(row["spec.model.layers"]), str(row.get("spec.optimizer.lr")))
+        if row["spec.model.depth.kind"] == "identity" and where == compared:
             plain.setdefault(keys[run], run)
             plain.setdefault(keys[run][:3], run)
-    found = {run: plain.get(key) or plain.get(key[:3] * (key[1] != "modern")) for run, key in keys.items()}
-    return {run: partner for run, partner in found.items() if partner}
+    partners = {run: plain.get(key) or plain.get(key[:3] * (key[1] != "modern")) for run, key in keys.items()}
+    return {run: partner for run, partner in partners.items() if partner}
 
 
 @cached_reader
 def gains(results: Results, runs: list[str]) -> DataFrame:
-    """Return a row per run, by depth: its loss, spec, and how much lower than its plain Transformer's it is, in nats.
-    The difference is paired by seed; `interval` says what its interval speaks of.
+    """Return a row per run, sorted by depth: its loss, its spec, and its gain, the loss of the plain Transformer minus
+    its own, in nats and paired by seed. `interval` says what the interval of the gain is over.
     """
     losses = held_out_losses(results, STUDY)
     plain = plains(losses)
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
     rows = means_by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
     rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plain))
-    found = [difference(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
-    rows = rows.join(DataFrame(found, columns=[*expand_columns("gain_nats[]"), "interval"]))
+    differences = [difference(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
+    rows = rows.join(DataFrame(differences, columns=[*expand_columns("gain_nats[]"), "interval"]))
     return rows.sort_values(["layers", "run"], ignore_index=True)
 
 
@@ -64,23 +66,22 @@ def speeds(results: Results) -> DataFrame:
     Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
     `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
     """
-    rows, found = results.rows_of("speed.csv", STUDY), {}
+    rows, columns = results.rows_of("speed.csv", STUDY), {}
     for measure in (TRAINING, FORWARD, DECODE):
         groups = rows[rows["measure"] == measure].groupby("run", sort=False)
-        for end, share in zip(_ENDS, (0.5, 0.25, 0.75), strict=True):
-            found[f"{measure}_time_s{end}"] = groups["time_s"].agg(np.quantile, share)
-        found |= {f"{measure}_{name}": groups[name].median() for name in ("memory_bytes", "sequences")}
-    return DataFrame(found, index=rows["run"].unique()).rename_axis("run").reset_index().astype({"run": str})
+        for end, quantile in zip(_ENDS, (0.5, 0.25, 0.75), strict=True):
+            columns[f"{measure}_time_s{end}"] = groups["time_s"].agg(np.quantile, quantile)
+        columns |= {f"{measure}_{name}": groups[name].median() for name in ("memory_bytes", "sequences")}
+    return DataFrame(columns, index=rows["run"].unique()).rename_axis("run").reset_index().astype({"run": str})
 
 
-def published_table(*places: str, **names: str) -> DataFrame:
-    """Return tables of the paper, a row per place, model and setting, under other `names`; `perplexity_se` is an error.
-
-    A forward pass of Tables 1 and 6 has 64 sequences.
+def published_table(*tables: str, **names: str) -> DataFrame:
+    """Return tables of the paper, a row per table, model and setting, under other `names`; `perplexity_se` is the
+    published standard error. A forward pass of Tables 1 and 6 has 64 sequences.
     """
     names |= {"perplexity_standard_error": "perplexity_se", "perplexity_uncertainty": "perplexity_se"}
     by, factors = ("table_or_figure", "model", "setting"), {"parameters": 1e6}
-    rows = published_rows(DENSEFORMER, *places, by=by, names=names, factors=factors)
+    rows = published_rows(DENSEFORMER, *tables, by=by, names=names, factors=factors)
     return rows.assign(source="published", **{f"{FORWARD}_sequences": 64.0})
 
 
@@ -92,15 +93,17 @@ def published_depths() -> DataFrame:
     return table.astype({"layers": float})[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
 
 
-@table(reads="test.csv floors.csv speed.csv", published=published_depths,
-       columns="source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
-               "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds "
+@table(reads="test.csv floors.csv speed.csv", published=published_depths, readers=by_regime,
+       columns="source -run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
+               "loss_minus_plain_nats[] -interval inference_batches_per_s -forward_sequences seeds "
                "-diverged")  # fmt: skip
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
-    """Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss minus
-    plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 % Student t
-    interval over seeds; with one seed a paired bootstrap over windows, of these two models alone. Inference batches are
-    full forward passes, measured alone on one machine. After ±: the published standard error over three runs.
+    """Held-out perplexity and speed of DenseFormers and Transformers by depth, after Table 1 of DenseFormer
+    (arXiv:2402.02622). DenseFormer dxp averages over every d-th earlier block, after every p-th block. Each model is
+    compared with the Transformer of the same depth, data and schedule, paired by seed. In brackets: 95 % Student t
+    interval over seeds; with one seed a paired bootstrap over windows, which is about these two models alone. After ±:
+    the published standard error over three runs. n-gram baselines have no depth. Speed is measured alone on one
+    machine. Perplexities compare within one data set and tokenizer.
     """
     ours = gains(results, runs).merge(speeds(results), on="run", how="left")
     ours = ours[ours["setting"] == "main"].assign(inference_batches_per_s=lambda rows: 1 / rows[f"{FORWARD}_time_s"])
@@ -111,6 +114,17 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     return pd.concat([language_baselines(results, STUDY, runs), rows])
 
 
+def _words(rows: DataFrame) -> DataFrame:
+    """Return rows with settings in words, and with blocks apart from the names of published models and settings."""
+    if rows["source"].eq("ours").all():
+        return rows.assign(setting=rows["setting"].replace("main", "").str.replace("-", " "))
+    names = rows["variant"].str.extract(r"(.+?)(?: (\d+) blocks)?$")
+    settings = rows["setting"].str.replace("seq", "context").str.replace("OWT2", "OpenWebText2")
+    blocks = names[1].fillna(settings.str.extract(r"(\d+) blocks")[0])
+    settings = settings.str.replace(r"; \d+ blocks", "", regex=True)
+    return rows.assign(setting=settings, variant=names[0], layers=blocks.astype(float))
+
+
 STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 """Mixers whose parameters are one weight per connection."""
 
@@ -118,15 +132,16 @@ STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 @table(reads="test.csv",
        published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
            sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0),
+       readers=lambda rows: by_regime(_words(rows)),
        columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats "
                "gain_nats[] -interval seeds -diverged")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
-    (arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the run,
-    paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact fraction
-    of the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters Last-K
-    always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention Residuals,
-    MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard error.
+    """Held-out perplexity of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
+    (arXiv:2402.02622). A model's gain is the loss of the Transformer of the same depth and batch minus its own, paired
+    by seed. In brackets: 95 % Student t interval over seeds, or with one seed over windows. After ±: the published
+    standard error. The embedding X_0 enters Last-K always, as one of the last K, or never: the paper allows each
+    reading. Softmax weights, Attention Residuals, MUDD, Hyper-Connections and random patterns are not in the paper.
+    Rows are sorted by depth, then by loss.
     """
     ours = gains(results, runs)
     ours = ours[ours["setting"].isin(("main", "small-batch"))]
@@ -142,15 +157,16 @@ _ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.cont
 @table(reads="test.csv", runs="plain-* dwa-* no-decay-* small-batch-* long-context-* books-* modern-*",
        published=lambda: published_table("Table 2", "Table 6", "text", model="variant", table_or_figure="run").dropna(
            subset="perplexity"),
+       readers=lambda rows: _words(rows),
        columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats "
                "gain_nats[] -interval seeds -diverged")  # fmt: skip
 def denseformer_settings(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer
-    context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, and
-    mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer (arXiv:2402.02622).
-    Gain is the loss of the plain Transformer of the same setting minus that of the run, paired by seed, with its 95
-    % interval. Losses of different corpora cannot be compared; the second one is PG-19 in the paper. The backbone
-    and the run without decay are not of the paper. After ±: the published standard error; it gives none for PG-19.
+    """Held-out perplexity of DenseFormer and the Transformer in other settings, after Tables 2 and 6 and section 4.2 of
+    DenseFormer (arXiv:2402.02622). Small batch, long context, books (a second corpus; PG-19 in the paper), modern
+    (RMSNorm, SwiGLU, rotary positions) and no decay (mixing weights without weight decay); rows exist for the settings
+    that were run. A gain is the loss of the Transformer in the same setting minus the loss of the model, paired by
+    seed. In brackets: 95 % Student t interval over seeds. After ±: the published standard error. Perplexities compare
+    within one setting and corpus.
     """
     ours = gains(results, runs).rename(columns=_ASKED)
     undecayed = ours[ours["setting"] == "no-decay"]
@@ -167,13 +183,12 @@ def _published_delay() -> DataFrame:
 
 
 @table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay,
-       columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds")  # fmt: skip
+       columns="source -run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds")  # fmt: skip
 def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a fraction of the steps,
-    after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus the loss of
-    the run, paired by seed, with its 95 % interval. Kept is the mean gain as a fraction of the gain of the run whose
-    weights learn from the first step. The paper gives no intervals for delayed starts; its gains are recomputed in
-    nats.
+    """What if the mixing weights of DenseFormer 4x5 start to learn late? Until then they stay at the identity, which is
+    a plain Transformer; after Table 5 of DenseFormer (arXiv:2402.02622). A gain is the loss of the plain Transformer
+    minus the loss of the model, paired by seed. In brackets: 95 % Student t interval over seeds. The paper gives no
+    intervals here; its gains are computed from its perplexities.
     """
     ours = gains(results, runs)
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
@@ -187,24 +202,33 @@ def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
 @table(reads="test.csv speed.csv", runs="plain-* dwa-* equal-time-*", needs="equal-time-*",
        published=lambda: published_table("Table 3", model="run", training_steps="steps",
                                          training_time="training_time_hours"),
-       columns="source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
-               "gain_nats[] -interval seeds")  # fmt: skip
+       columns="source run variant layers steps step_time_ratio training_time_s training_time_hours perplexity[]± "
+               "-loss_nats gain_nats[] -interval seeds")  # fmt: skip
 def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
-    """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
-    (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
-    beside each other, and its learning rate follows a schedule of its own length. The plain Transformer with as many
-    steps is above it and shows what the added steps bring. Gain is the loss of a plain run minus the loss of the
-    DenseFormer, paired by seed, with its 95 % interval. Training time is that of the steps alone, as the runs
-    themselves had it, other jobs beside them. After ±: the published standard error.
+    """DenseFormer beside a Transformer that trains for the same time, after Table 3 of DenseFormer (arXiv:2402.02622).
+    The Transformer takes more steps, by the ratio of the two times of a step, which are measured side by side, and has
+    a schedule of this length. Above it is the Transformer with the steps of the DenseFormer. A gain is the loss of a
+    Transformer minus the loss of the DenseFormer, paired by seed; above zero, the DenseFormer is better. In brackets:
+    95 % Student t interval over seeds. After ±: the published standard error. Training time counts the steps alone,
+    with other jobs on the machine.
     """
     losses = held_out_losses(results, STUDY, runs)
-    own = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
-    rows, found = means_by_run(losses, first=own).set_index("run", drop=False), []
+    settings = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
+    rows, compared = means_by_run(losses, first=settings).set_index("run", drop=False), []
     for equal in rows[rows["equal_time.arm"].notna()].to_dict("records"):
         arm = equal["equal_time.arm"]
         for run in (run for run in (equal["equal_time.reference"], equal["run"], arm) if run in rows.index):
-            found.append(rows.loc[run].to_dict() | difference(losses, run, arm, "gain_nats", results=results))
-    return DataFrame(found).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
+            compared.append(rows.loc[run].to_dict() | difference(losses, run, arm, "gain_nats", results=results))
+    return DataFrame(compared).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
+
+
+def _published_apart(rows: DataFrame) -> DataFrame:
+    """Return the published rows with model, blocks and table apart, by depth; ours as they are."""
+    if rows["source"].eq("ours").all():
+        return rows
+    parts = rows["run"].str.extract(r"(.+) (\d+) blocks")
+    rows = rows.assign(table=rows["variant"], variant=parts[0], layers=parts[1].astype(float)).drop(columns="run")
+    return rows.sort_values(["table", "layers"], kind="stable")
 
 
 _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DECODE: "decoded_tokens_per_s"}
@@ -217,13 +241,14 @@ _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DE
        columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
                "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
                "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio "
-               "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se")  # fmt: skip
+               "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se",
+       readers=_published_apart)  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
-    """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
-    measured in turns in one process, so that the load of the machine falls on all: medians over repetitions, in
-    brackets the quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth:
-    below 1 is faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU
-    and does not report decoding. Peak memory, the most that tensors hold at one time, is in the CSV.
+    """Speed of DenseFormers and Transformers in training, scoring and decoding, after Tables 1 and 6 of DenseFormer
+    (arXiv:2402.02622). Medians over repetitions; in brackets: their quartiles. Models are measured in turns in one
+    process, so that the load of the machine falls on all. A ratio below 1 is faster than the Transformer of the same
+    depth. A forward pass scores a batch of sequences, 64 in the paper, which names no GPU and reports no decoding.
+    After ±: the published standard error. Peak memory is in the CSV.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")
@@ -232,7 +257,7 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     for measure, name in _UNITS.items():
         for end, column in zip(_ENDS, ("_time_s", "_time_s_high", "_time_s_low"), strict=True):
             rows[f"{name}{end}"] = 1 / rows[f"{measure}{column}"]
-        for what, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
-            rows[f"{measure}_{label}"] = rows[f"{measure}_{what}"] / plain[f"{measure}_{what}"]
+        for cost, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
+            rows[f"{measure}_{label}"] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
         rows[f"{measure}_megabytes"] = rows[f"{measure}_memory_bytes"] / 1e6
     return rows

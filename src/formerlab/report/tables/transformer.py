@@ -15,11 +15,11 @@ SCORES = ("loss_nats", *METRICS, "exact_percent")
 
 
 def scores(results: Results, split: str) -> DataFrame:
-    """Return corpus BLEU by every metric and the share of exact translations, in percent, by run and seed."""
+    """Return corpus BLEU by every metric, and the percentage of exact translations, by run and seed."""
     rows, sentences = (results.rows(file, STUDY) for file in ("bleu.csv", "translate.csv"))
     keys = ["run", "seed", "metric"]
     sums = rows[rows["split"] == split].reindex(columns=[*keys, *STATISTICS]).groupby(keys).sum()
-    bleu = pd.Series([float(corpus_bleu(one)) for one in sums.to_numpy(float)], sums.index, dtype=float)
+    bleu = pd.Series([float(corpus_bleu(counts)) for counts in sums.to_numpy(float)], sums.index, dtype=float)
     exact = sentences[sentences["split"] == split].groupby(["run", "seed"])["exact"].mean()
     return bleu.unstack("metric").assign(exact_percent=100 * exact).reindex(columns=[*METRICS, "exact_percent"])
 
@@ -31,18 +31,49 @@ def over_seeds(results: Results, split: str, runs: list[str]) -> DataFrame:
     after the last step, before any average of snapshots.
     """
     records = load_runs(results, STUDY, runs)
-    test = split == "test"
-    losses = (held_out_losses if test else validation_losses)(results, STUDY, runs)
-    losses = losses if test else last_step_rows(losses)
-    measured = losses.set_index(["run", "seed"])[["loss_nats"]].join(scores(results, split))
+    read = (
+        held_out_losses(results, STUDY, runs)
+        if split == "test"
+        else last_step_rows(validation_losses(results, STUDY, runs))
+    )
+    measured = read.set_index(["run", "seed"])[["loss_nats"]].join(scores(results, split))
     return means_by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
 
 
 def complexity(results: Results, runs: list[str]) -> DataFrame:
-    """Return the measured points, once: those of the first run that has them."""
+    """Return the measured points of the first run that has them."""
     rows = results.rows("complexity.csv", STUDY, runs)
     chosen: DataFrame = rows[rows[["run", "seed"]].eq(rows[["run", "seed"]].iloc[0]).all(axis=1)] if len(rows) else rows
     return chosen
+
+
+_SPEC = {"layers": "N", "width": "d_model", "heads": "h", "d_key": "d_k", "dropout": "P_drop"}
+_SETTINGS = {f"spec.model.{key}": name for key, name in _SPEC.items()}
+_SETTINGS |= {"spec.task.label_smoothing": "smoothing", "spec.model.position.kind": "positions"}
+_ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smoothing", "positions", "big")
+
+
+_WORDS = {r"\bh =": "heads h =", "P_drop": "dropout", "smoothing": "label smoothing", "positions = ": "positions "}
+
+
+def _changes(ours: DataFrame) -> list[str]:
+    """Return the settings of each run that differ from the base model's, such as `h = 1`; empty for the base model."""
+    settings = ours.rename(columns=_SETTINGS).reindex(columns=[*_SETTINGS.values()])
+    base = settings[ours["run"].isin(["base", "settled-base"])].head(1).to_dict("records")
+    return [
+        ", ".join(f"{key} = {row[key]}" for old in base for key in old if str(row[key]) != str(old[key]))
+        for row in settings.to_dict("records")
+    ]
+
+
+def _named(rows: DataFrame) -> DataFrame:
+    """Return rows with the model in the first column: for ours, the change from the base model."""
+    if rows["source"].eq("published").any():
+        return rows.rename(columns={"run": "model"})
+    averaged = rows["run"].str.contains("averaged").map({True: ", averaged checkpoints", False: ""})
+    change = rows["change"].str.replace(r"\.0$", "", regex=True).where(rows["change"].ne(""), "base")
+    change = change.replace(_WORDS, regex=True)
+    return DataFrame({"model": change + averaged}).join(rows.drop(columns="change"))
 
 
 def _published_bleu() -> DataFrame:
@@ -54,49 +85,36 @@ def _published_bleu() -> DataFrame:
 
 
 @table(reads="test.csv translate.csv bleu.csv", published=_published_bleu,
-       columns="source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de "
-               "bleu_en_fr perplexity -parameters flops seeds")  # fmt: skip
+       readers=_named, columns="source run change -data regime sacrebleu[] compound_split -tokenized_lowercase "
+               "exact_percent bleu_en_de bleu_en_fr perplexity -parameters flops seeds")  # fmt: skip
 def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
-    """Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column
-    sacrebleu is the score to compare with others; its signature is in translate.json of each run.
-    compound_split is tokenised, with hyphenated compounds split, as the 2017 paper reports (there with Moses'
-    tokenizer and a tweaked reference: up to 1.5 BLEU more than sacreBLEU); tokenized_lowercase is what most
-    tutorials report. exact is the share of translations equal to the reference, which means something on the
-    embedded task alone. Perplexity is per word piece, so it compares within one vocabulary only. Scores of another
-    data set or language pair do not compare with the published ones.
+    """BLEU on the test sentences and training cost of translation models, after Table 2 of arXiv:1706.03762 (Attention
+    Is All You Need). In brackets: 95 % Student t interval over seeds. Perplexity is per word piece, so it compares
+    within one vocabulary. The paper splits compounds with Moses' tokenizer and a changed reference, which gives up to
+    1.5 BLEU more than sacreBLEU. Scores of another data set or language pair do not compare with the published ones.
     """
-    return over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
-
-
-_SPEC = {"layers": "N", "width": "d_model", "heads": "h", "d_key": "d_k", "dropout": "P_drop"}
-_ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smoothing", "positions", "big")
+    ours = over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
+    return ours.assign(change=_changes(ours))
 
 
 @table(reads="eval.csv test.csv translate.csv bleu.csv",
        published=lambda: published_rows(
            TRANSFORMER, "Table 3", names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
            factors={"parameters": 1e6}),
-       columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity "
-               "sacrebleu[] bleu parameters seeds")  # fmt: skip
+       readers=_named, columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] "
+               "perplexity sacrebleu[] bleu parameters seeds")  # fmt: skip
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
-    """Variations of the base model on the development split, after Table 3 of arXiv:1706.03762: (A) heads, (B) key
-    width, (C) size, (D) dropout and label smoothing, (E) learned positions. Losses and perplexities are per word
-    piece, without label smoothing, after the last step; BLEU is sacreBLEU. The paper averages no checkpoints here;
-    runs named averaged, and big, do before they translate. At another vocabulary, scale or language pair only the
-    differences between rows compare with the published ones.
+    """Variations of the base Transformer on the development split, after Table 3 of arXiv:1706.03762 (Attention Is All
+    You Need): (A) heads h, (B) key width d_k, (C) size, (D) dropout P_drop and label smoothing, (E) learned positions.
+    In brackets: 95 % Student t interval over seeds. Loss and perplexity are per word piece, without label smoothing,
+    after the last step. The paper averages no checkpoints here; models named averaged, and big, do before they
+    translate. At another vocabulary, size or language pair, only differences between rows compare with the published
+    ones.
     """
-    names = {f"spec.model.{key}": name for key, name in _SPEC.items()}
-    names |= {"spec.task.label_smoothing": "smoothing", "spec.model.position.kind": "positions"}
-    ours = over_seeds(results, "valid", runs).rename(columns=names)
+    ours = over_seeds(results, "valid", runs).rename(columns=_SETTINGS)
     order = ours["run"].str.split("-").str[0].map({name: number for number, name in enumerate(_ROWS)})
     ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
-    settings = ours.reindex(columns=[*_SPEC.values(), "smoothing", "positions"])
-    base = settings[ours["run"].isin(["base", "settled-base"])].head(1).to_dict("records")
-    changes = [
-        [f"{key} = {row[key]}" for old in base for key in old if str(row[key]) != str(old[key])]
-        for row in settings.to_dict("records")
-    ]
-    return ours.assign(change=list(map(", ".join, changes)))
+    return ours.assign(change=_changes(ours))
 
 
 THEORY = DataFrame(
@@ -111,6 +129,9 @@ THEORY = DataFrame(
 """Exponents of n and d, complexity, sequential operations and maximum path length as published."""
 
 
+_LAYERS = {"self_attention": "self-attention", "restricted": "self-attention in a window of r"}
+
+
 def slope(points: DataFrame, axis: str, column: str) -> float:
     """Return the least-squares slope of ln(column) on ln(axis)."""
     if points[axis].nunique() < 2:
@@ -118,12 +139,13 @@ def slope(points: DataFrame, axis: str, column: str) -> float:
     return float(np.polyfit(np.log(points[axis].astype(float)), np.log(points[column].astype(float)), 1)[0])
 
 
-@table(reads="complexity.csv", published=lambda: THEORY)
+@table(reads="complexity.csv", published=lambda: THEORY, readers=lambda rows: rows.replace({"layer": _LAYERS}))
 def transformer_layers(results: Results, runs: list[str]) -> DataFrame:
-    """The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds, measured
-    time and held memory on the logarithm of length n and of width d, beside the exponents of the table. The table
-    leaves out the projections of self-attention, O(n d^2), and so do the counts; time follows the exponents only where
-    the operation is large. The longest path is found by search and shown at the largest length.
+    """How the cost of four layer types grows with length n and width d, after Table 1 of arXiv:1706.03762 (Attention Is
+    All You Need). An exponent is the slope of the logarithm of multiply-adds, time or memory on the logarithm of n or
+    d; 2 means that doubling n costs four times as much. Counted exponents should equal the published ones. Times follow
+    them only if the operation is large. As in the paper, the projections of self-attention, O(n d^2), are not counted.
+    The longest path between two positions is measured at the largest n.
     """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):

@@ -1,6 +1,6 @@
 """Accuracy of the vision study, of its tables and figures (Tokenformer, arXiv:2410.23168, section 4.2).
 
-In all tables the linear probe, a floor, is logistic regression on the pixels.
+The baseline of all tables, the linear probe, is logistic regression on the pixels.
 """
 
 from functools import partial
@@ -35,19 +35,19 @@ NAMES = {
     "vit-dwa": "ViT with averages over depth",
     "tokenformer-dwa": "Tokenformer with averages over depth",
 }
-"""Readers' names of runs."""
+"""Labels of runs."""
 
 METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
 COMPARED = "top1_points"
 COLUMNS = (
-    "source -run model parameters top1_percent[] top1_points[] compared_with interval -top5_percent loss_nats[] "
+    "source -run model parameters top1_percent[] top1_points[] compared_with -interval -top5_percent loss_nats[] "
     "calibration_error -flops_cumulative -images seeds -diverged"
 )
 """Columns of the tables."""
 
 
 def accuracies(results: Results, runs: list[str]) -> DataFrame:
-    """Return one row per run and seed: the columns of `load_runs` with the metrics of its test images."""
+    """Return one row per run and seed: the columns of `recorded` with the metrics of its test images."""
     rows, records = results.rows("test.csv", STUDY, runs), load_runs(results, STUDY, runs)
     metrics = [
         {"run": run, "seed": seed}
@@ -59,35 +59,45 @@ def accuracies(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _scores(rows: DataFrame) -> dict[str, float]:
-    shares = {f"top{k}_percent": 100 * float((rows["rank"] < k).mean()) for k in (1, 5)}
-    return {"images": len(rows)} | shares | {"loss_nats": float(np.mean(rows["loss_nats"].to_numpy()))}
+    accuracies = {f"top{k}_percent": 100 * float((rows["rank"] < k).mean()) for k in (1, 5)}
+    return {"images": len(rows)} | accuracies | {"loss_nats": float(np.mean(rows["loss_nats"].to_numpy()))}
 
 
 def models(measured: DataFrame) -> DataFrame:
-    """Return one row per run: the mean of each metric over seeds with its Student interval, and what seeds share."""
+    """Return one row per run: the mean of each metric over seeds with its Student interval, and the shared columns."""
     table = means_by_run(measured, METRICS, first=["images"])
     names = zip(table["run"], table["variant"], strict=True)
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
 
 
 def comparison(results: Results, arms: str) -> DataFrame:
-    """Return our rows of a table of `arms`: words like `run:reference`, the run that it is compared with, or `run`."""
+    """Return our rows of a table. `arms` has a word per run: `run`, or `run:reference` to compare it with another
+    run.
+    """
     compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
     measured = accuracies(results, [*compared])
     table = models(measured).set_index("run", drop=False)
     table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
     pairs = [(run, compared[run]) for run in table["run"]]
     points = [difference(measured, *pair, COMPARED, "top1_percent", results) for pair in pairs]
-    said = [{"compared_with": other} | found if found else {} for (_, other), found in zip(pairs, points, strict=True)]
-    return pd.concat([image_floors(results, [*compared]), table.join(DataFrame(said))], ignore_index=True)
+    differences = [{"compared_with": other} | gap if gap else {} for (_, other), gap in zip(pairs, points, strict=True)]
+    return pd.concat([image_floors(results, [*compared]), table.join(DataFrame(differences))], ignore_index=True)
+
+
+def _readers(rows: DataFrame) -> DataFrame:
+    """Return rows with labels in place of the runs that they are compared with."""
+    if rows["source"].eq("published").any():
+        return rows
+    labels = rows.set_index("run")["model"].str.partition(":")[0]
+    return rows.assign(compared_with=rows["compared_with"].map(labels))
 
 
 def image_floors(results: Results, runs: list[str]) -> DataFrame:
-    """Return a row per model without depth and data set."""
+    """Return a row per baseline and data set."""
     groups = baselines(results, STUDY, runs).groupby(["run", "floor"], sort=False)
     rows = [
-        {"source": "ours", "run": run, "model": f"{floor}, on the pixels"} | _scores(own)
-        for (run, floor), own in groups
+        {"source": "ours", "run": run, "model": f"{floor}, on the pixels"} | _scores(images)
+        for (run, floor), images in groups
     ]
     return DataFrame(rows)
 
@@ -98,47 +108,48 @@ def published_accuracies(place: str) -> DataFrame:
 
 
 @table(reads="test.csv floors.csv", runs="vit vit-wider tokenformer-matched tokenformer",
-       published=partial(published_accuracies, "Table 2"), columns=COLUMNS)  # fmt: skip
+       published=partial(published_accuracies, "Table 2"), columns=COLUMNS, readers=_readers)  # fmt: skip
 def vision_sizes(results: Results, runs: list[str]) -> DataFrame:
-    """ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer
-    (arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t interval
-    over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a uniform
-    guess. Published is ImageNet-1K: compare differences, never levels.
+    """Image classification with ViT and Tokenformer, with equal parameters and with a third more, after Table 2 of
+    Tokenformer (arXiv:2410.23168). In brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap
+    over the test images; differences are paired by seed. A run that diverged counts as a uniform guess. Published is
+    ImageNet-1K: compare differences and no levels.
     """
     return comparison(results, "vit vit-wider:vit tokenformer-matched:vit tokenformer:tokenformer-matched")
 
 
 @table(reads="test.csv", runs="score-* tokenformer", needs="score-*",
-       published=partial(published_accuracies, "Table 4"), columns=COLUMNS)  # fmt: skip
+       published=partial(published_accuracies, "Table 4"), columns=COLUMNS, readers=_readers)  # fmt: skip
 def vision_scores(results: Results, runs: list[str]) -> DataFrame:
-    """Scores in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
-    Its rows change activation and norm, and from the second to the third also their order, so the same two in the
-    other order are here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of absolute
-    values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one seed a paired
-    bootstrap over images.
+    """Image classification with other scores than softmax in parameter attention, after Table 4 of Tokenformer
+    (arXiv:2410.23168). The paper's rows change activation and norm, and the last one also their order; ours have both
+    orders. GeLU with the L1 norm is in neither official code; ours divides GeLU by its sum of absolute values, times n.
+    In brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap over images; differences are
+    paired by seed. Published is ImageNet-1K: compare differences and no levels.
     """
     arms = "score-exp-l1 score-gelu-l1:score-exp-l1 score-gelu-l2:score-gelu-l1 tokenformer:score-gelu-l1"
     return comparison(results, arms)
 
 
 @table(reads="test.csv", runs="norm-* tokenformer", needs="norm-*",
-       published=partial(published_accuracies, "Table 5"), columns=COLUMNS)  # fmt: skip
+       published=partial(published_accuracies, "Table 5"), columns=COLUMNS, readers=_readers)  # fmt: skip
 def vision_norms(results: Results, runs: list[str]) -> DataFrame:
-    """Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer
-    (arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in
-    front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval over
-    seeds, with one seed a paired bootstrap over images.
+    """Image classification with block norms that learn gain and bias, bias alone or nothing, after Table 5 of
+    Tokenformer (arXiv:2410.23168). The final norm learns both in all models. A gain common to all channels cannot
+    matter in front of parameter attention, only its variation can. In brackets: 95 % Student t interval over seeds, or
+    with one seed a paired bootstrap over images; differences are paired by seed.
     """
     return comparison(results, "norm-gain-bias norm-bias:norm-gain-bias tokenformer:norm-gain-bias")
 
 
 @table(reads="test.csv floors.csv", runs="tokenformer* grown-* trained-on vit vit-dwa", needs="grown-* *-dwa",
-       columns=COLUMNS)  # fmt: skip
+       columns=COLUMNS, readers=_readers)  # fmt: skip
 def vision_growth_table(results: Results, runs: list[str]) -> DataFrame:
-    """Tokenformers that grow on images, beside their parent trained further for the FLOPs of the stage and those
-    trained from scratch, and models with averages over depth. Neither is published for images; the methods are those of
-    Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed;
-    brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images.
+    """Image classification with Tokenformers that grow. They stand beside their parent trained further for the FLOPs of
+    the stage, Tokenformers from scratch, and models with averages over depth. The methods are of Tokenformer
+    (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622), which have no such results on images. In
+    brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap over images; differences are
+    paired by seed.
     """
     grown = (
         "tokenformer-small tokenformer tokenformer-short grown-random-sqrt grown-zero-keep trained-on tokenformer-dwa"
