@@ -79,7 +79,7 @@ def shown_names(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
     """
     named = ("policy", "alpha", "recent") if "configuration" in table else ()
     left_out = ("source", *named, *hidden)
-    return [name for name in table if not (name in left_out or is_spread(name) or table[name].isna().all())]
+    return [str(name) for name in table if not (name in left_out or is_spread(name) or table[name].isna().all())]
 
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:

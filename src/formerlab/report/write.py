@@ -269,7 +269,7 @@ def with_labels(rows: DataFrame, scale: str) -> DataFrame:
 
     The run of a baseline is `<baseline> on <data set>`; its regime becomes the label of the data set.
     """
-    if "regime" not in rows:
+    if "regime" not in rows or rows.empty:
         return rows
     regimes = rows["regime"].astype(object).where(rows["regime"].notna(), "")
     if "variant" in rows:

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.quantity import Examples
-from formerlab.report.names import RELEASED_NAMES
+from formerlab.report.names import IN_TABLES, RELEASED_NAMES
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
 from formerlab.report.studies import league, pruning, questions
@@ -103,7 +103,7 @@ def _heading(name: str) -> str:
 
 def _in_percent(rows: DataFrame) -> DataFrame:
     """Return rows with accuracies in percent, without the columns that no row has."""
-    scores = [name for name in rows if re.search(r" \((acc|published)", name)]
+    scores = [str(name) for name in rows if re.search(r" \((acc|published)", str(name))]
     scaled = rows.assign(**{name: 100 * rows[name] for name in scores}).dropna(axis=1, how="all")
     return scaled.rename(columns=lambda name: _heading(name) if name in scores else name)
 
@@ -152,7 +152,7 @@ _MEAN, _AGAINST = "mean of five (%)", {"full": "minus Full (points)", "h2o": "mi
 def _main_alphas(rows: DataFrame) -> DataFrame:
     """Return rows without the values of alpha between those that readers ask for, the published one and 0.95."""
     swept = rows["configuration"].str.match(r"Decay, alpha (?!0\.2|0\.95, 50)")
-    main = rows[~swept].drop(columns=[name for name in rows if name.startswith(("SciQ", "BLiMP"))])
+    main = rows[~swept].drop(columns=[name for name in rows if str(name).startswith(("SciQ", "BLiMP"))])
     return _of_model(main).rename(columns=lambda name: name.replace(" (%)", PERCENT))
 
 
@@ -365,8 +365,22 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
 
 
+def _losses_apart(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the losses on each text, and the other columns, in blocks of their own."""
+    losses = [str(name) for name in rows if " (nats)" in str(name)]
+    texts = rows[["source", "configuration", *losses]].dropna(subset=losses, how="all")
+    others = rows.drop(columns=losses)
+    others = others[others.drop(columns=["source", "configuration"]).notna().any(axis=1)]
+    for short, text in IN_TABLES.items():
+        texts = texts.rename(columns=lambda name, short=short, text=text: name.replace(f"{short} at", f"{text}, at"))
+    return {
+        "loss minus the loss with H2O": texts.rename(columns=lambda name: name.replace("(nats)", "(nats) ↓")),
+        "needles, questions and cost": others.rename(columns=lambda name: name.replace("(%)", "(%) ↑")),
+    }
+
+
 @table(reads="prune.csv prune_questions.csv decode.csv", runs="released-* random-* novels-* tight-* league-*",
-       needs="league-*")  # fmt: skip
+       needs="league-*", readers=_losses_apart)  # fmt: skip
 def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O at the same budget on each text, numbers found that
     are hidden in a text of 512 tokens, accuracy on the five suites minus that with H2O at 40 % of the tokens, and
