@@ -52,14 +52,14 @@ def row_loop(q, k, v, budget, alpha):
 
 
 def with_warps(number, run):
-    """Return a function that runs the fused kernel with `number` warps instead of the default of `launch`."""
+    """Return a function that runs the fused kernel with `number` warps instead of the default of `launch_options`."""
     from formerlab.kernels import pruned_attention
 
-    launch = pruned_attention.launch
+    launch_options = pruned_attention.launch_options
 
     def tuned():
         given = {"num_warps": number, "maxnreg": pruned_attention.REGISTERS[number]}
-        with patch.object(pruned_attention, "launch", lambda *sizes: launch(*sizes) | given):
+        with patch.object(pruned_attention, "launch_options", lambda *sizes: launch_options(*sizes) | given):
             return run()
 
     return tuned

@@ -6,7 +6,7 @@ import torch
 from formerlab.cache import H2O, Decay, Full, Local, SpAtten, StreamingLLM, simulate
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Layer, by_group
-from formerlab.kernels import EMPTY
+from formerlab.kernels import EMPTY_POSITION
 
 TRACES = {
     "decay_a0.5_B2_recent0": Decay(alpha=0.5),
@@ -39,7 +39,7 @@ def steps(policy, logits, budget, groups=1, head=0):
     """Return the keys that each query saw and the scores before its eviction, {position: score} per query."""
     states = []
     for positions, scores in walked(policy, as_layer(logits, budget, groups)):
-        filled = positions[0, head] != EMPTY
+        filled = positions[0, head] != EMPTY_POSITION
         states.append(dict(zip(positions[0, head][filled].tolist(), scores[0, head][filled].tolist(), strict=True)))
     return states
 

@@ -105,8 +105,8 @@ def check_reductions(heads, queries):
         record = lambda self, tensor: reductions.append(1) or reduce(self, tensor)  # noqa: E731
         patch.setattr(interpreter.ReduceOps, "apply_impl", record)
         triton_engine.run(Decay(), given)
-    bounds, evictions = heads, queries - 4
-    assert len(reductions) == heads * queries + evictions + bounds
+    maxima, evictions = heads, queries - 4
+    assert len(reductions) == heads * queries + evictions + maxima
 
 
 @pytest.mark.parametrize("heads", [1, 3])

@@ -22,7 +22,7 @@ from formerlab.cache.policies.policy import (
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.torch_engine import evict, load_numba
 from formerlab.errors import UserError
-from formerlab.kernels import EMPTY
+from formerlab.kernels import EMPTY_POSITION
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
 
@@ -81,7 +81,7 @@ class Store:
         self._write(slot.expand(-1, k.shape[1], -1), k, v)
         queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
         logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
-        empty = (self.state.positions == EMPTY).unsqueeze(2)
+        empty = (self.state.positions == EMPTY_POSITION).unsqueeze(2)
         attention = logits.to(self.state.scores.dtype).masked_fill(empty, -torch.inf).softmax(-1)
         policy.rescore(self.state, attention, slot, initial)
         self.state.evict(position, policy.eviction_priority(self.state, self.keys, position))

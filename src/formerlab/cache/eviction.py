@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policies.policy import Layer, Logits, Prompt, Protecting, at_least_float32, on_device
-from formerlab.kernels import EMPTY
+from formerlab.kernels import EMPTY_POSITION
 from formerlab.layers.shapes import Heads, Start
 
 Scores = Float[Tensor, "batch head_groups slots"]
@@ -38,7 +38,7 @@ class CacheState:
     """
 
     positions: Positions
-    """Position of the token in each slot, or EMPTY."""
+    """Position of the token in each slot, or EMPTY_POSITION."""
     scores: Scores
     """Score of the token in each slot; undefined for empty slots."""
     capacity: int | Counts
@@ -76,18 +76,19 @@ class CacheState:
             if not isinstance(self.sink, int) or self.sink:
                 protected |= self.positions < self.sink
             priority = priority.masked_fill(protected, torch.inf)
-        slot = self.positions.masked_fill(priority > priority.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
+        is_higher = priority > priority.amin(-1, keepdim=True)
+        slot = self.positions.masked_fill(is_higher, EMPTY_POSITION).argmin(-1, keepdim=True)
         if isinstance(query, int) and query < self.max_capacity:
             full = torch.as_tensor(query >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
-        write(self.positions, slot, EMPTY)
+        write(self.positions, slot, EMPTY_POSITION)
         self.vacant = slot
         return slot
 
     def grow(self, capacity: int) -> None:
         """Add empty slots up to a total of `capacity`."""
         padding = (0, capacity - self.positions.shape[-1])
-        self.positions, self.scores = F.pad(self.positions, padding, value=EMPTY), F.pad(self.scores, padding)
+        self.positions, self.scores = F.pad(self.positions, padding, value=EMPTY_POSITION), F.pad(self.scores, padding)
 
 
 def write(buffer: Tensor, slot: Slot, value: int | float | Tensor) -> None:
@@ -141,7 +142,7 @@ class Eviction(Protecting):
 
     def bounds(self, budgets: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return (capacity, protected first positions, protected last positions) for each budget, for the engines."""
-        return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
+        return [(min(self.capacity(budget), EMPTY_POSITION), *self.protected(budget)) for budget in budgets]
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> PromptScores | None:
         """Return the initial scores of the keys at these positions; None means 0."""
@@ -171,7 +172,7 @@ class Eviction(Protecting):
     def empty_state(self, budgets: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
         """Return the empty state for sequences with these budgets, with the dtype and device of `scores`."""
         shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
-        positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
+        positions = torch.full(shape, EMPTY_POSITION, dtype=torch.int32, device=scores.device)
         capacities, *protected = zip(*self.bounds(budgets), strict=True)
         capacity_tensor, sink, recent = (_count(counts, scores.device) for counts in (capacities, *protected))
         limits = min(capacities), max(capacities)

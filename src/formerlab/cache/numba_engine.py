@@ -31,8 +31,8 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     width = 0 if initial is None else time
     initial = (scores if initial is None else initial)[..., :width].expand(batch, head_groups, width).contiguous()
     capacity = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
-    pruned_attention_cpu.whole_sequences(
-        _threads(batch * head_groups), _rule(policy, d_head), np.array(policy.bounds(prompt.budgets)),
+    pruned_attention_cpu.simulate_sequences(
+        _threads(batch * head_groups), _coefficients(policy, d_head), np.array(policy.bounds(prompt.budgets)),
         np.array(prompt.lengths), capacity,
         *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last, scores)),
     )  # fmt: skip
@@ -52,7 +52,7 @@ class Step:
             state.scores.flatten(0, 1),
         )
         self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
-        self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
+        self._coefficients, self._limits = _coefficients(policy, d_head), np.array(policy.bounds(budgets))
         self._no_initial_scores = np.empty((self._units, 0), self._arrays[3].dtype)
         self._large = 2 * keys.numel() >= LARGE
 
@@ -69,13 +69,13 @@ class Step:
         initial_scores = self._no_initial_scores if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))
         threads = _threads(self._units if self._large else 1)
-        pruned_attention_cpu.one_token(
-            threads, self._rule, self._bounds, *tensors, initial_scores, *self._arrays, position
+        pruned_attention_cpu.process_token(
+            threads, self._coefficients, self._limits, *tensors, initial_scores, *self._arrays, position
         )
         return out
 
 
-def _rule(policy: Eviction, d_head: int) -> Array:
+def _coefficients(policy: Eviction, d_head: int) -> Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
 
 

@@ -20,7 +20,7 @@ from formerlab.cache.policies.policy import (
     masked_softmax,
 )
 from formerlab.errors import UserError
-from formerlab.kernels import EMPTY
+from formerlab.kernels import EMPTY_POSITION
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
@@ -80,7 +80,7 @@ class CompressedCache(KVCache):
             self._empty[layer] = torch.arange(count, device=q.device) >= counts
         kept = marked_indices(marked, count)
         self.append(layer, *(x.take_along_dim(kept[..., None], 2) for x in (k, v)))
-        self._kept[layer] = kept.masked_fill(self._empty[layer], EMPTY) if layer in self._empty else kept
+        self._kept[layer] = kept.masked_fill(self._empty[layer], EMPTY_POSITION) if layer in self._empty else kept
         return out
 
     def _select(
@@ -124,13 +124,13 @@ class CompressedCache(KVCache):
         return min(self._lengths.values(), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
-        """Return the positions of the layer's retained prompt keys in ascending order; EMPTY in empty slots."""
+        """Return the positions of the layer's retained prompt keys, ascending; EMPTY_POSITION in empty slots."""
         return self._kept[layer]
 
     @property
     def mean_kept(self) -> Float[Tensor, ""]:
         """Mean number of retained prompt keys over sequences, key-value heads and layers, without empty slots."""
-        counts = [(kept != EMPTY).double().sum(-1).mean() for kept in self._kept.values()]
+        counts = [(kept != EMPTY_POSITION).double().sum(-1).mean() for kept in self._kept.values()]
         return torch.stack(counts).mean()
 
 

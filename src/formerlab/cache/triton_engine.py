@@ -24,27 +24,27 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     scores = q.new_zeros(batch, head_groups, time, dtype=torch.float32)
     initial = policy.cast_initial_scores(prompt.k, head_groups, prompt.layer, scores)
     initial = None if initial is None else initial.expand(batch, head_groups, time).contiguous()
-    bounds = [(n, *bound) for n, bound in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
-    slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in bounds), time))
+    limits = [(n, *limit) for n, limit in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
+    slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in limits), time))
     heads_per_key_head, heads_per_group = heads // k.shape[1], heads // head_groups
-    logit_rows = batch * head_groups, heads_per_group * pruned_attention.BLOCK + 1
-    logits = q.new_empty(*logit_rows, slots, dtype=torch.float32)
+    logit_lines = batch * head_groups, heads_per_group * pruned_attention.BLOCK + 1
+    logits = q.new_empty(*logit_lines, slots, dtype=torch.float32)
     # Two allocations, so that both start at an aligned address.
-    row_maxima, row_sums = logits.new_empty(logit_rows), logits.new_empty(logit_rows)
+    line_maxima, line_sums = logits.new_empty(logit_lines), logits.new_empty(logit_lines)
     slot_log = q.new_empty(batch * head_groups, 2, slots, dtype=torch.int32)
     decay, gain = coefficients(policy) or (0.0, 0.0)
     tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
     numbers = decay, gain, d_head**-0.5, head_groups, heads_per_group, heads_per_key_head, time, d_head
-    bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
-    buffers = initial, last, scores, logits, row_maxima, row_sums, slot_log, bound_table
+    limit_table = torch.tensor(limits, dtype=torch.int32).to(q.device, non_blocking=True)
+    buffers = initial, last, scores, logits, line_maxima, line_sums, slot_log, limit_table
     if SEPARATE:
-        sizes = pruned_attention.launch_eviction(slots, d_head, q.itemsize)
+        sizes = pruned_attention.eviction_options(slots, d_head, q.itemsize)
     else:
-        sizes = pruned_attention.launch(slots, d_head)
+        sizes = pruned_attention.launch_options(slots, d_head)
     with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU
         pruned_attention.evict[(batch * head_groups,)](*tensors, *buffers, *numbers, initial is not None, **sizes)
         if SEPARATE:
-            sizes = pruned_attention.launch_attention(d_head, q.itemsize)
+            sizes = pruned_attention.attention_options(d_head, q.itemsize)
             grid = batch * heads, triton.cdiv(time, sizes["rows"])
             pruned_attention.attend[grid](*tensors, last, *numbers[2:], **sizes)
     return Pruned(out, last, scores)

@@ -11,7 +11,7 @@ import shutil
 
 import torch
 
-EMPTY = 2**30
+EMPTY_POSITION = 2**30
 """The position of an empty cache slot: later than any query, so the slot is masked and never evicted."""
 
 

@@ -20,7 +20,10 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-"""Compiler options by instruction set, as torch names it; files in a shared cache folder differ by these options."""
+"""Compiler options by instruction set, as torch names it.
+
+The options are hashed into the file name, so machines with different instruction sets can share a cache folder.
+"""
 
 _MALLOC_OPTIONS = {-1: 2**31 - 1, -2: 2**24, -8: 1}
 """Values of glibc's M_TRIM_THRESHOLD (bytes), M_TOP_PAD (bytes) and M_ARENA_MAX."""
@@ -30,10 +33,10 @@ _MMAP_THRESHOLD = -3
 def keep_memory(largest: int = 2**30) -> None:
     """Configure glibc's malloc to reuse freed blocks of up to `largest` bytes instead of returning them to the system.
 
-    By default every large tensor needs fresh pages, which takes 10 to 16 % of a training step on a CPU. With this
-    setting, training needs a few percent more memory, because its tensors have constant sizes. With varying sizes, as
-    in a sweep over policies, freed blocks do not fit and the heap grows (18 GB instead of 1 GB for a released model);
-    use a smaller `largest` there.
+    By default every large tensor needs fresh pages, which takes 10 to 16 % of a training step on a CPU. Training
+    allocates the same sizes at every step, so it needs only a few percent more memory. With varying sizes, as in a
+    sweep over policies, freed blocks do not fit and the heap grows (18 GB instead of 1 GB for a released model); use a
+    smaller `largest` there.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -56,7 +59,7 @@ def load_library(file: str, feature: str) -> ctypes.CDLL | None:
 
 
 def compiled(name: str, source: str) -> ctypes.CDLL | None:
-    """Compile C++ source; return the library, or None after a log message with the reason."""
+    """Compile C++ source. Return the library. If compilation fails, log the reason and return None."""
     log = logging.getLogger(__name__)
     compiler_path = compiler()
     if compiler_path is None:

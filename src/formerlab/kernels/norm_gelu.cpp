@@ -95,14 +95,15 @@ void backward(T* gradient, const T* normalised, T* scores, long rows, long token
         const T* const source = normalised + row * tokens;
         for (long start = 0; start < tokens; start += BLOCK) {
             const long size = tokens - start < BLOCK ? tokens - start : BLOCK;
-            const float *const z = read(source + start, z_buffer, size), *const x = read(d + start, g_buffer, size);
+            const float* const z = read(source + start, z_buffer, size);
+            const float* const grad_scores = read(d + start, g_buffer, size);
             T* const out = scores + row * tokens + start;
             float *const g = destination(d + start, g_buffer), *const s = destination(out, score_buffer);
 #pragma omp simd reduction(+ : projection)
             for (long e = 0; e < size; e++) {
                 const float cdf = distribution(z[e]);
                 s[e] = z[e] * cdf;
-                g[e] = x[e] * (cdf + z[e] * density(z[e]));
+                g[e] = grad_scores[e] * (cdf + z[e] * density(z[e]));
                 projection += z[e] * g[e];
             }
             write(g, d + start, size);
@@ -111,9 +112,10 @@ void backward(T* gradient, const T* normalised, T* scores, long rows, long token
         projection *= inverse_squared_tau;
         for (long start = 0; start < tokens; start += BLOCK) {
             const long size = tokens - start < BLOCK ? tokens - start : BLOCK;
-            const float *const z = read(source + start, z_buffer, size), *const x = read(d + start, g_buffer, size);
+            const float* const z = read(source + start, z_buffer, size);
+            const float* const grad_scores = read(d + start, g_buffer, size);
             float* const g = destination(d + start, g_buffer);
-            for (long e = 0; e < size; e++) g[e] = x[e] - z[e] * projection;
+            for (long e = 0; e < size; e++) g[e] = grad_scores[e] - z[e] * projection;
             write(g, d + start, size);
         }
     }

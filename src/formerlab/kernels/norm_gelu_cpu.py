@@ -14,8 +14,8 @@ from formerlab.kernels.native import TYPES, load_library
 
 def fits(tensor: Tensor) -> bool:
     """Return whether the kernels are compiled and support this tensor (contiguous, float32 or bfloat16, on a CPU)."""
-    plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return plain and tensor.dtype in TYPES and load_library("norm_gelu.cpp", "Pattention") is not None
+    supported = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return supported and tensor.dtype in TYPES and load_library("norm_gelu.cpp", "Pattention") is not None
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:

@@ -1,30 +1,32 @@
 """Triton kernels of step-by-step eviction over whole sequences, the simulation engine on a GPU.
 
-For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
+For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
 
     p[k] = softmax over the retained keys of q k^T / sqrt(d_head)    out[q] = sum over k of p[k] v[k]
     S[k] <- decay S[k] + gain sum over the head group of p[k]        a full cache evicts the key of lowest S
 
-One program processes one head group of one sequence. It keeps the positions and scores of the retained keys in
-registers and processes queries in blocks of 16. For each block, a matrix product computes the logits of its queries
-with the retained keys and the new keys, so each key is read once per block. Then the eviction rule runs query by query.
-A second matrix product multiplies the probabilities with the values. Sums are float32, so half-precision logits are not
-rounded; the reference, `cache/torch_engine.py`, rounds them.
+A head group is the set of query heads that share one eviction decision, and a chain is a (sequence, head group) pair.
+One program processes one chain. It keeps the positions and scores of the retained keys in registers and processes
+queries in blocks of 16. For each block, a matrix product computes the logits of its queries with the retained keys and
+the new keys, so each key is read once per block. Then the eviction rule runs query by query. A second matrix product
+multiplies the probabilities by the values. Sums are float32, so half-precision logits are not rounded; the reference,
+`cache/torch_engine.py`, rounds them.
 
-Besides `out`, a program needs 16 logits per slot and head of the group, and two positions per slot, 4 bytes each. The
-number of slots is the smallest power of two from budget + 16. The time is the products of T queries with budget + 16
-keys (full attention has T / 2 keys on average), plus T sequential steps with a sum per head and a minimum over the
-slots. The sequential steps dominate. Sequences and head groups run in parallel.
+Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot. Each takes 4 bytes.
+The number of slots is the smallest power of two that is at least capacity + 16, and at least 64; the capacity is the
+largest number of retained keys. T queries cost T (capacity + 16) dot products per head (full attention: T^2 / 2) and T
+sequential steps. A step takes one sum per head and one minimum over the slots. The sequential steps dominate. Chains
+run in parallel.
 
-The outputs depend only on the last query that sees each key. Therefore `evict` can run without outputs, which needs
-fewer warps (one warp up to 512 slots, without synchronisation), and `attend` computes the outputs as full attention
-with a mask.
+Eviction affects the outputs only through `last`, the last query that sees each key. Therefore `evict` can run without
+outputs, which needs fewer warps (one warp up to 512 slots, without synchronisation), and `attend` computes the outputs
+as full attention with a mask.
 
 Variables of the kernels: `q_batch`, `q_head`, `q_time` and so on are strides in elements. `row` is the index of a query
 in its block, `member` the index of a query head in its group, and `line` = row * heads_per_group + member the index of
-a row of logits. `row_maxima` and `row_sums` have the maximum of each line and the sum of its exponentials. `slot_log`
-has two entries per slot: the position of its key, and the last query that sees the key. `bounds` has the length,
-capacity, sink and recent window of each sequence, in tokens.
+a line of logits. `line_maxima` and `line_sums` have the maximum of each line and the sum of its exponentials.
+`slot_log` has two entries per slot: the position of its key, and the last query that sees the key. `limits` has the
+length, capacity, sink and recent window of each sequence, in tokens.
 
 `cache/triton_engine.py` launches the kernels. With TRITON_INTERPRET=1, set before this module is imported, the same
 code runs on the CPU.
@@ -33,7 +35,7 @@ code runs on the CPU.
 import triton
 import triton.language as tl
 
-from formerlab.kernels import EMPTY
+from formerlab import kernels
 
 BLOCK = 16
 """Number of queries per block, the smallest size of a tensor-core product."""
@@ -41,11 +43,11 @@ CHUNK = 64
 """Number of slots whose keys or values are loaded at a time."""
 REGISTERS = {4: 168, 8: 128, 16: 128}
 """Registers per thread, by number of warps: a multiprocessor runs three programs of 4 warps, two of 8 or one of 16."""
-NO_KEY = tl.constexpr(EMPTY)
+EMPTY_POSITION = tl.constexpr(kernels.EMPTY_POSITION)
 LOWEST = tl.constexpr(-1e30)
 """Initial value of a running maximum: finite, so that exp(x - LOWEST) is 0 for a masked x = -inf."""
 SMALLEST_SUM = tl.constexpr(1 / 16)
-"""If the sum of exp(x - bound) is smaller, the exact maximum replaces the bound."""
+"""If the sum of exp(x - maximum) is below this value, the kernel recomputes it with the exact maximum."""
 
 
 def slots_for(capacity: int) -> int:
@@ -53,21 +55,21 @@ def slots_for(capacity: int) -> int:
     return max(int(triton.next_power_of_2(capacity + BLOCK)), CHUNK)
 
 
-def launch(slots: int, d_head: int) -> dict[str, int]:
+def launch_options(slots: int, d_head: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `evict` with outputs."""
     warps = min(max(slots // 128, 4), 8)
     sizes = {"with_outputs": True, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": CHUNK}
     return sizes | {"num_warps": warps, "num_stages": 2, "maxnreg": REGISTERS[warps]}
 
 
-def launch_eviction(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
+def eviction_options(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `evict` without outputs."""
     warps = max(slots // 512, padded(d_head) // 128, 1)
     sizes = {"with_outputs": False, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": 64 // itemsize}
     return sizes | {"num_warps": warps, "num_stages": 2}
 
 
-def launch_attention(d_head: int, itemsize: int) -> dict[str, int]:
+def attention_options(d_head: int, itemsize: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `attend`."""
     rows, columns, warps = (128, 64, 8) if itemsize == 2 else (32, 32, 4)
     sizes = {"channels": padded(d_head), "rows": rows, "columns": columns}
@@ -79,21 +81,24 @@ def padded(d_head: int) -> int:
     return max(int(triton.next_power_of_2(d_head)), 16)
 
 
-@triton.jit(do_not_specialize=("head_groups", "time"))  # otherwise compiled again if 16 divides one of them
+# Without do_not_specialize, Triton recompiles when one of these arguments is a multiple of 16.
+@triton.jit(do_not_specialize=("head_groups", "time"))
 def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, initial_scores, last, final_scores, logits, row_maxima, row_sums, slot_log, bounds, decay, gain, scale,
+    out_time, initial_scores, last, final_scores, logits, line_maxima, line_sums, slot_log, limits, decay, gain, scale,
     head_groups, heads_per_group, heads_per_kv_head, time, d_head, with_initial_scores: tl.constexpr,
     with_outputs: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Simulate eviction over whole sequences, with one program per sequence and head group.
+    """Simulate eviction over whole sequences, with one program per chain.
 
-    Writes `last`, `final_scores` of the retained keys and, if `with_outputs`, `out`.
+    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head). `initial_scores`,
+    `last` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). Writes `last` for
+    evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // head_groups, program % head_groups * heads_per_group
-    length, capacity = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
-    sink, recent = tl.load(bounds + 4 * batch + 2), tl.load(bounds + 4 * batch + 3)
+    length, capacity = tl.load(limits + 4 * batch), tl.load(limits + 4 * batch + 1)
+    sink, recent = tl.load(limits + 4 * batch + 2), tl.load(limits + 4 * batch + 3)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head // heads_per_kv_head * k_head
     v += batch * v_batch + head // heads_per_kv_head * v_head
@@ -102,43 +107,43 @@ def evict(  # noqa: ANN201
     final_scores += program * time
     lines = heads_per_group * block + 1  # one extra line, because the next line is prefetched
     logits += program * lines * slots
-    row_maxima += program * lines
-    row_sums += program * lines
+    line_maxima += program * lines
+    line_sums += program * lines
     slot_log += program * 2 * slots
     slot = tl.arange(0, slots)
-    positions = tl.full([slots], NO_KEY, tl.int32)
+    positions = tl.full([slots], EMPTY_POSITION, tl.int32)
     scores = tl.zeros([slots], tl.float32)
     for start in range(0, length, block):
         rows = tl.minimum(length - start, block)
         # The keys of the block take the first empty slots; a query does not see later keys of the block.
-        empty = positions == NO_KEY
+        empty = positions == EMPTY_POSITION
         order = tl.cumsum(empty.to(tl.int32), 0)
         positions = tl.where(empty & (order <= rows), start + order - 1, positions)
-        used = tl.minimum(start + block, slots)
+        used_slots = tl.minimum(start + block, slots)
         tl.store(slot_log + slot, positions)
-        tl.store(slot_log + slots + slot, NO_KEY)
+        tl.store(slot_log + slots + slot, EMPTY_POSITION)
         tl.debug_barrier()  # makes writes visible to the other threads of the program
         block_q = q + start * q_time
         _write_logits(
-            block_q, q_head, q_time, k, k_head, k_time, logits, row_maxima, slot_log, scale, heads_per_group,
-            heads_per_kv_head, start, rows, used, d_head, slots, channels, block, chunk,
+            block_q, q_head, q_time, k, k_head, k_time, logits, line_maxima, slot_log, scale, heads_per_group,
+            heads_per_kv_head, start, rows, used_slots, d_head, slots, channels, block, chunk,
         )  # fmt: skip
         tl.debug_barrier()
-        next_logits, next_bound = tl.load(logits + slot), tl.load(row_maxima)
+        next_logits, next_maximum = tl.load(logits + slot), tl.load(line_maxima)
         for row in range(rows):
             query = start + row
             received = tl.zeros([slots], tl.float32)
             for line in range(row * heads_per_group, (row + 1) * heads_per_group):
-                x, maximum = tl.where(positions <= query, next_logits, -float("inf")), next_bound
-                next_logits, next_bound = tl.load(logits + (line + 1) * slots + slot), tl.load(row_maxima + line + 1)
+                x, maximum = tl.where(positions <= query, next_logits, -float("inf")), next_maximum
+                next_logits, next_maximum = tl.load(logits + (line + 1) * slots + slot), tl.load(line_maxima + line + 1)
                 weight = tl.exp(x - maximum)
                 total = tl.sum(weight, 0)
                 if not (total >= SMALLEST_SUM):  # the key with the largest logit was evicted within this block
                     maximum = tl.max(x, 0)
                     weight = tl.exp(x - maximum)
                     total = tl.sum(weight, 0)
-                    tl.store(row_maxima + line, maximum)
-                tl.store(row_sums + line, total)
+                    tl.store(line_maxima + line, maximum)
+                tl.store(line_sums + line, total)
                 received += weight / total
             initial_score = tl.load(initial_scores + program * time + query) if with_initial_scores else 0.0
             scores = decay * tl.where(positions == query, initial_score, scores) + gain * received
@@ -146,31 +151,32 @@ def evict(  # noqa: ANN201
                 candidate = (positions >= sink) & (positions <= query - recent)
                 priority = tl.where(scores == scores, scores, -float("inf"))  # evict NaN scores first
                 priority = tl.where(candidate, priority, float("inf"))
-                _, evicted = tl.reduce((priority, tl.where(candidate, positions, NO_KEY)), 0, _lower_or_older)
-                tl.store(last + evicted, query, mask=evicted != NO_KEY)
+                _, evicted = tl.reduce((priority, tl.where(candidate, positions, EMPTY_POSITION)), 0, _lower_or_older)
+                tl.store(last + evicted, query, mask=evicted != EMPTY_POSITION)
                 tl.store(slot_log + slots + slot, query, mask=positions == evicted)
-                positions = tl.where(positions == evicted, NO_KEY, positions)
+                positions = tl.where(positions == evicted, EMPTY_POSITION, positions)
         tl.debug_barrier()
         if with_outputs:
             block_out = out + start * out_time
             _write_outputs(
-                block_out, out_head, out_time, v, v_head, v_time, logits, row_maxima, row_sums, slot_log,
-                heads_per_group, heads_per_kv_head, start, rows, used, d_head, slots, channels, block, chunk,
+                block_out, out_head, out_time, v, v_head, v_time, logits, line_maxima, line_sums, slot_log,
+                heads_per_group, heads_per_kv_head, start, rows, used_slots, d_head, slots, channels, block, chunk,
             )  # fmt: skip
             tl.debug_barrier()
-    tl.store(final_scores + positions, scores, mask=positions != NO_KEY)
+    tl.store(final_scores + positions, scores, mask=positions != EMPTY_POSITION)
 
 
 @triton.jit
 def _lower_or_older(score, position, other_score, other_position):
-    first = (score < other_score) | ((score == other_score) & (position < other_position))
-    return tl.where(first, score, other_score), tl.where(first, position, other_position)
+    is_left = (score < other_score) | ((score == other_score) & (position < other_position))
+    return tl.where(is_left, score, other_score), tl.where(is_left, position, other_position)
 
 
 @triton.jit
 def _write_logits(
-    q, q_head, q_time, k, k_head, k_time, logits, row_maxima, slot_log, scale, heads_per_group, heads_per_kv_head,
-    start, rows, used, d_head, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+    q, q_head, q_time, k, k_head, k_time, logits, line_maxima, slot_log, scale, heads_per_group, heads_per_kv_head,
+    start, rows, used_slots, d_head, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr,
+    chunk: tl.constexpr,
 ):  # fmt: skip
     """Write the logits of a block of queries with all slots, and the largest visible logit of each query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
@@ -179,34 +185,34 @@ def _write_logits(
         queries = tl.load(q_pointers, mask=(row < rows)[:, None] & (channel < d_head)[None, :], other=0.0)
         line = row * heads_per_group + member
         maxima = tl.full([block, chunk], -float("inf"), tl.float32)
-        for first in range(0, used, chunk):
+        for first in range(0, used_slots, chunk):
             position = tl.load(slot_log + first + column)
-            occupied = (position != NO_KEY)[:, None] & (channel < d_head)[None, :]
+            occupied = (position != EMPTY_POSITION)[:, None] & (channel < d_head)[None, :]
             offsets = position[:, None].to(tl.int64) * k_time + channel[None, :]
             keys = tl.load(k + member // heads_per_kv_head * k_head + offsets, mask=occupied, other=0.0)
             product = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
             tl.store(logits + line[:, None] * slots + first + column[None, :], product)
             visible = position[None, :] <= start + row[:, None]
             maxima = tl.where(visible, tl.maximum(maxima, product), maxima)
-        tl.store(row_maxima + line, tl.max(maxima, 1))
+        tl.store(line_maxima + line, tl.max(maxima, 1))
 
 
 @triton.jit
 def _write_outputs(
-    out, out_head, out_time, v, v_head, v_time, logits, row_maxima, row_sums, slot_log, heads_per_group,
-    heads_per_kv_head, start, rows, used, d_head, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr,
-    chunk: tl.constexpr,
+    out, out_head, out_time, v, v_head, v_time, logits, line_maxima, line_sums, slot_log, heads_per_group,
+    heads_per_kv_head, start, rows, used_slots, d_head, slots: tl.constexpr, channels: tl.constexpr,
+    block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a block of queries; the key of position p is visible from query p to its last query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
     query = start + row[:, None]
     for member in range(heads_per_group):
         line = row * heads_per_group + member
-        maximum, total = tl.load(row_maxima + line), tl.load(row_sums + line, mask=row < rows, other=1.0)
+        maximum, total = tl.load(line_maxima + line), tl.load(line_sums + line, mask=row < rows, other=1.0)
         output = tl.zeros([block, channels], tl.float32)
-        for first in range(0, used, chunk):
+        for first in range(0, used_slots, chunk):
             position = tl.load(slot_log + first + column)
-            occupied = (position != NO_KEY)[:, None] & (channel < d_head)[None, :]
+            occupied = (position != EMPTY_POSITION)[:, None] & (channel < d_head)[None, :]
             offsets = position[:, None].to(tl.int64) * v_time + channel[None, :]
             values = tl.load(v + member // heads_per_kv_head * v_head + offsets, mask=occupied, other=0.0)
             last_query = tl.load(slot_log + slots + first + column)
@@ -225,10 +231,11 @@ def attend(  # noqa: ANN201
     out_time, last, scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head, channels: tl.constexpr,
     rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Write out[q] = softmax(q k^T / sqrt(d_head)) v over the keys with k <= q <= last[k].
+    """Write out[i] = sum over j of p[j] v[j], where p = softmax over the keys j with j <= i <= last[j].
 
-    A program computes `rows` queries. The softmax is computed online over tiles of `columns` keys (FlashAttention,
-    arXiv:2205.14135, Algorithm 1).
+    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head); `last` is (batch,
+    head_groups, time). A program computes `rows` queries. The softmax is computed online over tiles of `columns` keys
+    (FlashAttention, arXiv:2205.14135, Algorithm 1).
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // (head_groups * heads_per_group), program % (head_groups * heads_per_group)

@@ -7,12 +7,12 @@ For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction
 
 A full cache evicts the key of lowest S. Queries are processed in blocks. A matrix product computes the logits of a
 block with the retained keys and the new keys, so each key is read once per block. Then the eviction rule runs query by
-query. One thread processes a chain (one head group of one sequence), and sums have a fixed order, so results do not
-depend on the number of threads.
+query. A head group is the set of query heads that share one eviction decision, and a chain is a (sequence, head group)
+pair. One thread processes a chain, and sums have a fixed order, so results do not depend on the number of threads.
 
-The loops have forms that LLVM vectorises. numba caches compiled code on disk until this file changes, and it does not
-track other files, so the whole kernel is in this file. Cache files of earlier versions refer to the classes `Held` and
-`Buffers`; do not rename these classes.
+The loops are written so that LLVM vectorises them. numba caches compiled code on disk until this file changes, and it
+does not track other files, so the whole kernel is in this file. Cache files of earlier versions refer to the classes
+`Held` and `Buffers`; do not rename these classes.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from numba import njit, prange, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from formerlab.kernels import EMPTY
+from formerlab.kernels import EMPTY_POSITION
 
 BLOCK = 16
 """Largest number of queries per block."""
@@ -36,7 +36,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Held(NamedTuple):
-    """The buffers of one chain; the buffers of a whole cache have an additional first axis for the chains."""
+    """Keys, values, positions and scores of one chain. In a whole cache, each array has a leading axis for chains."""
 
     keys: Array
     """(key-value heads, slots, channels)"""
@@ -65,8 +65,8 @@ class Buffers(NamedTuple):
 
 def compiled(function: Function, *, parallel: bool = False) -> Function:
     """Compile a function at its first call, run it without the GIL, and cache the machine code on disk if possible."""
-    any_order_of_sums = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # without ninf: -inf marks unseen keys
-    dispatcher = njit(fastmath=any_order_of_sums, nogil=True, error_model="numpy", parallel=parallel)(function)
+    fastmath_flags = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # without ninf: -inf marks masked keys
+    dispatcher = njit(fastmath=fastmath_flags, nogil=True, error_model="numpy", parallel=parallel)(function)
     with contextlib.suppress(RuntimeError):  # numba found no writable folder
         dispatcher.enable_caching()
     return cast(Function, dispatcher)
@@ -113,10 +113,10 @@ def multiply_transposed(out: Array, left: Array, right: Array, rows: int, column
 
 @no_type_check
 def order_bits(x: float) -> float:
-    """Return a number with the same order as x. For float32 it is an int32, whose minimum vectorises.
+    """Map x to a value that sorts like x. float32 maps to int32, because LLVM vectorises the minimum of int32.
 
-    The int32 has the bits of x, and for negative x the magnitude bits are inverted. An int32 is converted back to
-    float32, so the function is its own inverse. Other types are returned unchanged.
+    The int32 has the bits of x; for negative x, the magnitude bits are inverted. int32 maps back to float32, so the
+    function is its own inverse. Values of other types do not change.
     """
     raise NotImplementedError
 
@@ -124,14 +124,14 @@ def order_bits(x: float) -> float:
 @no_type_check
 @overload(order_bits)
 def _order_bits(x: Any) -> Callable[[Any], Any]:
-    sign, magnitude = np.int32(31), np.int32(2**31 - 1)
+    sign_shift, magnitude_mask = np.int32(31), np.int32(2**31 - 1)
 
     def to_integer(x: Any) -> Any:
         bits = np.float32(x).view(np.int32)
-        return np.int32(bits ^ ((bits >> sign) & magnitude))
+        return np.int32(bits ^ ((bits >> sign_shift) & magnitude_mask))
 
     def to_number(x: Any) -> Any:
-        return np.int32(x ^ ((x >> sign) & magnitude)).view(np.float32)
+        return np.int32(x ^ ((x >> sign_shift) & magnitude_mask)).view(np.float32)
 
     def unchanged(x: Any) -> Any:
         return x
@@ -154,14 +154,14 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
     c7, c6, c5 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
     c4, c3, c2 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
     half, one, zero = np.float32(0.5), np.float32(1), np.float32(0)
-    bias, mantissa = np.int32(127), np.int32(23)
+    bias, mantissa_bits = np.int32(127), np.int32(23)
 
     def single(x: Any) -> Any:
         bounded = max(x, smallest_x)
         n = np.floor(bounded * log2_e + half)
         r = (bounded - n * ln2_high) - n * ln2_low
         series = ((((c7 * r + c6) * r + c5) * r + c4) * r + c3) * r + c2
-        power_of_two = np.int32((np.int32(n) + bias) << mantissa).view(np.float32)
+        power_of_two = np.int32((np.int32(n) + bias) << mantissa_bits).view(np.float32)
         result = (series * (r * r) + r + one) * power_of_two
         return result if x >= smallest_x else zero
 
@@ -175,10 +175,10 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 @no_type_check
 def softmax(row: Array, positions: Array, query: int) -> None:
     """Replace the logits of one query by probabilities over the keys up to position `query`; other slots get 0."""
-    unseen = row.dtype.type(-np.inf)
-    top, total = order_bits(unseen), row.dtype.type(0)
+    masked = row.dtype.type(-np.inf)
+    top, total = order_bits(masked), row.dtype.type(0)
     for slot in range(len(row)):
-        logit = row[slot] if positions[slot] <= query else unseen
+        logit = row[slot] if positions[slot] <= query else masked
         row[slot] = logit
         top = max(top, order_bits(logit))
     largest = order_bits(top)
@@ -193,36 +193,39 @@ def softmax(row: Array, positions: Array, query: int) -> None:
 
 @compiled
 @no_type_check
-def update_scores(scores: Array, positions: Array, received: Array, rule: Array, sink: int, newest: int) -> float:
-    """Set S <- decay S + gain `received` in every slot; return the lowest score of the positions sink, ..., newest.
+def update_scores(
+    scores: Array, positions: Array, received: Array, coefficients: Array, sink: int, newest_candidate: int
+) -> float:
+    """Set S <- decay S + gain `received` in every slot; return the lowest score of the keys that may be evicted.
 
-    `rule` is (decay, gain, scale of the logits).
+    These keys have the positions sink, ..., `newest_candidate`. The arrays are (slots,), and `coefficients` is (decay,
+    gain, scale of the logits).
     """
-    decay, gain = scores.dtype.type(rule[0]), scores.dtype.type(rule[1])
+    decay, gain = scores.dtype.type(coefficients[0]), scores.dtype.type(coefficients[1])
     excluded = order_bits(scores.dtype.type(np.inf))
     lowest = excluded
     for slot in range(len(received)):
         score, position = decay * scores[slot] + gain * received[slot], positions[slot]
         scores[slot] = score
-        lowest = min(lowest, order_bits(score) if (position >= sink) & (position <= newest) else excluded)
+        lowest = min(lowest, order_bits(score) if (position >= sink) & (position <= newest_candidate) else excluded)
     return order_bits(lowest)
 
 
 @compiled
 @no_type_check
-def slot_to_evict(scores: Array, positions: Array, lowest: float, sink: int, newest: int, slots: int) -> int:
-    """Return the slot of the oldest key with score `lowest` among the positions sink, ..., newest.
+def slot_to_evict(scores: Array, positions: Array, lowest: float, sink: int, newest_candidate: int, slots: int) -> int:
+    """Return the slot of the oldest key with score `lowest` among the keys that may be evicted.
 
-    Returns -1 if all scores are NaN.
+    These keys have the positions sink, ..., `newest_candidate`. Returns -1 if all their scores are NaN.
     """
-    no_key = np.int32(EMPTY)
-    first = no_key
+    empty_position = np.int32(EMPTY_POSITION)
+    first = empty_position
     for slot in range(slots):
         position = positions[slot]
-        is_candidate = (scores[slot] == lowest) & (position >= sink) & (position <= newest)
-        first = min(first, position if is_candidate else no_key)
+        is_candidate = (scores[slot] == lowest) & (position >= sink) & (position <= newest_candidate)
+        first = min(first, position if is_candidate else empty_position)
     for slot in range(slots):
-        if positions[slot] == first and first != no_key:
+        if positions[slot] == first and first != empty_position:
             return slot
     return -1
 
@@ -233,7 +236,7 @@ def insert_block(cache: Held, new_slots: Array, k: Array, v: Array, start: int) 
     """Write the keys and values of a block to empty slots, and the indices of these slots to `new_slots`."""
     slot, (heads, rows, channels) = 0, k.shape
     for i in range(rows):
-        while cache.positions[slot] != EMPTY:
+        while cache.positions[slot] != EMPTY_POSITION:
             slot += 1
         cache.positions[slot] = start + i
         new_slots[i] = slot
@@ -258,39 +261,39 @@ def attend(logits: Array, i: int, positions: Array, query: int, received: Array)
 @compiled
 @no_type_check
 def process_block(
-    cache: Held, work: Buffers, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array,
-    initial: Array, last: Array, used: int, start: int,
+    cache: Held, work: Buffers, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array,
+    initial_scores: Array, last_query: Array, used_slots: int, start: int,
 ) -> int:  # fmt: skip
     """Attend, score and evict for the queries of a block (heads, rows, channels); return the number of used slots."""
     (heads, rows, channels), group_size = q.shape, len(q) // len(k)
     insert_block(cache, work.new_slots, k, v, start)
-    used = max(used, work.new_slots[rows - 1] + 1)
-    slots = (used + VECTOR - 1) // VECTOR * VECTOR
-    positions, scores, received, sink = cache.positions, cache.scores, work.received[:slots], np.int32(bounds[1])
+    used_slots = max(used_slots, work.new_slots[rows - 1] + 1)
+    slots = (used_slots + VECTOR - 1) // VECTOR * VECTOR
+    positions, scores, received, sink = cache.positions, cache.scores, work.received[:slots], np.int32(limits[1])
     for head in range(heads):
-        work.queries[:rows] = q[head] * scores.dtype.type(rule[2])
+        work.queries[:rows] = q[head] * scores.dtype.type(coefficients[2])
         multiply_transposed(work.logits[head], work.queries, cache.keys[head // group_size], rows, slots, channels)
     for i in range(rows):
-        query = np.int32(start + i)  # the dtype of `positions`, so that comparisons use full vectors
-        newest = np.int32(query - bounds[2])
+        query = np.int32(start + i)  # int32 like `positions`, so that comparisons vectorise
+        newest_candidate = np.int32(query - limits[2])
         attend(work.logits, i, positions, query, received)
-        scores[work.new_slots[i]] = initial[i] if initial.size else 0
-        lowest = update_scores(scores, positions, received, rule, sink, newest)
-        if query >= bounds[0]:
-            slot = slot_to_evict(scores, positions, lowest, sink, newest, slots)
+        scores[work.new_slots[i]] = initial_scores[i] if initial_scores.size else 0
+        lowest = update_scores(scores, positions, received, coefficients, sink, newest_candidate)
+        if query >= limits[0]:
+            slot = slot_to_evict(scores, positions, lowest, sink, newest_candidate, slots)
             slot = slot if slot >= 0 else work.new_slots[i]  # all scores are NaN: evict the query's own key
-            if last.size:
-                last[positions[slot]] = query
-            positions[slot] = EMPTY
+            if last_query.size:
+                last_query[positions[slot]] = query
+            positions[slot] = EMPTY_POSITION
     for head in range(heads):
         multiply_transposed(work.outputs, work.logits[head], cache.values[head // group_size], rows, channels, slots)
         out[head] = work.outputs[:rows]
-    return used
+    return used_slots
 
 
 @compiled
 @no_type_check
-def work_space(heads: int, rows: int, slots: int, channels: int, like: Array) -> Buffers:
+def allocate_workspace(heads: int, rows: int, slots: int, channels: int, like: Array) -> Buffers:
     """Return the workspace of one thread, of the dtype of `like`."""
     logits = np.zeros((heads, rows, slots), like.dtype)
     queries, outputs = np.zeros((rows, channels), like.dtype), np.zeros((rows, channels), like.dtype)
@@ -300,23 +303,23 @@ def work_space(heads: int, rows: int, slots: int, channels: int, like: Array) ->
 @compiled
 @no_type_check
 def process_sequences(
-    thread: int, threads: int, rule: Array, bounds: Array, lengths: Array, capacity: int, q: Array, k: Array, v: Array,
-    out: Array, initial: Array, last: Array, final: Array,
+    thread: int, threads: int, coefficients: Array, limits: Array, lengths: Array, capacity: int, q: Array, k: Array,
+    v: Array, out: Array, initial_scores: Array, last_query: Array, final_scores: Array,
 ) -> None:  # fmt: skip
-    """Process every `threads`-th chain of `whole_sequences`, so that a padded batch is balanced over threads."""
-    channels, groups = q.shape[3], len(last) // len(q)
+    """Process every `threads`-th chain, so that a padded batch is balanced over threads."""
+    channels, groups = q.shape[3], len(last_query) // len(q)
     heads, kv_heads = q.shape[1] // groups, k.shape[1] // groups
     slots = (capacity + BLOCK + VECTOR - 1) // VECTOR * VECTOR
-    work = work_space(heads, BLOCK, slots, channels, final)
-    keys = np.zeros((kv_heads, slots, channels), final.dtype)
-    values = np.zeros((kv_heads, channels, slots), final.dtype)
-    cache = Held(keys, values, np.empty(slots, np.int32), np.zeros(slots, final.dtype))
-    for chain in range(thread, len(last), threads):
+    work = allocate_workspace(heads, BLOCK, slots, channels, final_scores)
+    keys = np.zeros((kv_heads, slots, channels), final_scores.dtype)
+    values = np.zeros((kv_heads, channels, slots), final_scores.dtype)
+    cache = Held(keys, values, np.empty(slots, np.int32), np.zeros(slots, final_scores.dtype))
+    for chain in range(thread, len(last_query), threads):
         batch, group = chain // groups, chain % groups
         query_group = slice(group * heads, (group + 1) * heads)
         kv_group = slice(group * kv_heads, (group + 1) * kv_heads)
-        cache.positions[:] = EMPTY
-        used = 0
+        cache.positions[:] = EMPTY_POSITION
+        used_slots = 0
         for start in range(0, lengths[batch], BLOCK):
             time = slice(start, min(start + BLOCK, lengths[batch]))
             tensors = (
@@ -325,57 +328,67 @@ def process_sequences(
                 v[batch, kv_group, time],
                 out[batch, query_group, time],
             )
-            used = process_block(
-                cache, work, rule, bounds[batch], *tensors, initial[chain, time], last[chain], used, start
-            )
-        for slot in range(used):
-            if cache.positions[slot] != EMPTY:
-                final[chain, cache.positions[slot]] = cache.scores[slot]
+            buffers = initial_scores[chain, time], last_query[chain]
+            used_slots = process_block(cache, work, coefficients, limits[batch], *tensors, *buffers, used_slots, start)
+        for slot in range(used_slots):
+            if cache.positions[slot] != EMPTY_POSITION:
+                final_scores[chain, cache.positions[slot]] = cache.scores[slot]
 
 
 @compiled
 @no_type_check
 def process_caches(
-    thread: int, threads: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
-    keys: Array, values: Array, positions: Array, scores: Array, query: int,
+    thread: int, threads: int, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array,
+    initial_scores: Array, keys: Array, values: Array, positions: Array, scores: Array, query: int,
 ) -> None:  # fmt: skip
-    """Process every `threads`-th chain of `one_token`."""
+    """Process one token in every `threads`-th chain."""
     groups = len(positions) // len(q)
     heads, kv_heads = q.shape[1] // groups, k.shape[1] // groups
-    work = work_space(heads, 1, positions.shape[1], q.shape[3], scores)
-    no_last = np.empty(0, np.int32)
+    work = allocate_workspace(heads, 1, positions.shape[1], q.shape[3], scores)
+    no_last_query = np.empty(0, np.int32)
     for chain in range(thread, len(positions), threads):
         batch, group = chain // groups, chain % groups
         query_group = slice(group * heads, (group + 1) * heads)
         kv_group = slice(group * kv_heads, (group + 1) * kv_heads)
         cache = Held(keys[chain], values[chain], positions[chain], scores[chain])
         tensors = q[batch, query_group], k[batch, kv_group], v[batch, kv_group], out[batch, query_group]
-        process_block(cache, work, rule, bounds[batch], *tensors, initial[chain], no_last, positions.shape[1], query)
+        buffers = initial_scores[chain], no_last_query
+        process_block(cache, work, coefficients, limits[batch], *tensors, *buffers, positions.shape[1], query)
 
 
 @compiled_parallel
 @no_type_check
-def whole_sequences(
-    threads: int, rule: Array, bounds: Array, lengths: Array, capacity: int, q: Array, k: Array, v: Array, out: Array,
-    initial: Array, last: Array, final: Array,
+def simulate_sequences(
+    threads: int, coefficients: Array, limits: Array, lengths: Array, capacity: int, q: Array, k: Array, v: Array,
+    out: Array, initial_scores: Array, last_query: Array, final_scores: Array,
 ) -> None:  # fmt: skip
     """Simulate eviction over whole sequences (batch, heads, time, channels) with `threads` threads.
 
-    `rule` is (decay, gain, scale of the logits), `bounds` has (capacity, sink, recent) of each sequence in tokens, and
-    `capacity` is the largest capacity. `initial`, `last` and `final` have a row per chain (one head group of one
-    sequence). The function writes `out`, the last query that sees each evicted key to `last`, and the scores of the
-    retained keys to `final`.
+    `coefficients` is (decay, gain, scale of the logits), `limits` (batch, 3) has the capacity, sink and recent window
+    of each sequence in tokens, and `capacity` is the largest capacity. `last_query` and `final_scores` are (chains,
+    time); `initial_scores` is (chains, time), or (chains, 0) without initial scores. The function writes `out`, the
+    last query that sees each evicted key to `last_query`, and the scores of the retained keys to `final_scores`.
     """
     for thread in prange(threads):
-        process_sequences(thread, threads, rule, bounds, lengths, capacity, q, k, v, out, initial, last, final)
+        process_sequences(
+            thread, threads, coefficients, limits, lengths, capacity, q, k, v, out, initial_scores, last_query,
+            final_scores,
+        )  # fmt: skip
 
 
 @compiled_parallel
 @no_type_check
-def one_token(
-    threads: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array, keys: Array,
-    values: Array, positions: Array, scores: Array, query: int,
+def process_token(
+    threads: int, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array, initial_scores: Array,
+    keys: Array, values: Array, positions: Array, scores: Array, query: int,
 ) -> None:  # fmt: skip
-    """Process one token at position `query` in the buffers of a cache, which have a row per chain; write `out`."""
+    """Process one token at position `query` in the buffers of a cache; write `out`.
+
+    q and out are (batch, heads, 1, channels); k and v are (batch, key-value heads, 1, channels). `initial_scores` is
+    (chains, 1), or (chains, 0) without initial scores. `keys`, `values`, `positions` and `scores` have the axes of
+    `Held` after an axis for chains.
+    """
     for thread in prange(threads):
-        process_caches(thread, threads, rule, bounds, q, k, v, out, initial, keys, values, positions, scores, query)
+        process_caches(
+            thread, threads, coefficients, limits, q, k, v, out, initial_scores, keys, values, positions, scores, query
+        )

@@ -1,14 +1,15 @@
-// Rotate one row of channels. STEP is the distance between two pairs: 2 if they are interleaved, otherwise 1.
+// Rotate one row of channels. STEP is the distance between the first channels of successive pairs: 2 if pairs are
+// interleaved, otherwise 1.
 template <int STEP, class T>
-inline void row(const T* __restrict x, T* __restrict out, const float* __restrict cosine, const float* __restrict sine,
-                float sign, long width, long pairs) {
-    const long other = STEP == 2 ? 1 : pairs;
+inline void rotate_row(const T* __restrict x, T* __restrict out, const float* __restrict cosine,
+                       const float* __restrict sine, float sign, long width, long pairs) {
+    const long partner_offset = STEP == 2 ? 1 : pairs;
 #pragma omp simd
     for (long i = 0; i < pairs; i++) {
-        const float a = wide(x[i * STEP]), b = wide(x[i * STEP + other]);
+        const float a = wide(x[i * STEP]), b = wide(x[i * STEP + partner_offset]);
         const float c = cosine[i * STEP], s = sign * sine[i];
         narrow(a * c - b * s, out[i * STEP]);
-        narrow(b * c + a * s, out[i * STEP + other]);
+        narrow(b * c + a * s, out[i * STEP + partner_offset]);
     }
     for (long e = 2 * pairs; e < width; e++) out[e] = x[e];
 }
@@ -25,8 +26,8 @@ void rotate(const T* x, T* out, const float* cosine, const float* sine, long bat
                 const T* from = x + b * xb + h * xh + t * xt;
                 T* to = out + b * ob + h * oh + t * ot;
                 const float *c = cosine + t * width, *s = sine + t * pairs;
-                if (interleaved) row<2>(from, to, c, s, sign, width, pairs);
-                else row<1>(from, to, c, s, sign, width, pairs);
+                if (interleaved) rotate_row<2>(from, to, c, s, sign, width, pairs);
+                else rotate_row<1>(from, to, c, s, sign, width, pairs);
             }
 }
 

@@ -10,15 +10,16 @@ from formerlab.kernels.native import TYPES, load_library
 
 def fits(x: Tensor, table: Tensor) -> bool:
     """Return whether the kernel is compiled and supports x (4 axes, contiguous channels) and a float32 `table`."""
-    plain = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
-    return plain and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
+    supported = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
+    return supported and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, inverse: bool) -> Tensor:
-    """Return x (batch, heads, time, d_head) with r of its channels rotated in pairs, by -angle if `inverse`.
+    """Rotate the first r = 2 sine.shape[1] channels of x (batch, heads, time, d_head) in pairs; copy the others.
 
-    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2). The remaining d_head - r channels are copied.
-    `cosine` (time, d_head) and `sine` (time, r/2) are contiguous and float32.
+    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2). `inverse` negates the angles. `cosine` (time,
+    d_head) has each value twice, at both channels of a pair; `sine` (time, r/2) has one value per pair. Both are
+    contiguous and float32.
     """
     out = torch.empty_like(x)
     kernel = getattr(_library(), f"rotate_{TYPES[x.dtype]}")

@@ -38,36 +38,39 @@ inline void add_one(const T* t, const A a, const T* x, A* sum, double* product, 
 }
 
 template <class T, class A>
-void run(long n, const T* const* tensors, const double* a, const T* direct, const T* x, T* out, double* products,
+void sum_blocks(long n, const T* const* tensors, const double* a, const T* addend, const T* x, T* out, double* products,
          long count, int threads) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
-    std::vector<double> partial(x ? blocks * n : 0);  // summed in order, so results do not depend on threads
+    // Summed in order, so results do not depend on the number of threads.
+    std::vector<double> partial_products(x ? blocks * n : 0);
 #pragma omp parallel for schedule(static) num_threads(threads) if (blocks > 4)
     for (long b = 0; b < blocks; b++) {
         const long start = b * BLOCK, size = count - start < BLOCK ? count - start : BLOCK;
-        const T* blocks_of_four[4];
+        const T* tensor_blocks[4];
         A sum[BLOCK];
-        for (long e = 0; e < size; e++) sum[e] = direct ? A(wide(direct[start + e])) : A(0);
+        for (long e = 0; e < size; e++) sum[e] = addend ? A(wide(addend[start + e])) : A(0);
         long j = 0;
         for (; j + 4 <= n; j += 4) {
-            for (int k = 0; k < 4; k++) blocks_of_four[k] = tensors[j + k] + start;
-            add_four<T, A>(blocks_of_four, a + j, x ? x + start : x, sum, x ? &partial[b * n + j] : nullptr, size);
+            for (int k = 0; k < 4; k++) tensor_blocks[k] = tensors[j + k] + start;
+            add_four<T, A>(tensor_blocks, a + j, x ? x + start : x, sum,
+                           x ? &partial_products[b * n + j] : nullptr, size);
         }
         for (; j < n; j++)
-            add_one<T, A>(tensors[j] + start, A(a[j]), x ? x + start : x, sum, x ? &partial[b * n + j] : nullptr, size);
+            add_one<T, A>(tensors[j] + start, A(a[j]), x ? x + start : x, sum,
+                          x ? &partial_products[b * n + j] : nullptr, size);
         for (long e = 0; e < size; e++) narrow(sum[e], out[start + e]);
     }
     if (x)
         for (long j = 0; j < n; j++) {
             products[j] = 0;
-            for (long b = 0; b < blocks; b++) products[j] += partial[b * n + j];
+            for (long b = 0; b < blocks; b++) products[j] += partial_products[b * n + j];
         }
 }
 
-extern "C" void weighted_sum(long type, long n, const void* tensors, const void* a, const void* direct, const void* x,
+extern "C" void weighted_sum(long type, long n, const void* tensors, const void* a, const void* addend, const void* x,
                              void* out, void* products, long count, int threads) {
 #define RUN(T, A)                                                                                                  \
-    run<T, A>(n, (const T* const*)tensors, (const double*)a, (const T*)direct, (const T*)x, (T*)out,               \
+    sum_blocks<T, A>(n, (const T* const*)tensors, (const double*)a, (const T*)addend, (const T*)x, (T*)out,        \
               (double*)products, count, threads)
     if (type == 0) RUN(float, float);
     if (type == 1) RUN(double, double);

@@ -27,18 +27,19 @@ def weighted_sum_and_products(
     tensors: Sequence[Tensor],
     weights: Sequence[Weight],
     x: Tensor | None,
-    direct: Tensor | None,
+    addend: Tensor | None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, list[Weight]]:
-    """Return the sum over n of weights[n] tensors[n], plus `direct` if given, and the dot products <tensors[n], x>.
+    """Return the sum over n of weights[n] tensors[n], plus `addend` if given, and the dot products <tensors[n], x>.
 
-    The list of dot products is empty if x is None. The sum has dtype `dtype`, by default the dtype of the first tensor.
+    The tensors, `addend`, x and the sum have one shape. The list has one dot product per tensor, and is empty if x is
+    None. The sum has dtype `dtype`, by default the dtype of the first tensor.
     """
     dtype = dtype or tensors[0].dtype
-    others = [tensor for tensor in (x, direct) if tensor is not None]
+    others = [tensor for tensor in (x, addend) if tensor is not None]
     if _fits([*tensors, *others], dtype) and (kernel := _kernel()) is not None:
-        return _native(kernel, tensors, weights, x, direct)
-    return _eager(tensors, weights, x, direct, dtype)
+        return _native(kernel, tensors, weights, x, addend)
+    return _eager(tensors, weights, x, addend, dtype)
 
 
 def implementation() -> str:
@@ -72,7 +73,7 @@ def _native(
     tensors: Sequence[Tensor],
     weights: Sequence[Weight],
     x: Tensor | None,
-    direct: Tensor | None,
+    addend: Tensor | None,
 ) -> tuple[Tensor, list[Weight]]:
     first, count = tensors[0], len(tensors)
     out = torch.empty_like(first)
@@ -82,7 +83,7 @@ def _native(
         count,
         (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in tensors]),
         (ctypes.c_double * count)(*map(float, weights)),
-        None if direct is None else direct.data_ptr(),
+        None if addend is None else addend.data_ptr(),
         None if x is None else x.data_ptr(),
         out.data_ptr(),
         products,
@@ -96,22 +97,22 @@ def _eager(
     tensors: Sequence[Tensor],
     weights: Sequence[Weight],
     x: Tensor | None,
-    direct: Tensor | None,
+    addend: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, list[Weight]]:
-    wide = torch.promote_types(dtype, torch.float32)
-    total = tensors[0].to(wide) * weights[0]
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    total = tensors[0].to(sum_dtype) * weights[0]
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         if isinstance(weight, Tensor):
             total.addcmul_(tensor, weight)
         else:
             total.add_(tensor, alpha=weight)
-    if direct is not None:
-        total.add_(direct)
+    if addend is not None:
+        total.add_(addend)
     if x is None:
         return total.to(dtype), []
-    flat = x.flatten().to(wide)
-    products: list[Weight] = [torch.dot(tensor.flatten().to(wide), flat) for tensor in tensors]
+    flat = x.flatten().to(sum_dtype)
+    products: list[Weight] = [torch.dot(tensor.flatten().to(sum_dtype), flat) for tensor in tensors]
     if x.device.type == "cpu":
         products = torch.stack([torch.as_tensor(product) for product in products]).tolist()
     return total.to(dtype), products

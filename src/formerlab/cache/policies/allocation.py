@@ -30,7 +30,7 @@ from formerlab.cache.policies.random import Random
 from formerlab.cache.policies.snapkv import SnapKV
 from formerlab.cache.policies.tova import TOVA
 from formerlab.errors import UserError
-from formerlab.kernels import EMPTY
+from formerlab.kernels import EMPTY_POSITION
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Layers, Size
 
@@ -103,7 +103,7 @@ class HeadAdaptive(Policy):
         initial = policy.initial_scores(torch.arange(time, device=device), head_groups, layer.keys, layer.index)
         for query in range(time):
             state.positions[..., query] = query
-            filled = state.positions != EMPTY
+            filled = state.positions != EMPTY_POSITION
             visible.append(filled)
             attention = masked_softmax(layer.logits[:, :, :, query], filled.unsqueeze(2))
             slot = torch.full((batch, head_groups, 1), query, device=device)
@@ -120,14 +120,14 @@ def _evict_one(state: CacheState, priority: Scores, query: int, minimum: Tensor)
 
     Ties evict the oldest key, then the key of the first head. `minimum` is the number of keys that every head retains.
     """
-    filled = state.positions != EMPTY
+    filled = state.positions != EMPTY_POSITION
     counts, head_groups = filled.sum(-1), filled.shape[1]
     above = counts.sum(-1) > head_groups * torch.as_tensor(state.capacity, device=filled.device).flatten()
     candidates = filled & (state.positions >= state.sink) & (state.positions <= query - state.recent)
     candidates &= (counts > minimum[:, None]).unsqueeze(-1)
     order = priority.masked_fill(~candidates, torch.inf).transpose(1, 2).flatten(1)
     lowest = (order == order.amin(-1, keepdim=True)).byte().argmax(-1)[above]
-    state.positions[above.nonzero().flatten(), lowest % head_groups, lowest // head_groups] = EMPTY
+    state.positions[above.nonzero().flatten(), lowest % head_groups, lowest // head_groups] = EMPTY_POSITION
 
 
 class Chunks(OneShot):
