@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from formerlab.cache import KVCache
 from formerlab.data.images.batches import ImageBatch
 from formerlab.data.pairs.streams import PairStream
-from formerlab.integrations.huggingface.native import native
+from formerlab.integrations.huggingface.native import to_native
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import LayerNorm, Mlp, Pattention, RMSNorm
 from formerlab.models import Decoder, Translator
@@ -148,7 +148,7 @@ def prefill():
     size = {"vocabulary": 8192, "layers": 12, "width": 512, "heads": 8, "context": PROMPT}
     reference = transformers.LlamaForCausalLM(llama(size)).eval()
     ours = Decoder(**size, norm=RMSNorm(), final_norm=RMSNorm(), feedforward=Mlp(activation="swiglu")).build(0).eval()
-    reference.load_state_dict(native(ours).state_dict())
+    reference.load_state_dict(to_native(ours).state_dict())
     tokens = torch.randint(8192, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def read():

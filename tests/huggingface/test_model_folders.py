@@ -255,9 +255,9 @@ UNSUPPORTED = {
     },
     "seq_idx: this model does not support packed texts": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
     "cu_seq_lens_q: this model does not support": {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3},
-    "output_attentions: this model does not support it": {"output_attentions": True},
-    "inputs_embeds: this model does not support it": {"inputs_embeds": torch.zeros(1, 6, 16)},
-    "attention_maks: this model does not support it": {"attention_maks": torch.ones(1, 6)},
+    "output_attentions: this model does not support this argument": {"output_attentions": True},
+    "inputs_embeds: this model does not support this argument": {"inputs_embeds": torch.zeros(1, 6, 16)},
+    "attention_maks: this model does not support this argument": {"attention_maks": torch.ones(1, 6)},
     r"attention_mask of shape \(1, 3\)": {"attention_mask": torch.ones(1, 3, dtype=torch.int64)},
 }
 

@@ -96,6 +96,7 @@ def test_unknown_and_misshapen_tensors_are_named(tmp_path):
         ("layernorm_nonparam", "rmsnorm", "norm is 'rmsnorm' in the settings"),
         ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is not supported; use l2_norm_gelu, gelu_l2"),
         ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is not supported"),
+        ('"num_attention_heads"', '"heads"', "num_attention_heads is missing in the settings; add it to the .yml file"),
         ('"num_attention_heads": 2', '"num_attention_heads": 5', "heads=5 does not divide width=32"),
         ("{", "{{", "not valid YAML"),
     ],
@@ -108,10 +109,9 @@ def test_unsupported_settings_are_refused(old, new, message, tmp_path):
 
 def test_a_folder_without_settings_must_be_a_released_size(tmp_path):
     (written(tmp_path, made_up()) / "150M_eval.yml").unlink()
-    assert (
-        "3 layers of width 32 with 20 tokens is not a released size of Table 9; give its .yml file with --config"
-        in refusal(tmp_path)
-    )
+    size = "3 layers of width 32 with 20 tokens"
+    message = f"{size} is not a released size (arXiv:2410.23168, Table 9); give its .yml file with --config"
+    assert message in refusal(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing")
     assert "pytorch_model.bin: not a file of tensors" in refusal(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()

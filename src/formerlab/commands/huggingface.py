@@ -87,7 +87,7 @@ def policy_fields(text: str) -> dict[str, Any]:
 def export_huggingface(arguments: argparse.Namespace) -> None:
     """Write a finished run as a Hugging Face folder."""
     from formerlab.data import load_tokenizer
-    from formerlab.integrations.huggingface.export import CODE, model_card, save_folder
+    from formerlab.integrations.huggingface.export import CODE_FILE, model_card, save_folder
     from formerlab.models.decoder import DecoderModel
     from formerlab.training.load import find_finished_run, load_model
 
@@ -105,7 +105,7 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
     manifest = read_json(data / "manifest.json")
     card = model_card(read_record(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
     save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
-    with_code = f", with trust_remote_code=True ({CODE})" if (out / CODE).is_file() else ""
+    with_code = f", with trust_remote_code=True ({CODE_FILE})" if (out / CODE_FILE).is_file() else ""
     print(f"{out}: load it with AutoModelForCausalLM and AutoTokenizer{with_code}")
 
 

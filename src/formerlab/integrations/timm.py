@@ -2,7 +2,7 @@
 
 `tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`). They
 accept timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and the fields of
-`VisionTransformer`. timm has no entry points for models of other packages.
+`VisionTransformer`. timm does not discover models of other packages, so import this module before `timm.create_model`.
 """
 
 from typing import Any

@@ -62,9 +62,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Return the output of the current `attend` for one layer, shape (batch, time, heads, d_head).
 
-    Outside an `attending` block, the function computes transformers' `sdpa` attention with its mask. Some models scale
-    the queries themselves (OPT) or by another factor than 1/sqrt(d_head). An `attend` always divides by sqrt(d_head),
-    so the queries are rescaled first. Raises UserError for the arguments in UNSUPPORTED_ARGUMENTS.
+    Outside an `attending` block, the function computes transformers' `sdpa` attention with its mask. Some models
+    scale queries before the attention call (OPT), and some use a factor other than 1/sqrt(d_head). An `attend` always
+    divides by sqrt(d_head), so the queries are rescaled first. Raises UserError for UNSUPPORTED_ARGUMENTS.
     """
     attend, scaling = _current.get(), others.get("scaling")
     if attend is None:
@@ -78,13 +78,13 @@ def attention(
     return attend(layer, query, key, value).transpose(1, 2).contiguous(), None
 
 
-def masks(*arguments: Any, **options: Any) -> Tensor | None:
+def attention_mask(*arguments: Any, **options: Any) -> Tensor | None:
     """Return the mask of `sdpa`, or None inside an `attending` block, because the `attend` masks keys itself."""
     return None if _current.get() is not None else sdpa_mask(*arguments, **options)
 
 
 AttentionInterface.register(ATTENTION_NAME, attention)
-AttentionMaskInterface.register(ATTENTION_NAME, masks)
+AttentionMaskInterface.register(ATTENTION_NAME, attention_mask)
 
 
 class WrappedRotation(PositionEncoding):
@@ -114,19 +114,24 @@ class FixedPositions(PositionEncoding):
         raise NotImplementedError("the wrapped model embeds positions itself")
 
 
-def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads], distance: int) -> PositionEncoding:
+def find_positions(
+    model: nn.Module, first_keys: list[KeyHeads], later_keys: list[KeyHeads], distance: int
+) -> PositionEncoding:
     """Return the position encoding of a model, inferred from the keys of its layers.
 
-    `first` and `later` are the keys of the same token at positions 0 and `distance`, one tensor per layer. A rotary
-    module is returned only if its rotation maps `first` to `later` in all layers.
+    `first_keys` and `later_keys` are the keys of the same token at positions 0 and `distance`, one tensor per layer.
+    Returns `PositionEncoding` if they are equal, `WrappedRotation` if the rotation of a rotary module maps `first_keys`
+    to `later_keys` in all layers, `UnknownRotation` if the model rotates keys in another way, and otherwise
+    `FixedPositions`.
     """
-    if all(map(torch.equal, first, later)):
+    if all(map(torch.equal, first_keys, later_keys)):
         return PositionEncoding()
     for module in model.modules():
         if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC_ROPE_TYPES:
-            if not isinstance(module(first[0], torch.zeros(1, 1, dtype=torch.long, device=first[0].device)), tuple):
+            position = torch.zeros(1, 1, dtype=torch.long, device=first_keys[0].device)
+            if not isinstance(module(first_keys[0], position), tuple):
                 continue  # complex angles for some of the channels (DeepSeek V2)
-            keys = list(zip(first, later, strict=True))
+            keys = list(zip(first_keys, later_keys, strict=True))
             nearest = min(  # in half precision both rotations may be within the tolerance
                 (WrappedRotation(module, interleaved) for interleaved in (False, True)),
                 key=lambda rope: sum((rope.rotate(key, distance) - after).abs().sum().item() for key, after in keys),
@@ -170,8 +175,8 @@ class CausalLM(nn.Module):
         self._check()
         if length is None:  # checked last, because a context does not help if another check fails
             raise UserError(f"{self.name}: the config gives no max_position_embeddings; give a context")
-        first, later = (self._probe(1, min(start, length - 1))[0] for start in (0, PROBE_DISTANCE))
-        self.position = find_positions(model, list(first.values()), list(later.values()), PROBE_DISTANCE)
+        first_keys, later_keys = (self._probe(1, min(start, length - 1))[0] for start in (0, PROBE_DISTANCE))
+        self.position = find_positions(model, list(first_keys.values()), list(later_keys.values()), PROBE_DISTANCE)
 
     @property
     def embedding(self) -> Tensor:
@@ -225,7 +230,10 @@ class CausalLM(nn.Module):
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Set the attention implementation; raise UserError unless every layer calls it and the logits are equal."""
+        """Set the attention implementation and test it.
+
+        Raises UserError unless every layer calls it and the logits are equal to the model's own logits.
+        """
         tokens = self._tokens(PROBE_TOKENS)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         try:
@@ -250,13 +258,16 @@ class CausalLM(nn.Module):
             raise UserError(f"{self.name}: its attention differs from softmax(q k^T) v, so it cannot be pruned")
 
     def _check_windows(self, config: Any) -> None:
-        """Raise UserError if the context exceeds the window of sliding-window layers, or for other layer types."""
+        """Raise UserError if the context exceeds the sliding window, or for a layer of an unsupported type.
+
+        The supported types are full attention and sliding-window attention.
+        """
         kinds = set(getattr(config, "layer_types", None) or ())
         if kinds - {"full_attention", "sliding_attention"}:
             names = ", ".join(sorted(kinds - {"full_attention"}))
             raise UserError(f"{self.name}: cache policies do not support its layers of type {names}")
         window = getattr(config, "sliding_window", None)
-        used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
-        if used and window is not None and self.spec.context > window:
+        has_window = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
+        if has_window and window is not None and self.spec.context > window:
             remedy = f"give a context of at most {window}"
             raise UserError(f"{self.name}: its layers have a sliding window of {window} tokens; {remedy}")

@@ -1,7 +1,7 @@
 """Export a decoder as a Hugging Face folder: config, weights, tokenizer, and model code if no native layout fits.
 
 The model code is one file beside the weights. It is assembled from the source of the layers that the model uses, so
-every formula exists once. Stand-ins replace the validation of specs and the kernels, so the file imports only torch and
+every formula exists once. Stand-ins replace spec validation and the kernels, so the file imports only torch and
 transformers.
 """
 
@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerFast
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
-from formerlab.integrations.huggingface.native import native
+from formerlab.integrations.huggingface.native import to_native
 from formerlab.layers.layer_spec import LayerSpec
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.spec import Spec
 
-CODE = "modeling_formerlab.py"
+CODE_FILE = "modeling_formerlab.py"
 """File of model code, for models without a native layout in transformers."""
 
 
@@ -41,10 +41,10 @@ def save_folder(
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is not a Hugging Face folder; give --out another name")
-    exported = native(model)
+    exported = to_native(model)
     if needs_code := exported is None:
         classes = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
-        auto_map = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in classes.items()}
+        auto_map = {name: f"{CODE_FILE.removesuffix('.py')}.{cls.__name__}" for name, cls in classes.items()}
         with torch.device("meta"):  # allocate no memory; the weights are replaced below
             config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=auto_map)
             exported = FormerlabForCausalLM(config)
@@ -52,14 +52,14 @@ def save_folder(
     if end_of_text is not None:
         exported.generation_config.eos_token_id = exported.generation_config.pad_token_id = end_of_text
     exported.save_pretrained(out)
-    (out / CODE).unlink(missing_ok=True)
+    (out / CODE_FILE).unlink(missing_ok=True)
     if needs_code:
-        (out / CODE).write_text(model_code(model.spec), encoding="utf-8")
+        (out / CODE_FILE).write_text(model_code(model.spec), encoding="utf-8")
     for weights in out.glob("*.safetensors"):  # safetensors ignores the umask and creates private files
         weights.chmod((out / "config.json").stat().st_mode & 0o777)
     if tokenizer is not None:
-        end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
-        options = {"eos_token": end, "pad_token": end, "padding_side": "left"}
+        end_token = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
+        options = {"eos_token": end_token, "pad_token": end_token, "padding_side": "left"}
         context = model.spec.context
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=context, **options).save_pretrained(out)
     _add_transformers_4_keys(out)
@@ -87,22 +87,27 @@ def _add_transformers_4_keys(out: Path) -> None:
         write_json(path, read_json(path) | old_keys)
 
 
-def model_card(record: dict[str, Any], licence: str, data: str) -> str:
-    """Return the model card of a run from its run.json, the licence of the weights and the licence of the data."""
+def model_card(record: dict[str, Any], weights_licence: str, data_licence: str) -> str:
+    """Return the model card of a run.
+
+    `record` is its run.json; the other arguments are the licences of weights and data.
+    """
     data_set, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
     losses = [(split, final.get(f"{split}_loss_nats")) for split in ("train", "valid", "test")]
     facts = {
-        "Data": f"`{data_set.get('name')}`, fingerprint {data_set.get('fingerprint')}; licence: {data}",
+        "Data": f"`{data_set.get('name')}`, fingerprint {data_set.get('fingerprint')}; licence: {data_licence}",
         "Training tokens": record.get("tokens"),
         "Parameters": record.get("parameters"),
         "Loss, nats per token": ", ".join(f"{split} {loss:.4f}" for split, loss in losses if loss is not None),
         "Code": f"formerlab, commit {git['commit']}" if git.get("commit") else "formerlab, commit not known",
-        "Licence of the weights": licence,
+        "Licence of the weights": weights_licence,
     }
     rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in facts.items()]
-    head = ["---", "library_name: transformers", "license: other", f"license_name: {json.dumps(licence)}", "---", ""]
-    use = "`AutoModelForCausalLM.from_pretrained(folder)` and `AutoTokenizer.from_pretrained(folder)` load it in "
-    use += f"transformers 4.57 and 5; give both `trust_remote_code=True` if the folder has `{CODE}`."
+    licence_line = f"license_name: {json.dumps(weights_licence)}"
+    head = ["---", "library_name: transformers", "license: other", licence_line, "---", ""]
+    use = "Load the model and tokenizer with `AutoModelForCausalLM.from_pretrained(folder)` and "
+    use += "`AutoTokenizer.from_pretrained(folder)` (transformers 4.57 or 5). "
+    use += f"If the folder contains `{CODE_FILE}`, pass `trust_remote_code=True` to both calls."
     return "\n".join([*head, f"# {record['id']}", "", *rows, "", use, ""])
 
 
@@ -160,7 +165,7 @@ class Layout:
 
 
 class FusedHistory:
-    """Stand-in for the fused history: the list that the plain loop uses."""
+    """Stand-in for `FusedHistory`: returns the list that the unfused loop uses."""
 
     def __new__(cls, layout, weights, x):
         return [x]
@@ -213,7 +218,7 @@ def model_code(spec: Decoder) -> str:
 
 
 def _without_imports(source: str, imports: dict[str, set[str]], package_names: set[str]) -> str:
-    """Return the source of a module without its docstring, imports and unions.
+    """Return the source of a module without its docstring, imports and type aliases (`X = Annotated[...]`).
 
     Adds imports of other packages to `imports`, and names imported from formerlab, pydantic and jaxtyping to
     `package_names`.

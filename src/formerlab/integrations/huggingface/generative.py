@@ -51,7 +51,7 @@ class GenerativeTasks(Measurement):
     text: str | None = None
     """File with the text of the long-context tasks; by default the documentation of Python's standard library."""
     shots: AnyCount = 0
-    """Number of solved examples before each question of a task of the harness."""
+    """Number of few-shot examples per question (lm-evaluation-harness tasks)."""
     chat_template: bool = False
     """Whether to wrap each prompt in the chat template of the model's tokenizer."""
 
@@ -61,7 +61,7 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
 
     Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. Rows
     are computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of
-    lm_eval, transformers and torch changed. `device` is a name of torch such as "cuda". Raises UserError before the
+    lm_eval, transformers and torch changed. `device` is a torch device such as "cuda". Raises UserError before the
     first answer for an unsupported model, task, length, policy or prompt.
     """
     from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
@@ -69,28 +69,29 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     arguments, dtype = source.arguments(), source.dtype and getattr(torch, source.dtype)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
     tokenizer = load_transformers_tokenizer(arguments)
-    compared = configurations(settings.policies, settings.budgets)
-    for configuration in compared:
+    cache_configurations = configurations(settings.policies, settings.budgets)
+    for configuration in cache_configurations:
         with prune(model, *configuration):  # raises UserError for a policy that cannot run in a cache
             pass
     context = PrunedLM(model, tokenizer, context=source.context).max_length
     tasks = _load(settings, tokenizer, context)
-    examples = [[*islice(task.eval_docs, settings.examples)] for loaded in tasks for task in loaded["tasks"].values()]
-    lms = [PrunedLM(model, tokenizer, *configuration, context=context, batch=batch) for configuration in compared]
+    examples = [[*islice(task.eval_docs, settings.examples)] for suite in tasks for task in suite["tasks"].values()]
+    lms = [PrunedLM(model, tokenizer, *item, context=context, batch=batch) for item in cache_configurations]
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
-    for loaded in tasks:
-        check_requests(lms, loaded, **options)
+    for suite in tasks:
+        check_requests(lms, suite, **options)
     digests = [sha256(repr(documents).encode()).hexdigest() for documents in examples]
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
     stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_hash_of_code)
     rows, done = Rows(), 0
-    with Progress(len(compared) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
-        for configuration, lm in zip(compared, lms, strict=True):
+    answers = len(cache_configurations) * sum(map(len, examples))
+    with Progress(answers, source_path(arguments), unit="answer") as progress:
+        for configuration, lm in zip(cache_configurations, lms, strict=True):
             lm.progress = progress
-            for loaded, documents, digest in zip(tasks, examples, digests, strict=True):
-                answer = partial(task_scores, lm, loaded, **options)
-                scores = stored.rows(answer, *configuration.single_policy(settings), [*loaded["tasks"]], digest)
+            for suite, documents, digest in zip(tasks, examples, digests, strict=True):
+                compute_scores = partial(task_scores, lm, suite, **options)
+                scores = stored.rows(compute_scores, *configuration.single_policy(settings), [*suite["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
                 progress.reach(done := done + len(documents))
     write_rows(out, COLUMNS, rows)
@@ -110,25 +111,25 @@ def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[
     if long_tasks and max(settings.lengths) > context:
         raise UserError(f"lengths: {max(settings.lengths)} exceeds the model's context of {context} tokens; lower it")
     text = long_context.read_text(Path(settings.text) if settings.text else None) if long_tasks else None
-    loaded = [load_suites({name: suite}) for name, suite in suites.items()]
+    loaded_suites = [load_suites({name: suite}) for name, suite in suites.items()]
     for name in long_tasks:
         for length in settings.lengths:
             assert text is not None
             examples = long_context.examples(
                 name, length, settings.examples, lambda string: len(tokenizer(string)["input_ids"]), text, settings.seed
             )
-            loaded.append(load_suites({}, [long_context.task_config(name, length, list(examples))]))
-    for task in (task for suite in loaded for task in suite["tasks"].values()):
+            loaded_suites.append(load_suites({}, [long_context.task_config(name, length, list(examples))]))
+    for task in (task for suite in loaded_suites for task in suite["tasks"].values()):
         if task.OUTPUT_TYPE != "generate_until":
             raise UserError(f"task '{task.config.task}' has type {task.OUTPUT_TYPE}; use a task of type generate_until")
-    return loaded
+    return loaded_suites
 
 
 def summary(rows: Rows) -> list[str]:
     """Return a Markdown table of the mean of each metric, its 95 % interval over examples, and the number of examples.
 
-    The column `decides` is "no" for a long-context task on which the full cache has a mean below
-    `long_context.MIN_FULL_SCORE`.
+    The column `decides` of a long-context task is "no" if the full cache scores below `long_context.MIN_FULL_SCORE`,
+    because the task then cannot compare policies.
     """
     labels = list(dict.fromkeys(_label(row) for row in rows))
     lines = ["| task | metric | n | " + " | ".join(labels) + " | decides |", "|---" * (len(labels) + 4) + "|"]

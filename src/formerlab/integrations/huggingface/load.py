@@ -19,7 +19,7 @@ from formerlab.progress import short
 from formerlab.released import ReleasedModel, refuse_kernels, source_path
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A released model for `evaluate_tasks` and `window_losses`."""
 
     model: DecoderModel
@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
     """Token that replaces an empty context: the begin-of-text token if the tokenizer has one, otherwise end of text."""
 
 
-def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
+def load_any(source: ReleasedModel, *, device: str = "cpu") -> LoadedModel:
     """Load a released model from a folder of transformers or formerlab, a GGUF file, or the local cache of the hub.
 
     The function does not use the network and does not run code from the model folder. Raises UserError for a missing
@@ -43,10 +43,10 @@ def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
     tokenizer = load_fast_tokenizer(arguments)
     if not isinstance(model, FormerlabForCausalLM):
         # CausalLM has the attributes of DecoderModel that evaluation uses: forward, spec.context, embedding, position.
-        return Loaded(cast(DecoderModel, CausalLM(model, source.context)), *tokenizer)
+        return LoadedModel(cast(DecoderModel, CausalLM(model, source.context)), *tokenizer)
     if source.context is not None:
         raise UserError(f"context {source.context}: a formerlab model has a fixed context; remove this setting")
-    return Loaded(model.decoder, *tokenizer)
+    return LoadedModel(model.decoder, *tokenizer)
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -55,15 +55,15 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
     Raises UserError if the model is larger than the free memory of the device, or cannot be read.
     """
     name, level = source_path(arguments), logging.get_verbosity()
-    logging.set_verbosity_error()  # hide progress bars and warnings about quantised weights, which are expanded here
+    logging.set_verbosity_error()  # hide progress bars and warnings about quantised weights, which are dequantised here
     try:
         with redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
             refuse_kernels(config, name)
             with torch.device("meta"):
                 parameters = AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
-            saved = getattr(config.get_text_config(decoder=True), "dtype", None)
-            check_memory(name, parameters, dtype or saved or torch.float32, device)
+            saved_dtype = getattr(config.get_text_config(decoder=True), "dtype", None)
+            check_memory(name, parameters, dtype or saved_dtype or torch.float32, device)
             options = {"dtype": dtype or "auto", "trust_remote_code": False, "output_loading_info": True}
             model, loading_info = AutoModelForCausalLM.from_pretrained(**arguments, **options)
     except UserError:

@@ -63,39 +63,42 @@ UNPACK_REMEDY = "give each text its own row, padded on the left, with an attenti
 
 
 def check_positions(
-    position_ids: Int[Tensor, "#batch time"], real: Bool[Tensor, "batch time"], first: list[int] | None = None
+    position_ids: Int[Tensor, "#batch time"], real: Bool[Tensor, "batch time"], first_positions: list[int] | None = None
 ) -> None:
-    """Raise ArgumentError if the tokens of a row, without padding (`real`), do not have consecutive positions.
+    """Raise ArgumentError if the real tokens of a row do not have consecutive positions. `real` is False for padding.
 
-    Positions that restart within a row mean that several texts are packed into the row. `first` is the required
-    position of the first column of each row; None allows any position.
+    Positions that restart within a row mean that several texts are packed into the row. `first_positions` has the
+    required position of the first column of each row; None allows any position.
     """
     if position_ids.ndim != 2 or position_ids.shape[1] != real.shape[1] or len(position_ids) not in (1, len(real)):
         raise ArgumentError(f"position_ids of shape {tuple(position_ids.shape)}: give one number per row and token")
     shifts = (position_ids.to(real.device) - torch.arange(real.shape[1], device=real.device)).expand(real.shape)
     expected = shifts.gather(1, real.long().argmax(1, keepdim=True))
-    if first is not None:
-        expected = torch.tensor(first, device=real.device)[:, None]
+    if first_positions is not None:
+        expected = torch.tensor(first_positions, device=real.device)[:, None]
     if ((shifts != expected) & real).any():
-        fault = "not consecutive within a row" if first is None else "inconsistent with the cache and attention_mask"
+        fault = "not consecutive within a row"
+        if first_positions is not None:
+            fault = "inconsistent with the cache and attention_mask"
         raise ArgumentError(f"position_ids: {fault}; {UNPACK_REMEDY}")
 
 
 class RowPositions(PositionEncoding):
     """A position encoding with a different start for each row; columns before position 0 are padding."""
 
-    def __init__(self, encoding: PositionEncoding, first: list[int]) -> None:
-        """Wrap `encoding`; `first` is the position of each row's first column, negative for padding."""
+    def __init__(self, encoding: PositionEncoding, first_positions: list[int]) -> None:
+        """Wrap `encoding`; `first_positions` has the position of each row's first column, negative for padding."""
         super().__init__()
-        self.encoding, self.first = encoding, first
+        self.encoding, self.first_positions = encoding, first_positions
 
     def _by_row(self, x: Tensor, axis: int, encode: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Apply `encode` to each row without its padding; `axis` is the axis of positions."""
         rows = []
-        for index, first in enumerate(self.first):
-            row, gap = x[index : index + 1], min(max(-first, 0), x.shape[axis])
-            padding, tokens = row.narrow(axis, 0, gap), row.narrow(axis, gap, x.shape[axis] - gap)
-            rows.append(torch.cat((padding, encode(tokens, max(first, 0))), axis))
+        for index, first_position in enumerate(self.first_positions):
+            row, padding_width = x[index : index + 1], min(max(-first_position, 0), x.shape[axis])
+            padding = row.narrow(axis, 0, padding_width)
+            tokens = row.narrow(axis, padding_width, x.shape[axis] - padding_width)
+            rows.append(torch.cat((padding, encode(tokens, max(first_position, 0))), axis))
         return torch.cat(rows)
 
     def embed(self, x: Stream, start: Start) -> Stream:
@@ -142,13 +145,13 @@ class CacheAttend:
         new, length = q.shape[2], k.shape[2]
         visible: Tensor | None = None
         if self.padding is not None or new not in (1, length):
-            visible = past = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(length - new)
+            visible = causal_mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(length - new)
             if self.padding is not None:  # a padding token sees itself, so that no softmax is NaN
-                first = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
-                itself = torch.eye(length, dtype=torch.bool, device=q.device)[length - new :]
-                visible = past & (torch.arange(length, device=q.device) >= first) | itself
-        causal, gqa = visible is None and new == length, q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=gqa)
+                first_columns = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
+                diagonal = torch.eye(length, dtype=torch.bool, device=q.device)[length - new :]
+                visible = causal_mask & (torch.arange(length, device=q.device) >= first_columns) | diagonal
+        is_causal, gqa = visible is None and new == length, q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=is_causal, enable_gqa=gqa)
 
 
 class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -158,7 +161,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     on the left, as `generate` requires, or on the right.
     """
 
-    IGNORED = ("token_type_ids", "mm_token_type_ids", "cache_position", "num_items_in_batch")
+    IGNORED_ARGUMENTS = ("token_type_ids", "mm_token_type_ids", "cache_position", "num_items_in_batch")
     """Arguments that transformers passes and that have no effect on the logits."""
 
     config_class = FormerlabConfig
@@ -228,9 +231,9 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         attend, model = current_attend(), self.decoder
         attend = CacheAttend(cache, padding) if attend is None else attend
         if padding is not None:
-            first = [start - count for count in padding]
-            model, start = copy.copy(self.decoder), max(*first, 0)
-            model._modules = {**self.decoder._modules, "position": RowPositions(self.decoder.position, first)}
+            first_positions = [start - count for count in padding]
+            model, start = copy.copy(self.decoder), max(*first_positions, 0)
+            model._modules = {**self.decoder._modules, "position": RowPositions(self.decoder.position, first_positions)}
         hidden = None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
             hidden = list[Stream]()
@@ -253,9 +256,9 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             if name in PACKING_ARGUMENTS and value is not None:
                 raise ArgumentError(f"{name}: this model does not support packed texts; {UNPACK_REMEDY}")
             loss_argument = with_loss and name in ("shift_labels", "ignore_index")
-            supported = loss_argument or name in (*CACHE_NAMES, *self.IGNORED)
+            supported = loss_argument or name in (*CACHE_NAMES, *self.IGNORED_ARGUMENTS)
             if not (supported or value is None or value is False):
-                raise ArgumentError(f"{name}: this model does not support it; leave it out")
+                raise ArgumentError(f"{name}: this model does not support this argument; remove it")
 
     @contextmanager
     def _recording(self, hidden: list[Stream] | None) -> Iterator[None]:

@@ -12,20 +12,20 @@ from formerlab.layers.depth.identity import Identity
 from formerlab.layers.position import RotaryEncoding
 from formerlab.models.decoder import Decoder, DecoderModel
 
-SUPPORTED = {
+SUPPORTED_FIELDS = {
     *("kind", "vocabulary", "layers", "width", "heads", "key_heads", "context", "position", "norm", "final_norm"),
     *("projection", "feedforward", "depth", "tied", "embedding_std", "logit_scale", "dropout"),
 }
 """Fields of a spec that these layouts support; a model that sets another field cannot be converted."""
 
 
-def native(model: DecoderModel) -> PreTrainedModel | None:
+def to_native(model: DecoderModel) -> PreTrainedModel | None:
     """Return the model in the layout of LLaMA or GPT-NeoX, or None if these layouts do not support all its layers."""
     spec = model.spec
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
         return None
-    unsupported = {name: field.default for name, field in Decoder.model_fields.items() if name not in SUPPORTED}
+    unsupported = {name: field.default for name, field in Decoder.model_fields.items() if name not in SUPPORTED_FIELDS}
     if any(getattr(spec, name) != default for name, default in unsupported.items()):
         return None
     if not isinstance(rotary, Rotary) or type(spec.norm) is not type(norm) or spec.norm.eps != norm.eps:
@@ -70,7 +70,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     return converted
 
 
-def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
+def _norm_weights(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
     """Yield the gain and bias of a norm times `factor`; a norm without them has a gain of ones and a bias of zeros."""
     like = next(iter(layer.parameters()), torch.empty(layer.width))
     yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
@@ -78,7 +78,7 @@ def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
         yield "bias", factor * (torch.zeros_like(like) if layer.bias is None else layer.bias)
 
 
-def _blocks(
+def _block_weights(
     model: DecoderModel, prefix: str, linear: dict[str, str], norms: dict[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (native name, weight) of the blocks' linear layers and norms.
@@ -90,7 +90,7 @@ def _blocks(
             for kind, weight in block.get_submodule(name).named_parameters():
                 yield f"{prefix}.{index}.{native_name}.{kind}", weight
         for name, native_name in norms.items():
-            for kind, value in _norm(block.get_submodule(name)):
+            for kind, value in _norm_weights(block.get_submodule(name)):
                 yield f"{prefix}.{index}.{native_name}.{kind}", value.to(model.embedding)
 
 
@@ -108,9 +108,9 @@ def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
     return torch.cat((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten(0, 1)
 
 
-def _final(model: DecoderModel, native_name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the final norm, multiplied by the factor of the logits."""
-    for kind, value in _norm(model.final_norm, model.logit_factor):
+def _final_norm_weights(model: DecoderModel, native_name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the final norm, multiplied by `logit_factor`."""
+    for kind, value in _norm_weights(model.final_norm, model.logit_factor):
         yield f"{native_name}.{kind}", value.to(model.embedding)
 
 
@@ -118,28 +118,30 @@ NORMS = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attentio
 
 
 def _llama(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
-    inner = {
+    linear_names = {
         "attention.value": "self_attn.v_proj",
         "attention.output": "self_attn.o_proj",
         "feedforward.gate": "mlp.up_proj",
         "feedforward.inner": "mlp.gate_proj",
         "feedforward.outer": "mlp.down_proj",
     }
-    rotated = {"attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj"}
+    rotary_names = {"attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj"}
     yield "model.embed_tokens.weight", model.embedding
-    yield from _final(model, "model.norm")
-    yield from _blocks(model, "model.layers", inner, NORMS)
-    yield from ((name, _in_halves(model, value)) for name, value in _blocks(model, "model.layers", rotated, {}))
+    yield from _final_norm_weights(model, "model.norm")
+    yield from _block_weights(model, "model.layers", linear_names, NORMS)
+    yield from (
+        (name, _in_halves(model, value)) for name, value in _block_weights(model, "model.layers", rotary_names, {})
+    )
 
 
 def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
-    outer = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
+    mlp_names = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
     yield "gpt_neox.embed_in.weight", model.embedding
-    yield from _final(model, "gpt_neox.final_layer_norm")
-    yield from _blocks(model, "gpt_neox.layers", outer | {"attention.output": "attention.dense"}, NORMS)
+    yield from _final_norm_weights(model, "gpt_neox.final_layer_norm")
+    yield from _block_weights(model, "gpt_neox.layers", mlp_names | {"attention.output": "attention.dense"}, NORMS)
     for index, block in enumerate(model.blocks):
         prefix = f"gpt_neox.layers.{index}"
-        for name, native_name in outer.items():
+        for name, native_name in mlp_names.items():
             layer = block.get_submodule(name)
             if layer.bias is None:  # GPT-NeoX always has a bias here
                 yield f"{prefix}.{native_name}.bias", model.embedding.new_zeros(len(layer.weight))

@@ -22,7 +22,7 @@ from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.yaml_files import read_yaml
 
 Weights = dict[str, Tensor]
-FILE = "pytorch_model.bin"
+WEIGHTS_FILE = "pytorch_model.bin"
 
 
 def read_weights(path: Path) -> Weights:
@@ -31,7 +31,7 @@ def read_weights(path: Path) -> Weights:
     Pickled objects other than tensors are not loaded. Raises UserError for a missing or damaged file.
     """
     if not path.is_file():
-        raise UserError(f"{path.parent}: contains no Tokenformer checkpoint ({FILE})")
+        raise UserError(f"{path.parent}: contains no Tokenformer checkpoint ({WEIGHTS_FILE})")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file may raise any error
@@ -43,7 +43,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the settings of the official code from `config` or the folder's only .yml file; empty without a file.
+    """Return the settings of the official code from `config` or the folder's .yml file; an empty dict if there is none.
 
     Raises UserError for several .yml files.
     """
@@ -76,22 +76,23 @@ def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     """Load a checkpoint in the layout of the official code as a float32 model in evaluation mode.
 
     The shapes of the tensors determine the sizes. The number of heads, the position encoding and the norms come from
-    the .yml file of the official code (`config`, or the .yml file in the folder). Without a file, they are those of the
-    released size. Raises UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
+    the .yml file of the official code (`config`, or the .yml file in the folder). Without a .yml file, the settings of
+    the released size apply. Raises UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported
+    settings.
     """
-    tensors = read_weights(folder / FILE)
+    tensors = read_weights(folder / WEIGHTS_FILE)
     weights = {name: tensor for name, tensor in tensors.items() if not COMPUTED_TENSORS.fullmatch(name)}
     spec = released_spec(weights, read_settings(folder, config), folder)
     model = DecoderModel(spec)
     state = model.state_dict()
-    names = dict(layout(spec))
+    names = dict(tensor_names(spec))
     for name in [*names, *sorted(weights.keys() - names.keys())]:
         _check(folder, name, weights, state[names[name]].shape if name in names else None)
     model.load_state_dict({names[name]: tensor.to(state[names[name]].dtype) for name, tensor in weights.items()})
     return model.eval()
 
 
-def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
+def tensor_names(spec: Decoder) -> Iterator[tuple[str, str]]:
     """Yield (name in the official layout, name in `DecoderModel`) of every tensor."""
     yield "sequential.0.word_embeddings.weight", "embedding"
     for block in range(spec.layers):
@@ -118,18 +119,21 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
     options = settings or RELEASED_SETTINGS | {"num_attention_heads": heads}
     if options.get("num_attention_heads") is None:
         size = f"{layers} layers of width {width} with {tokens} tokens"
-        raise UserError(f"{folder}: {size} is not a released size of Table 9; give its .yml file with --config")
+        fault = f"{size} is not a released size (arXiv:2410.23168, Table 9); give its .yml file with --config"
+        fault = "num_attention_heads is missing in the settings; add it to the .yml file" if settings else fault
+        raise UserError(f"{folder}: {fault}")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
     for key, value in (REQUIRED_SETTINGS | sizes | {"proj_slot_num": tokens}).items():
         if options.get(key, value) != value:
             raise UserError(f"{folder}: {key} is {options[key]!r} in the settings, but only {value!r} is supported")
-    norm = {"eps": options.get("layernorm_epsilon", 1e-5)}
-    final = options.get("final_norm") == "layernorm"  # without this setting, the final norm has no parameters
-    score, kind = options.get("norm_activation_type", "l2_norm_gelu"), options.get("pos_emb", "rotary")
+    norm_options = {"eps": options.get("layernorm_epsilon", 1e-5)}
+    # Without the setting final_norm, the final norm has no parameters.
+    final_norm_parameters = options.get("final_norm") == "layernorm"
+    score, position_kind = options.get("norm_activation_type", "l2_norm_gelu"), options.get("pos_emb", "rotary")
     if score not in SCORES:
         raise UserError(f"{folder}: norm_activation_type {score!r} is not supported; use {', '.join(SCORES)}")
-    if kind not in ("rotary", "none"):
-        raise UserError(f"{folder}: pos_emb {kind!r} is not supported; use 'rotary' or 'none'")
+    if position_kind not in ("rotary", "none"):
+        raise UserError(f"{folder}: pos_emb {position_kind!r} is not supported; use 'rotary' or 'none'")
     rotary = {"fraction": options.get("rotary_pct", 1.0), "base": options.get("rotary_emb_base", 10000)}
     pattention = Pattention(tokens=tokens, score=SCORES[score], init="neox")
     try:
@@ -139,9 +143,9 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
             width=width,
             heads=options["num_attention_heads"],
             context=options.get("max_position_embeddings", options.get("seq_length", 2048)),
-            position=Rotary(**rotary) if kind == "rotary" else NoPosition(),
-            norm=LayerNorm(gain=False, bias=False, **norm),
-            final_norm=LayerNorm(gain=final, bias=final, **norm),
+            position=Rotary(**rotary) if position_kind == "rotary" else NoPosition(),
+            norm=LayerNorm(gain=False, bias=False, **norm_options),
+            final_norm=LayerNorm(gain=final_norm_parameters, bias=final_norm_parameters, **norm_options),
             projection=pattention,
             feedforward=pattention.model_copy(update={"tokens": hidden}),
             tied=not options.get("no_weight_tying", f"sequential.{layers + 4}.final_linear.weight" in weights),
@@ -151,7 +155,10 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
 
 
 def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
-    """Raise UserError if a tensor is missing, is unknown (`shape` is None) or has another shape (() allows any)."""
+    """Raise UserError if a tensor is missing, is unknown (`shape` is None) or has another shape.
+
+    `shape=()` allows any shape.
+    """
     if name not in weights:
         raise UserError(f"{folder}: tensor {name} is missing")
     if shape is None:

@@ -28,7 +28,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
 
     The harness handles prompts, batches (padded on the left), stop strings, `max_gen_toks` and the chat template.
     `model` and `tokenizer` are transformers objects. `context` is the model's context in tokens, by default from its
-    config. A longer prompt raises UserError; HFLM truncates it. `progress` counts answers.
+    config. A prompt longer than the context raises UserError (HFLM would truncate it). `progress` counts answers.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Return the answer to each request. Raises UserError for a request that the model cannot answer."""
         for request in requests:
-            self.check(*request.args)
+            self.check_request(*request.args)
         with prune(self.model, self.policy, self.budget):
             answers: list[str] = super().generate_until(requests, disable_tqdm=True)
         return answers
@@ -60,7 +60,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             self.progress.advance(len(context))
         return generated
 
-    def check(self, prompt: str, options: dict[str, Any]) -> None:
+    def check_request(self, prompt: str, options: dict[str, Any]) -> None:
         """Raise UserError if the settings of a request or the length of its prompt are not supported."""
         stops, limit = options.get("until") or [], next((options[key] for key in LENGTH_KEYS if key in options), None)
         if not stops and limit is None:
@@ -101,13 +101,13 @@ def check_requests(
             task.build_all_requests(limit=limit, **template)
     for task, lm in product(tasks["tasks"].values(), lms):
         for request in task.instances:
-            lm.check(*request.args)
+            lm.check_request(*request.args)
 
 
 def _check_template(lm: HFLM, chat_template: bool) -> None:
     """Raise UserError if `chat_template` is set and the tokenizer has no chat template."""
     if chat_template and not getattr(lm.tokenizer, "chat_template", None):
-        raise UserError("the tokenizer has no chat template; leave out the option")
+        raise UserError("the tokenizer has no chat template; leave out chat_template")
 
 
 class TaskScore(NamedTuple):
@@ -123,7 +123,7 @@ class TaskScore(NamedTuple):
 def task_scores(
     lm: HFLM, tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
 ) -> Iterator[TaskScore]:
-    """Run loaded tasks (`load_suites`) and yield every metric of the first `limit` examples of each.
+    """Run loaded tasks (`load_suites`) and yield every metric of the first `limit` examples of each task.
 
     `chat_template` wraps each prompt in the chat template of the tokenizer.
     """

@@ -46,10 +46,10 @@ class PolicyCache(Cache):  # type: ignore[misc]
         self._row_groups: list[tuple[Int[Tensor, " some"], int, PrunedCache | CompressedCache | KVCache]] = []
         """Groups of rows with equal padding: (row indices, padding tokens per row, cache of the group)."""
         self._padding: list[int] = []
-        self._columns: dict[int, int] = {}
-        self._empty_cache()  # raises UserError for a policy that cannot run in a cache
+        self._lengths: dict[int, int] = {}
+        self._new_cache()  # raises UserError for a policy that cannot run in a cache
 
-    def replace(self, cache: Cache | None) -> "PolicyCache":
+    def convert(self, cache: Cache | None) -> "PolicyCache":
         """Turn the caller's empty cache into this cache, so that the caller's variable refers to the pruned cache.
 
         Returns the converted cache, or this cache if `cache` is None.
@@ -59,7 +59,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         cache.__class__, cache.__dict__ = PolicyCache, self.__dict__
         return cast(PolicyCache, cache)
 
-    def _empty_cache(self) -> PrunedCache | CompressedCache | KVCache:
+    def _new_cache(self) -> PrunedCache | CompressedCache | KVCache:
         """Return an empty cache for the policy."""
         if isinstance(self.policy, Full):
             return KVCache()
@@ -68,46 +68,46 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
     def prepare(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
         """Prepare for new tokens (batch, time). Raises UserError if the cache cannot continue with these tokens."""
-        filled, new = self.get_seq_length() > 0, tokens.shape[1]
-        columns = self.get_seq_length() + new
+        is_filled, new_tokens = self.get_seq_length() > 0, tokens.shape[1]
+        columns = self.get_seq_length() + new_tokens
         if isinstance(mask, dict):  # `generate` makes one mask per layer type for a StaticCache
             mask = next((layer_mask for layer_mask in mask.values() if layer_mask is not None), None)
         padding = self._padding or [0] * len(tokens)
         if mask is not None:
-            padding = _padding(mask, columns, padding if filled and new == 1 else None)
+            padding = _checked_padding(mask, columns, padding if is_filled and new_tokens == 1 else None)
         if self.context is not None and columns - min(padding) > self.context:
             raise UserError(f"{columns - min(padding)} tokens exceed the context of {self.context} given to prune")
-        _check_not_packed(position_ids, new, [count - columns + new for count in padding])
+        _check_not_packed(position_ids, new_tokens, [count - columns + new_tokens for count in padding])
         unpruned = isinstance(self.policy, Full) or self.budget == 1.0
         is_fraction = isinstance(self.budget, float) and not unpruned
-        if filled and padding != self._padding:
+        if is_filled and padding != self._padding:
             raise UserError("attention_mask: padding differs from the first call of this cache")
-        if filled and new > 1 and not unpruned and (is_fraction or isinstance(self.policy.scorer, OneShot)):
+        if is_filled and new_tokens > 1 and not unpruned and (is_fraction or isinstance(self.policy.scorer, OneShot)):
             raise UserError(
-                f"{new} tokens after the first call: {self.policy!r} with budget={self.budget} needs the whole prompt "
-                "in one call; to read a prompt in several calls, use a stepwise policy and a budget in keys"
+                f"{new_tokens} tokens after the first call: {self.policy!r} with budget={self.budget} needs the whole "
+                "prompt in one call; to read a prompt in several calls, use a stepwise policy and a budget in keys"
             )
-        if not filled:
+        if not is_filled:
             if is_fraction and columns - max(padding) == 1:
                 raise UserError(
                     f"budget {self.budget}: a fraction needs a prompt of at least two tokens; give a count of keys"
                 )
-            self._begin(padding, tokens.device)
+            self._group_rows(padding, tokens.device)
 
-    def _begin(self, padding: list[int], device: torch.device) -> None:
+    def _group_rows(self, padding: list[int], device: torch.device) -> None:
         """Group the rows by padding and give each group an empty cache."""
         self._padding = padding
         for count in sorted(set(padding)):
             rows = torch.tensor([row for row, width in enumerate(padding) if width == count], device=device)
-            self._row_groups.append((rows, count, self._empty_cache()))
+            self._row_groups.append((rows, count, self._new_cache()))
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Store the new keys and values of a layer without padding; return the attention output of each query.
 
         q is (batch, heads, time, d_head); k and v are (batch, key-value heads, time, channels).
         """
-        length = self._columns.get(layer, 0)
-        self._columns[layer] = length + q.shape[2]
+        length = self._lengths.get(layer, 0)
+        self._lengths[layer] = length + q.shape[2]
         if len(self._row_groups) == 1 and (length or not self._padding[0]):
             return self._row_groups[0][2](layer, q, k, v)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -128,11 +128,11 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
     def __len__(self) -> int:
         """Return the number of layers with tokens in the cache."""
-        return len(self._columns)
+        return len(self._lengths)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens so far, including padding and evicted tokens."""
-        return self._columns.get(layer_idx, 0)
+        return self._lengths.get(layer_idx, 0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Return the width and the offset of the mask that transformers creates; the cache does not use the mask."""
@@ -153,7 +153,8 @@ class PolicyCache(Cache):  # type: ignore[misc]
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         """Raise UserError for cache operations that need evicted tokens."""
         raise UserError(
-            "a pruned cache cannot restore evicted tokens; generate without an assistant model and with one batch"
+            "a pruned cache cannot restore evicted tokens; do not use assisted generation (an assistant model or "
+            "prompt lookup), and do not repeat or select rows of the batch"
         )
 
     crop = batch_repeat_interleave = batch_select_indices = _refuse
@@ -161,27 +162,27 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Empty the cache."""
-        self._row_groups, self._padding, self._columns = [], [], {}
+        self._row_groups, self._padding, self._lengths = [], [], {}
 
     def bytes(self) -> int:
         """Return the bytes of the retained keys and values."""
         return sum(cache.bytes() for _, _, cache in self._row_groups)
 
 
-def _check_not_packed(position_ids: Tensor | None, new: int, padding: list[int]) -> None:
+def _check_not_packed(position_ids: Tensor | None, new_tokens: int, padding: list[int]) -> None:
     """Raise UserError if several texts are packed into the new tokens of a row, after its padding.
 
-    Positions of shape (3, batch, time), for images, are not checked. Of shape (4, batch, time), the first is the
-    position in the text.
+    Positions of shape (3, batch, time), for images, are not checked. For shape (4, batch, time), index 0 contains the
+    text positions, which are checked.
     """
     if position_ids is not None and position_ids.ndim == 3 and len(position_ids) == 4:
         position_ids = position_ids[0]
-    if position_ids is not None and position_ids.ndim == 2 and new > 1:
-        columns = torch.arange(new, device=position_ids.device)
+    if position_ids is not None and position_ids.ndim == 2 and new_tokens > 1:
+        columns = torch.arange(new_tokens, device=position_ids.device)
         check_positions(position_ids, columns >= torch.tensor(padding, device=position_ids.device)[:, None])
 
 
-def _padding(mask: Tensor, columns: int, previous: list[int] | None) -> list[int]:
+def _checked_padding(mask: Tensor, columns: int, previous: list[int] | None) -> list[int]:
     """Return the number of padding tokens on the left of each row.
 
     If `previous` is given, it is returned, because counting padding synchronises with the GPU. Raises UserError for a
@@ -277,7 +278,7 @@ def _pruned(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., 
         cache, pass_cache = take_cache(arguments), arguments.get("use_cache") is not False
         _check_cache(cache, reference)
         if not isinstance(cache, PolicyCache):
-            pass_cache, cache = pass_cache or cache is not None, make_cache().replace(cache)
+            pass_cache, cache = pass_cache or cache is not None, make_cache().convert(cache)
         tokens = arguments.get("input_ids")
         tokens = arguments.get("inputs_embeds") if tokens is None else tokens
         if tokens is not None:
@@ -295,7 +296,7 @@ def _check_cache(cache: Any, reference: PolicyCache) -> None:
     """Raise UserError if `cache` was filled without pruning, or with another policy or budget than `reference`."""
     if isinstance(cache, PolicyCache):
         if (cache.policy, cache.budget) != (reference.policy, reference.budget):
-            used = f"{cache.policy!r} and budget {cache.budget}"
-            raise UserError(f"{CACHE_FIELD}: this cache was filled with {used}; give an empty cache")
+            configuration = f"{cache.policy!r} and budget {cache.budget}"
+            raise UserError(f"{CACHE_FIELD}: this cache was filled with {configuration}; give an empty cache")
     elif cache is not None and cache.get_seq_length() > 0:
         raise UserError(f"{CACHE_FIELD}: this cache was filled without pruning; give an empty cache")

@@ -1,4 +1,4 @@
-"""The stage `load`: read a released model and write the files that other models get from the stage `train`."""
+"""Stage `load`: evaluate a released model and write the result files that stage `train` writes for a trained model."""
 
 import json
 import time
@@ -27,19 +27,19 @@ from formerlab.training.record import base_record
 
 BATCH_TOKENS = 2048
 """Number of tokens in one forward pass; the logits of a large vocabulary limit it."""
-HASHES = ".weights.json"
+HASH_FILE = ".weights.json"
 """File beside run.json with the hashes of the model's files, valid until a file is modified."""
 
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
     """Load the released model of `run`, measure its loss on the test text in `data`, and write the results to `out`."""
-    began, started = time.monotonic(), provenance.utc_timestamp()
+    start_time, started_at = time.monotonic(), provenance.utc_timestamp()
     provenance.git_state()
     torch.set_num_threads(threads)
     keep_memory()
     verify(data)
     manifest = read_manifest(data)
-    weights = files_state(run.model.source, out / HASHES)
+    weights = files_state(run.model.source, out / HASH_FILE)
     model = load_released_model(run, device)
     _check_sizes(run, model)
     write_text(out / "run.yaml", yaml.safe_dump(run.to_dict(), sort_keys=False))
@@ -59,10 +59,10 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "flops": 0,
         "flops_cumulative": 0,
         "training_time_s": 0.0,
-        "wall_time_s": time.monotonic() - began,
+        "wall_time_s": time.monotonic() - start_time,
         "threads": threads,
         "processes": 1,
-        "started": started,
+        "started": started_at,
         "weights_sha256": weights,
         "rows_sha256": hashes_of_rows(out, STAGES["load"].tables),
         "final": {"train_loss_nats": None, "valid_loss_nats": None, "test_loss_nats": mean_loss(losses)},
@@ -73,8 +73,8 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
 def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
     """Load the model of a run in evaluation mode, with the interface of `DecoderModel`.
 
-    Raises UserError for a model that cannot be loaded or that does not support cache policies, and for a formerlab
-    model.
+    Raises UserError for a model that cannot be loaded or that does not support cache policies. Also raises UserError
+    for a formerlab model.
     """
     loaded = load_any(run.model.source, device=device)
     if not isinstance(loaded.model, CausalLM):
@@ -87,7 +87,7 @@ def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, Rele
     record = read_record(folder / "run.json", "spec", "weights_sha256")
     run = ReleasedRun.model_validate(record["spec"])
     model = load_released_model(run, device)
-    if files_state(run.model.source, folder / HASHES) != record["weights_sha256"]:
+    if files_state(run.model.source, folder / HASH_FILE) != record["weights_sha256"]:
         raise UserError(f"{run.released}: weights differ from weights_sha256 in {folder}/run.json; load {run.id} again")
     return model, run
 
@@ -105,11 +105,11 @@ def quantisation(source: ReleasedModel) -> str | None:
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     """Raise UserError if the sizes of a model differ from the configuration; a shorter context is allowed."""
     actual_sizes = sizes_of(model.model, run.model.context)
-    actual, stated = (
+    actual, configured = (
         {name: getattr(sizes, name) for name in Sizes.model_fields} for sizes in (actual_sizes, run.model)
     )
-    shorter = {"context"} if stated["context"] < actual["context"] else set()
-    if wrong := [name for name in stated if stated[name] != actual[name] and name not in shorter]:
-        differing = ", ".join(f"{name} is {actual[name]}, not {stated[name]}" for name in wrong)
-        remedy = f"correct them or leave them out ({json.dumps(actual_sizes.to_dict())})"
+    shorter = {"context"} if configured["context"] < actual["context"] else set()
+    if wrong := [name for name in configured if configured[name] != actual[name] and name not in shorter]:
+        differing = ", ".join(f"{name} is {actual[name]}, not {configured[name]}" for name in wrong)
+        remedy = f"correct them to {json.dumps(actual_sizes.to_dict())}, or leave them out"
         raise UserError(f"released.{run.released}.sizes: {differing}; {remedy}")
