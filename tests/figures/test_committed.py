@@ -49,8 +49,8 @@ def test_stale_figures_are_rendered_and_figures_without_rows_are_removed(tmp_pat
     rows = tmp_path / "results" / "cached" / "overnight"
     make_denseformer(rows, (0,), depths=(4,))
     assert re.fullmatch(
-        r"figures/cached/overnight/\w+\.\w+ and \d+ more: does not match results/cached; "
-        "run make readme, commit figures",
+        r"figures/cached/overnight/\w+\.\w+ and \d+ more: do not match results/cached; "
+        "run `make readme` and commit figures/",
         committed.stale_message(tmp_path),
     )
     changed = committed.refresh(tmp_path)

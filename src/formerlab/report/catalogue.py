@@ -85,9 +85,10 @@ class CatalogueEntry:
     runs: Sequence[str] = ("*",)
     """Patterns of the runs that it shows (`families.matches`)."""
     varied: str = ""
-    """Key of the spec, such as optimizer.lr. Only `runs` that differ from another run in this key alone are shown."""
+    """Key of the spec, such as optimizer.lr. Only runs with a sibling whose spec differs in exactly this key are shown.
+    """
     needs: Sequence[str] = ()
-    """Patterns of runs. The figure exists only at scales that have a run of one of them."""
+    """The figure is rendered only at scales with a run that matches one of these patterns."""
     every_study: bool = False
     """Whether the declaration is rendered once for each study that has a figure or table of its own."""
     within_regime: bool = False
@@ -96,15 +97,15 @@ class CatalogueEntry:
     def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure of one study shows runs of one regime, unless it compares within each regime. This is the regime with
-        the most runs of the study, among the regimes that meet `needs`.
+        A figure of one study shows runs of one regime, unless it compares within each regime. Of the regimes with a run
+        that matches `needs`, it shows the one with the most runs of the study.
         """
         of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}
         indices = [index for index, run in of_study.items() if matches(*run, self.runs)]
         if self.varied:
             numbers = families([runs[index][2] for index in indices], self.varied)
             indices = [index for index, family in zip(indices, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure" and not (self.within_regime or self.every_study):  # these have a panel per data set
+        elif self.kind == "figure" and not (self.within_regime or self.every_study):  # others have a panel per data set
             regimes = {index: regime(spec) for index, (_, spec) in of_study.items()}
             complete = {regimes[index] for index, run in of_study.items() if matches(*run, self.needs or ("*",))}
             candidates = [regimes[index] for index in indices if regimes[index] in complete - {""}]
@@ -165,7 +166,8 @@ def load_declaration(name: str) -> Declaration:
 
 
 def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
-    """Return the rows that a figure or table shows, without our rows if there is nothing to compare.
+    """Return the rows that a figure or table shows. Our rows are left out if no finished run has rows in the files of
+    `reads`.
 
     The column `source` distinguishes our rows from published rows; in a table it is the first column.
     """

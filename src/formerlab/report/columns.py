@@ -170,8 +170,9 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:
     """Return the decimals of a column.
 
-    They show two digits of the median half width of its intervals, but at most three digits of its median, or four
-    decimals of nats. Without intervals, they are the fewest that show all numbers exactly, or three digits.
+    With intervals: two digits of their median half width, but at most three digits of the median value, or four
+    decimals of nats. Without intervals: the fewest decimals that show all numbers exactly; if there are none, one more
+    digit than the leading one of the median standard error, or three digits.
     """
     numbers = np.concatenate([values, low, high, error])
     numbers, nats = np.unique(np.abs(numbers[np.isfinite(numbers)])), "nats" in name

@@ -39,7 +39,7 @@ def committed_file(root: Path, entry: CatalogueEntry, scale: str, suffix: str) -
 
 
 def evidence_scales(root: Path) -> list[str]:
-    """Return the scales of `evidence: true` that have committed rows, the largest training first."""
+    """Return the scales with `evidence: true` and committed rows, by decreasing FLOPs of their largest run."""
     flops = {
         path.name: Results(path).runs().get("flops", Series([0])).fillna(0).max()
         for path in root.glob("results/cached/*/")
@@ -49,7 +49,7 @@ def evidence_scales(root: Path) -> list[str]:
 
 
 def is_committed(root: Path, entry: CatalogueEntry, scale: str) -> bool:
-    """Return whether a figure or table of a scale is committed if it has rows."""
+    """Return whether the scale commits this figure or table once it has rows."""
     return read_scale(root, scale).get("evidence") == ("rates" if entry.varied else True)
 
 
@@ -90,7 +90,7 @@ def stale_message(root: Path) -> str:
     """Return one line that names stale files and the remedy, or "" if all files are up to date."""
     stale = refresh(root, dry_run=True)
     more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-    return f"{stale[0]}{more}: does not match results/cached; run make readme, commit figures" if stale else ""
+    return f"{stale[0]}{more}: do not match results/cached; run `make readme` and commit figures/" if stale else ""
 
 
 def index(root: Path) -> str:

@@ -26,15 +26,15 @@ ANNEALED_PREFIX = "annealed-"
 
 
 def run_setting(run: str) -> str:
-    """Return the setting of a run: one of SETTINGS, or `main`."""
+    """Return the setting of a run: a key of `SETTING_PREFIXES`, or `main`."""
     return next((name for name in SETTING_PREFIXES if run.removeprefix(ANNEALED_PREFIX).startswith(f"{name}-")), "main")
 
 
 def matches(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
     """Return whether a run matches one of the patterns: a glob of its name, or globs of keys of its model.
 
-    `depth.kind=dwa depth.period=1` requires both keys, so it matches any run with this model whatever its name. Runs of
-    another setting than `main` do not match a pattern of keys.
+    `depth.kind=dwa depth.period=1` requires both keys, so it matches any run with this model whatever its name. A
+    pattern of keys matches only runs whose setting is `main`.
     """
     return any(_matches_pattern(run, spec, pattern) for pattern in patterns)
 
@@ -66,8 +66,8 @@ def regime(spec: Spec) -> str:
 def families(specs: Sequence[Spec], varied: str) -> list[int]:
     """Return the family number of each spec. Specs of one family differ only in the key `varied`.
 
-    Families are numbered from 0 in the order of their first spec. The number is -1 if the key has the same value in all
-    specs that are otherwise equal. A key that is a mapping (`model.depth`) is compared as one value.
+    Families are numbered from 0 in the order of their first spec. The number is -1 if no otherwise equal spec has
+    another value of the key. A key that is a mapping (`model.depth`) is compared as one value.
     """
     pairs = [_split_key(spec, varied) for spec in specs]
     values_by_common = defaultdict(set)

@@ -73,8 +73,8 @@ def html_report(
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
     study_of_claim = claims["claim"].str.split("-").str[0]
     entries = [entry for entry in catalogue().values() if entry.name in runs and (figures / entry.outputs[1]).exists()]
-    heads = [f"<div><h3>{escape(title)}</h3><div class='wide'>{pages.html_table(format_table(rows))}</div></div>"
-             for title, rows in headline_tables(results).items()]  # fmt: skip
+    tables = [f"<div><h3>{escape(title)}</h3><div class='wide'>{pages.html_table(format_table(rows))}</div></div>"
+              for title, rows in headline_tables(results).items()]  # fmt: skip
     overview, sections = [], []
     for name, study in studies.items():
         of_study, study_claims = [entry for entry in entries if entry.study == name], claims[study_of_claim == name]
@@ -82,14 +82,14 @@ def html_report(
         overview.append(f"{pages.heading(study['title'])}{images}" if images else "")
         articles = [_article(entry, runs[entry.name], figures, study_claims, results) for entry in of_study]
         command = f"snakemake --cores 2 {name} --config scale={results.scale}"
-        nothing = f'<p class="small">No figures or tables yet: <code>{escape(command)}</code></p>'
+        placeholder = f'<p class="small">No figures or tables yet: <code>{escape(command)}</code></p>'
         content = [pages.heading(study["title"]), pages.paragraph(study["question"]),
-                   _verdicts("All claims of this study", study_claims), *(articles or [nothing])]  # fmt: skip
+                   _verdicts("All claims of this study", study_claims), *(articles or [placeholder])]  # fmt: skip
         sections.append(f'<section id="{escape(name)}">{"".join(content)}</section>')
     html = pages.html_page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
         _thumbnails(_main_figures(entries), figures, to_see=True),
-        f'<div class="heads">{"".join(heads)}</div>',
+        f'<div class="heads">{"".join(tables)}</div>',
         pages.paragraph(NOTE),
         _verdicts("Verdicts on the claims of the papers", claims[study_of_claim.isin(list(studies))]),
         pages.paragraph(
@@ -125,7 +125,9 @@ def _main_figures(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
 
 
 def _thumbnails(entries: Sequence[CatalogueEntry], figures: Path, *, to_see: bool = False) -> str:
-    """Return figures as links to their sections, with title; with `to_see` also with what to look for."""
+    """Return thumbnails that link to the section of each figure, captioned with its title and, with `to_see`, its
+    sentence "To see".
+    """
     links = []
     for entry in entries:
         title = escape(pages.caption_title(entry.caption))

@@ -27,10 +27,11 @@ _LEAST_FACTOR = 2.5
 
 
 def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapping[Any, str]) -> None:
-    """Draw the rows of one panel; names beside it have lines of so many `letters`.
+    """Draw the rows of one panel. Series labels wrap at `letters` characters.
 
-    `common` are the y of a forest plot, from top to bottom with their colours, if panels side by side share them.
-    The rows that `panel.finish` gets have a column `_at` with the x at which a point is drawn.
+    `common` maps the y categories that adjacent forest plots share to colours, from top to bottom; it is empty if they
+    share none. For `kind="line"`, the rows passed to `panel.finish` have a column `_at`: the x position after the
+    offset.
     """
     if panel.kind == "heat":
         shades = LinearSegmentedColormap.from_list("", ["white", panel.look("", rows)["color"]])
@@ -45,7 +46,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
     levels = means[means[panel.x].isna()]
     means = means.drop(levels.index)
     if panel.kind == "line":
-        rows = rows.assign(_at=pd.concat([_moved(panel, means, means), _moved(panel, seeds, means, -0.35)]))
+        rows = rows.assign(_at=pd.concat([_offset_x(panel, means, means), _offset_x(panel, seeds, means, -0.35)]))
         means, seeds = rows.loc[means.index], rows.loc[seeds.index]
     labels = _forest(axes, panel, means, seeds, common) if forest else _lines(axes, panel, means, seeds)
     for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
@@ -93,22 +94,22 @@ def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
     return Label(axes.get_xlim()[1], first[panel.y], name, colour)
 
 
-def _moved(panel: "Panel", points: DataFrame, means: DataFrame, aside: float = 0.0) -> Series:
-    """Return the x of points. If there are bars, series at nearly the same x are shifted so that none hides another."""
+def _offset_x(panel: "Panel", points: DataFrame, means: DataFrame, shift: float = 0.0) -> Series:
+    """Return x positions. Series at nearly equal x are offset so that their error bars do not overlap."""
     if f"{panel.y}_low" not in means or means[f"{panel.y}_low"].isna().all() or points.empty:
         return points[panel.x]
-    away = np.log if "x" in panel.log else np.asarray
-    mean_x, x = away(means[panel.x].astype(float)), away(points[panel.x].astype(float))
+    to_axis = np.log if "x" in panel.log else np.asarray
+    mean_x, x = to_axis(means[panel.x].astype(float)), to_axis(points[panel.x].astype(float))
     span = float(np.ptp(mean_x)) or 1.0
-    beside = means.groupby(np.round(mean_x / (0.012 * span)), sort=False)[panel.by].unique()
-    most, gaps = int(beside.map(len).max()), [gap for gap in np.diff(np.unique(mean_x)) if gap > 0.03 * span]
-    apart = 0.035 if f"{panel.y}_pooled_low" in means else 0.02  # thick bars are wider
-    step = min(apart * span, 0.7 * min(gaps, default=span) / most)
-    series = [list(beside.get(near, [])) for near in np.round(x / (0.012 * span))]
+    series_at = means.groupby(np.round(mean_x / (0.012 * span)), sort=False)[panel.by].unique()
+    most_series, gaps = int(series_at.map(len).max()), [gap for gap in np.diff(np.unique(mean_x)) if gap > 0.03 * span]
+    spacing = 0.035 if f"{panel.y}_pooled_low" in means else 0.02  # thick bars are wider
+    step = min(spacing * span, 0.7 * min(gaps, default=span) / most_series)
+    series = [list(series_at.get(near, [])) for near in np.round(x / (0.012 * span))]
     order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0
              for names, name in zip(series, points[panel.by], strict=True)]  # fmt: skip
-    moved = x + step * (np.array(order) + aside)
-    return Series(np.exp(moved) if "x" in panel.log else moved, points.index)
+    positions = x + step * (np.array(order) + shift)
+    return Series(np.exp(positions) if "x" in panel.log else positions, points.index)
 
 
 def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str, y: str) -> None:
@@ -130,10 +131,10 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
             span = {f"{axis}min": low, f"{axis}max": high, "orient": "xy".replace(axis, "")}
             plot = plot.add(bar, data=means.dropna(subset=low), color="_series", **shared, **span)
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
-    for name in sorted(named, key=lambda name: looks[name]["linestyle"] == "--"):  # dashes lie on solid lines
+    for name in sorted(named, key=lambda name: looks[name]["linestyle"] == "--"):  # draw dashed lines on top
         style, points = looks[name], named[name]
         lines: Any = points[panel.unit].factorize()[0] if panel.unit else 0
-        if panel.kind == "forest" or style["linestyle"] == "":  # points that are not joined are lines of one point
+        if panel.kind == "forest" or style["linestyle"] == "":  # one group per point: not connected
             lines = range(len(points))
         curve = so.Line(color=style["color"], marker=style["marker"], linestyle=style["linestyle"] or "-",
                         fillcolor=style.get("markerfacecolor", style["color"]), linewidth=1.4, pointsize=4.5,
@@ -144,7 +145,7 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
     elif len(seeds):
         plot = plot.add(so.Dots(marker=".", pointsize=3, fillalpha=0.7), data=seeds, color="_series", **shared)
     plot.on(axes).plot()
-    axes.set(xlabel="", ylabel="", xscale="linear", yscale="linear")  # seaborn leaves scales without a name
+    axes.set(xlabel="", ylabel="", xscale="linear", yscale="linear")  # seaborn sets unnamed scales
 
 
 def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
@@ -167,13 +168,14 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
 
 
 def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, common: Mapping[Any, str]) -> list[Label]:
+    """Draw one line per y category, from top to bottom; offsets are in units of the distance between lines."""
     names, series = list(common or means[panel.y].unique())[::-1], list(means[panel.by].unique())
     several = panel.by != panel.y and len(series) > 1
-    aside = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
+    offsets = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
     means, seeds = means.copy(), seeds[seeds[panel.y].isin(names)].copy()
     for rows, below in ((means, 0.0), (seeds, 0.1 if several else 0.25)):
         heights = [
-            names.index(name) + aside[line] - below for name, line in zip(rows[panel.y], rows[panel.by], strict=True)
+            names.index(name) + offsets[line] - below for name, line in zip(rows[panel.y], rows[panel.by], strict=True)
         ]
         rows.insert(0, "_at", np.array(heights, dtype=float))
     if len(means):
@@ -193,33 +195,36 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Set limits that leave out far values, which are written in words, and bars that would flatten the panel."""
+    """Set axis limits that exclude outliers and cut very long bars, and write the outliers as text.
+
+    The margin is a fraction of the range of the axis, in its units.
+    """
     across = panel.kind == "forest"
     column = panel.x if across else panel.y
     values = rows[column].dropna().astype(float)
     start = values.min() if panel.zero is None else panel.zero
     bound = start + panel.far * (values - start).abs().quantile(0.75) if panel.far else np.inf
-    near, gone = values[values <= bound], means[means[column] > bound]
+    near, outliers = values[values <= bound], means[means[column] > bound]
     columns = [f"{column}{end}" for end in ("_low", "_high", "_pooled_low", "_pooled_high")]
-    ends = [means.drop(gone.index)[end].dropna() for end in columns if end in means]
-    if near.nunique() < 2 or (gone.empty and not ends):
+    ends = [means.drop(outliers.index)[end].dropna() for end in columns if end in means]
+    if near.nunique() < 2 or (outliers.empty and not ends):
         return
     in_range, reach = np.concatenate([near, *ends]), np.ptp(near)
     bottom, top = np.clip([in_range.min(), in_range.max()], near.min() - reach, near.max() + reach)
     if panel.zero is not None:
         bottom, top = min(bottom, panel.zero), max(top, panel.zero)
-    room = 0.06 * (top - bottom)
+    margin = 0.06 * (top - bottom)
     if across:
-        axes.set_xlim(bottom - room, top + room)
+        axes.set_xlim(bottom - margin, top + margin)
         heights = [label.get_text() for label in axes.get_yticklabels()]
-        for name, points in gone.groupby(panel.y, sort=False):
+        for name, points in outliers.groupby(panel.y, sort=False):
             axes.text(top, heights.index(str(name)), f"off scale: {points[column].max():.2g}", ha="right", va="center",
                       color=ink(panel.look(str(name), points)["color"]))  # fmt: skip
         return
-    axes.set_ylim(bottom - room, top + room + 1.6 * room * bool(len(gone)))
-    if len(gone):
-        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (gone[column].min(), gone[column].max())))
-        words = f"{len(gone)} point{'s' * (len(gone) > 1)} above:\n{span} \u25b2"
+    axes.set_ylim(bottom - margin, top + margin + 1.6 * margin * bool(len(outliers)))
+    if len(outliers):
+        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (outliers[column].min(), outliers[column].max())))
+        words = f"{len(outliers)} point{'s' * (len(outliers) > 1)} above:\n{span} \u25b2"
         axes.text(0.98, 0.985, words, ha="right", va="top", transform=axes.transAxes)
 
 

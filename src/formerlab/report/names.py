@@ -66,9 +66,7 @@ RELEASED_NAMES = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
 
 
 def data_set_label(name: str, released: str | None, scale: str) -> str:
-    """Return the label of a data set in the file of the scale. The suffix `released`, the name of a model, is removed
-    first.
-    """
+    """Return the label that the scale file gives a data set. The suffix `released` (a model name) is removed first."""
     name = name.removesuffix(released).strip("-") or "text" if released else name
     return _scale_labels(scale).get(name, name)
 

@@ -73,9 +73,9 @@ def body(caption: str) -> str:
 
 
 def shown_names(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
-    """Return the columns that readers see: those with values, but for the ends of intervals and `hidden` ones.
+    """Return the columns that readers see: columns with values, except ends of intervals and `hidden` columns.
 
-    The policy and its settings are left out of a table with a column `configuration`, which names them.
+    The policy and its settings are also left out if a column `configuration` already names them.
     """
     named = ("policy", "alpha", "recent") if "configuration" in table else ()
     left_out = ("source", *named, *hidden)

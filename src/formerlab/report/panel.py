@@ -1,13 +1,13 @@
 """Figure layout: a figure consists of panels over tidy rows with means, interval ends, seeds and sources.
 
-A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval, a thin bar; `<y>_pooled_low` and
-`<y>_pooled_high` the ends of the interval on which verdicts rest (`pooled_differences`), a thick bar. Rows with a
+A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
+`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`pooled_differences`, thick bar). Rows with a
 `seed` are the values of single seeds, which are dots or thin lines beside their mean. `source` is `ours` or
 `published`. Rows without an x are horizontal lines; rows without a series are not drawn. A panel of published values
 has its own background colour. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
-Some columns are only for the figure: `_look` is the name whose plot style a series has; `_color`, `_marker`,
-`_linestyle` and `_markerfacecolor` replace parts of the plot style.
+Some columns are only for the figure: `_look` overrides the name by which the plot style of a series is looked up;
+`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Panel:
     where: Mapping[str, Any] = field(default_factory=dict)
     """Selects rows by column: the wanted value or a list of wanted values."""
     each: str = ""
-    """Column whose every value has its own panel; the value is the default title."""
+    """Facet column: each value has its own panel."""
     title: str = SETTING
     """Title. Names in braces are columns of the first row; `{setting}` is the data set and the models of the rows."""
     xlabel: str = ""
@@ -52,18 +52,19 @@ class Panel:
     zero: float | None = None
     """Value of a reference line."""
     far: float = 0.0
-    """Values above `zero` (or the minimum) by more than this factor times the 75 % quantile are written at the edge."""
+    """Outlier factor. Values above `zero` (by default the minimum) by more than this factor times the 75 % quantile of
+    the distances are written at the edge, not plotted. 0 turns this off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "none"] = "edge"
     """edge: series are named beside their last points; legend: in one legend above all panels."""
     style: str = "_look"
-    """Column with the name whose plot style a series has; without this column, the series has the style of its name."""
+    """Column by which the plot style of a series is looked up; by default, the name of the series."""
     unit: str = ""
     """Column that separates the lines of one series, such as the run."""
     once: bool = False
-    """Whether panels side by side share the label of y, which only the first has. Forest plots also share their y; a y
-    without an x stays blank."""
+    """Whether adjacent panels share the y axis: only the first shows its label. Forest plots also share the categories
+    of y; missing ones are blank rows."""
     ticks: Callable[[float], str] | None = None
     """Formats the values of x; each value then has a tick."""
     ring: str = ""
@@ -137,9 +138,9 @@ def layout(
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
     Panels of the same value of the column `together` are adjacent. `columns` is the number of panels side by side; 0
-    means one per value of `each` of the first panel. `height` of a panel and `width` of the figure are in inches. The
-    first of the `notes` on the rows that are shown is below the panels; all notes and the missing `wanted` series are
-    in the caption.
+    means one per value of `each` of the first panel. `height` of a panel and `width` of the figure are in inches.
+    `notes` returns notes on the shown rows for the caption; the first is also written below the panels. The caption
+    also lists the series in `wanted` that have no rows.
     """
 
     def drawn(data: DataFrame) -> Figure:
@@ -214,7 +215,7 @@ def _figure(
 
 
 def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
-    """Return the y that panels side by side share with their colours, in the order of all rows; empty if none do."""
+    """Map the y categories that a line of panels shares to colours, in the order of all rows; empty without `once`."""
     first, colours = line[0][0], dict[Any, str]()
     for panel, rows in line if first.once else ():
         colours |= {name: panel.look(str(name), points)["color"] for name, points in rows.groupby(panel.y)}
@@ -262,6 +263,7 @@ def _letters(names: Iterable[object]) -> int:
 
 
 def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float:
+    """Return the height of a panel in inches; forest plots grow with their rows, others are at least `height` high."""
     if panel.kind == "heat":
         return height
     if panel.kind != "forest":

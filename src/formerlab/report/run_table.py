@@ -37,7 +37,7 @@ def run_table(results: Results) -> DataFrame:
 
 
 def costs_by_study(rows: DataFrame) -> DataFrame:
-    """Return the cost of each study: runs, tokens, FLOPs (each run counted once), training hours and total hours."""
+    """Return the cost of each study: runs, tokens, FLOPs (each run counted once), training and wall-clock hours."""
     groups = rows.assign(diverged=rows["status"] == "diverged").groupby("study")
     sums = groups[["diverged", "tokens", "flops", "training_time_s", "wall_time_s"]].sum()
     training, wall = sums["training_time_s"] / 3600, sums["wall_time_s"] / 3600

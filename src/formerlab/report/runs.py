@@ -116,8 +116,8 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
 def comparable_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return `held_out_losses` on comparable text.
 
-    If another data set lends a run its tokenizer, the loss is on the test text of that data set (lender_test.csv), and
-    `lent` marks the run.
+    If the tokenizer of a run comes from another data set, its loss is on the test text of that data set
+    (lender_test.csv); `lent` marks these runs.
     """
     losses, rows = held_out_losses(results, study, runs), results.rows("lender_test.csv", study, runs)
     if losses.empty or rows.empty:
@@ -140,9 +140,9 @@ def last_step_rows(curves: DataFrame) -> DataFrame:
 
 
 def means_by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
-    """Return a row per run with the mean of each value over seeds, Student's interval, and the columns of CARRIED.
+    """Return a row per run with the mean of each value over seeds, Student's interval, and the columns RUN_COLUMNS.
 
-    `rows` has one row per run and seed (`load_runs`). For the columns `first`, the value of the first seed is used.
+    `rows` has one row per run and seed (`load_runs`). `first` names further columns, with the value of the first seed.
     """
     means = []
     for run, group in rows.groupby("run", sort=False):
@@ -209,8 +209,8 @@ def difference(
 ) -> dict[Any, Any]:
     """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
 
-    Return {} if a is b or the runs share no seed. With `results`, `interval` says what the interval is over, and a
-    single shared seed has a bootstrap interval over windows or images, which is about these two models only.
+    Return {} if a is b or the runs share no seed. With `results`, `interval` names the resampled unit. For one
+    shared seed, the interval is a bootstrap over windows or images and does not cover the variance between seeds.
     """
     values = subtract(by_seed(rows, a, value), by_seed(rows, b, value))
     interval = student(values)
@@ -265,7 +265,7 @@ def differences(
     results: Results | None = None,
 ) -> DataFrame:
     """Return the difference of a value for each row of `pairs`: the run in column `a` minus the run in column `b`, by
-    seed (`part` is `seed`), and the mean with the interval of `paired` (`part` is `mean`).
+    seed (`part` is `seed`), and the mean with the interval of `difference` (`part` is `mean`).
     """
     rows = []
     for pair in pairs.to_dict("records"):
@@ -278,8 +278,8 @@ def differences(
 
 
 def with_published(ours: DataFrame, nats: float, series: str) -> DataFrame:
-    """Return differences with the label and the test text of each series, named `<label>, <text>`, followed by a row
-    with the published difference `nats`.
+    """Split the column `series`, `<label>, <text>`, into `_label` and `_text`, and append a row with the published
+    difference `nats`.
     """
     if ours.empty:
         return ours

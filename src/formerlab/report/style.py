@@ -23,8 +23,8 @@ from formerlab.report.names import color_and_marker
 BLACK, TAN, RUST, LEAF, YELLOW, PINK = "#222222", "#B5651D", "#8C3B00", "#66A61E", "#D9B500", "#A0307A"
 VIOLET, GREY = "#6A51A3", "#595959"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
-"""The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text has the colour
-`ink` of its series.
+"""The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text uses
+`ink(colour)`, a darker shade of the colour of its series.
 """
 
 SETTINGS: dict[Any, Any] = {
@@ -112,7 +112,7 @@ _GROUPS = {
     "unimportant": _look(BLACK, ""),
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
-and series of single figures. Names of one thing, and names that never meet in a figure, share a style."""
+and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""
 _LOOKS = {name: look for names, look in _GROUPS.items() for name in names.split("; ")}
 _SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look(VIOLET, "h"))
 
@@ -120,7 +120,7 @@ _SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look(VIOLET, "h"))
 def look(name: str) -> Look:
     """Return the plot style of a policy (by its kind) or of another variant or series (by its label).
 
-    A name without a style always gets the same spare style.
+    An unlisted name gets a spare style selected by its hash, so it is the same in all figures.
     """
     listed = color_and_marker(name)
     return _LOOKS.get(name) or (_look(*listed) if listed else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
@@ -157,14 +157,14 @@ class Label(NamedTuple):
 
 
 def wrapped(name: object, letters: int = EDGES[0]) -> str:
-    """Return a name in lines of at most so many letters, as the labels beside a panel."""
+    """Wrap a name at `letters` characters, as in the labels of series."""
     return "\n".join(textwrap.fill(line, letters) for line in str(name).split("\n"))
 
 
 def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) -> None:
     """Write names right of the panel, moved up or down so that they do not overlap.
 
-    A dotted line connects a text to its point if it is not beside it. Call this last, when the limits are final.
+    A dotted line connects a label that was moved to its point. Call this last, when the limits are final.
     """
     labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
     if not labels:

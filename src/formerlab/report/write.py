@@ -127,9 +127,9 @@ def _draw_study(
 def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bool) -> dict[str, list[Path] | None]:
     """Render several figures and tables; return their files by name, or None for a failure. Warn about excluded rows.
 
-    A failure does not stop the others, and each reason is printed once. The earlier files of a figure or table that
-    fails stay. Its missing files are written with a message, since Snakemake requires all files of a job. Raises NoRoom
-    if the disk is full.
+    A failure does not stop the others, and each reason is printed once. If rendering fails, existing files are kept,
+    and missing files are created with an error message, since Snakemake requires all outputs. Raises NoRoom if the disk
+    is full.
     """
     files, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
@@ -203,7 +203,7 @@ def same_rows(path: Path, rows: DataFrame) -> bool:
 @matplotlib.rc_context()
 def _write_pictures(entry: CatalogueEntry, results: Results, paths: Sequence[Path], rows: DataFrame) -> str:
     """Write the PDF and PNG of a figure; return the notes for its caption."""
-    matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
+    matplotlib.rcdefaults()  # output must not depend on a matplotlibrc or on earlier figures
     matplotlib.rcParams.update(SETTINGS)
     if rows["source"].eq("ours").any():
         rows = with_settings(rows, results.runs(entry.study), results.scale)
@@ -211,9 +211,9 @@ def _write_pictures(entry: CatalogueEntry, results: Results, paths: Sequence[Pat
         figure = load_declaration(entry.name).draw(rows.replace(r"\$", r"\\$", regex=True))
     else:
         figure = empty(
-            f"{entry.name} shows {', '.join(entry.reads)} of runs like "
-            f"{' or '.join(entry.needs or entry.runs)}; no finished run of study '{entry.study}' at scale "
-            f"'{results.scale}' has them yet, or their rows cannot be compared."
+            f"{entry.name} needs {', '.join(entry.reads)} from runs that match "
+            f"{' or '.join(entry.needs or entry.runs)}. No finished run of study '{entry.study}' at scale "
+            f"'{results.scale}' has them, or their rows are not comparable."
         )
     save(figure, *paths)
     return f"{figure.get_label()} Rows: {results.origin(entry.study, entry.runs)}."
@@ -245,7 +245,7 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     """Add the data set and model of each run as columns for titles, unless the rows have them.
 
-    Losses on the text of another data set (`lent`) get no data set, since the runs trained on that data set name it.
+    Rows marked `lent` get no data set; the title takes it from the runs that were trained on that text.
     """
     if "run" not in rows:
         return rows

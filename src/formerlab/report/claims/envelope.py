@@ -17,8 +17,8 @@ from formerlab.report.claims.quantity import within_run_variance
 SAME_BUDGET = 1.02
 """Runs whose FLOPs differ by less than this factor have the same budget, and only the best of them counts.
 
-A budget is met in whole steps, so models of different sizes miss it by about a percent. Without this factor, a run that
-is slightly cheaper and worse would add a nearly vertical segment to the envelope.
+Training stops at a whole step, so the FLOPs differ from the budget by about 1 %. Without this factor, a run that is
+slightly cheaper and worse would add a nearly vertical segment to the envelope.
 """
 
 
@@ -52,10 +52,10 @@ def envelope_variance(
 ) -> tuple[float, int] | None:
     """Return the variance that the envelope adds to a mean ratio of FLOPs, and its degrees of freedom.
 
-    `losses` and `costs` belong to the chain, one value per seed. `flops` and `by_run` (losses by seed) belong to the
-    runs of the envelope. The estimate is of first order: it sums, over these runs, the squared derivative by the mean
-    loss of the run times the variance of this mean, which is pooled over the runs. Return None if every run has one
-    seed.
+    `losses` and `costs` (shape: seeds) are of the evaluated model, with the FLOPs of its ancestors; `flops` (shape:
+    runs) and `by_run` (losses by seed) are of the runs of the envelope. The estimate is of first order: it sums, over
+    these runs, the squared derivative by the mean loss of the run times the variance of this mean, which is pooled over
+    the runs. Return None if every run has one seed.
     """
     if (pool := within_run_variance(by_run)) is None:
         return None

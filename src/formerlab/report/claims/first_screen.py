@@ -37,10 +37,10 @@ class TableLine(NamedTuple):
 
     claim: str
     number: str
-    """The number that decides, with the range in which the claim agrees."""
+    """The deciding metric, and the values for which the claim agrees."""
     published: str
     objection: str
-    """The main reason for which the paper's author could dispute our number; the unmet conditions if there are any."""
+    """The main objection to our number; the unmet conditions if there are any."""
     convert: Callable[[float], float] = _perplexity
     """Converts a value of the criterion to the shown unit."""
     unit: str = " %"
@@ -57,7 +57,7 @@ FIRST_SCREEN = {
         "error rate of Tokenformer divided by error rate of ViT; claimed: at most 1.05",
         "1.01 (B/16), 0.98 (L/16), ImageNet",
         "Ten epochs of CIFAR-10 (accuracy 65.9 against 64.4 %) measure how fast a model learns. The learning rates "
-        "were searched on two epochs; for language models we require half of the training.",
+        "were searched on two epochs; for language models, the search must cover at least half of the training tokens.",
         math.exp, "", "z.2f",
         "Images",
         "A Tokenformer, which replaces weight matrices by attention to learned key-value pairs (*parameter tokens*), "
@@ -68,8 +68,8 @@ FIRST_SCREEN = {
         "perplexity of the Tokenformer relative to a Transformer with RMSNorm, SwiGLU and rotary positions; claimed: "
         "higher",
         "+2.4 % (124 M parameters)",
-        "The interval takes its spread from similar runs; with the spread of these three seeds alone it includes zero. "
-        "After eight times the tokens the Tokenformer has the lower mean perplexity."),
+        "The interval uses a variance pooled over similar runs; an interval from these three seeds alone includes "
+        "zero. After eight times the tokens the Tokenformer has the lower mean perplexity."),
     "denseformer-gain-persists-with-training": TableLine(
         "DenseFormer's averages over earlier blocks still help after eight times the training (our own claim).",
         "perplexity of DenseFormer relative to the plain model, 8 blocks; claimed: lower", "-4.1 % (48 blocks)",
@@ -88,12 +88,13 @@ FIRST_SCREEN = {
         "times.",
         float, " times", "z.1f", "Cost of growth",
         "Growing adds parameter tokens to a trained Tokenformer. Training and growing ours took {0} times the FLOPs of "
-        "a Transformer of equal loss (paper: 0.41 times the TPU hours, interpolated by us). This decides by "
-        "the written criterion, but our model took as many FLOPs as this Transformer even before growth, so growth "
-        "could not win here."),
+        "a Transformer of equal loss (paper: 0.41 times the TPU hours, interpolated by us). By the written "
+        "criterion, the claim is contradicted. But our model had used as many FLOPs as this Transformer before it was "
+        "grown, so growth could not win here."),
     "tokenformer-continued-training-lower": TableLine(
         "On new text, growth by parameter tokens ends lower than growth in width (Net2Net).",
-        "perplexity relative to the same model not grown: growth by tokens relative to growth in width; claimed: lower",
+        "perplexity ratio (grown to not grown) of growth by parameter tokens, relative to the same ratio of growth in "
+        "width; claimed: lower",
         "no number",
         "Growth in width costs a fifth more FLOPs for the same tokens. We changed the reference model after we had "
         "seen results, and the new one favours Net2Net.",
@@ -101,8 +102,9 @@ FIRST_SCREEN = {
     "decay-score-beats-protected-random": TableLine(
         "Eviction by score is clearly better than random eviction that protects the first and the most recent tokens "
         "(our own claim).",
-        "perplexity under Decay relative to protected random eviction; claimed: lower by at least 47, 31 and 12 % "
-        "(a quarter of Decay's advantage in nats over random eviction without protection)",
+        "perplexity under Decay relative to protected random eviction; claimed: lower by at least 47 % (budget "
+        "10 %), 31 % (20 %) and 12 % (40 %) (a quarter of Decay's advantage in nats over random eviction without "
+        "protection)",
         "no such comparison",
         "Decay has the lower perplexity at every budget. The limit of a quarter is our own.",
         _perplexity_of_gain),
@@ -116,8 +118,8 @@ FIRST_SCREEN = {
         "OPT-2.7B: 4.0 points)."),
     "tokenformer-growth-beats-continuing": TableLine(
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
-        "perplexity grown relative to trained further, after short, medium and long training (5, 20, 39 M tokens); "
-        "claimed: lower",
+        "perplexity of the grown model relative to the model trained further, after short, medium and long training "
+        "(5, 20, 39 M tokens); claimed: lower",
         "no such comparison",
         "Conditions not met: the rate of the long stage was searched on a quarter of it (half is needed); the parent "
         "hardly improves in the medium stage; the short stage is shorter than any published one.",

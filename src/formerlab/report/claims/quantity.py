@@ -287,7 +287,9 @@ class Examples:
 
 
 def combine_alphas(by_alpha: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
-    """Return the answers averaged over alphas, or stacked by alpha if the other half of the questions chooses one."""
+    """Return the answers averaged over alphas. If `chosen` is set, stack the answers by alpha and split them into
+    halves, for two-fold selection.
+    """
     first = by_alpha[0]
     if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in by_alpha):
         raise MissingRowsError(f"run {run} answered different questions under different alphas")

@@ -38,9 +38,9 @@ PHRASES = {
     "rates_searched_apart": ("the number of learning rates that were searched for {of} differs by {value}", "{:.0%}"),
     "rate_inside": ("the learning rate of {of} is not the best of its search or lies at its end", "{:.0f}"),
     "loss_by_pruning": ("loss that {of} adds to the full cache: {value} nats", "{:.3g}"),
-    "epochs_apart": ("of {of}, one arm reads its text {value} more often than the other", "{:.0%}"),
+    "epochs_apart": ("the number of epochs of {of} differs by {value}", "{:.0%}"),
 }
-"""By quantity, a phrase about its value for some arms and the format of the value. Others are shown by their name."""
+"""Message template and number format by quantity. Other quantities are shown by their name."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ def overfit(runs: ArmRuns) -> float:
     """Return the last validation loss minus the training loss of the last tenth, corrected for label smoothing."""
     kind = runs.records["spec.task.kind"].iloc[0]
     if kind not in ("translation", "classification"):
-        raise MissingRowsError("the splits of a text are not drawn from one pool")
+        raise MissingRowsError(
+            "overfit is undefined for language modelling: training and validation text are different documents"
+        )
     smoothing = runs.mean("spec.task.label_smoothing", runs.mean("spec.task.smoothing", 0.0))
     classes = runs.mean("spec.model.vocabulary" if kind == "translation" else "spec.model.classes")
 

@@ -21,7 +21,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 POOLED = {"pooled intervals": ("diff", "logratio")}
-"""Functions of criteria that a change of the statistics affects without naming them."""
+"""Functions of criteria that each change of the statistics affects, if the changelog does not name them."""
 
 
 class ClaimsSection(Spec):
@@ -198,8 +198,8 @@ class Arm(Spec):
     chance: bool = False
     """Whether the arm is guessing on the questions that the run answered: 1 / number of choices."""
     at: Moment = "end"
-    """end: the test split with the final weights. Otherwise: the validation split at a step, or its mean over the steps
-    by the trapezoidal rule."""
+    """end: the test split with the final weights. first_step, last_step: the validation split at that step.
+    area_under_curve: its mean over the steps by the trapezoidal rule."""
     policy: str | None = None
     """Kind of cache policy, as in the rows of the pruning stage."""
     alpha: Fraction | None = None

@@ -21,15 +21,16 @@ from formerlab.results.read import Results
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 RULES = (
-    "Each claim was registered with its criterion; later changes are marked. A measured claim agrees or contradicts "
-    "if its 95 % interval decides; otherwise we cannot tell. It has no verdict if our runs do not meet a condition of "
-    "the claim, although they have numbers, and it is not tested if there is no run. Exact claims hold or fail."
+    "Each claim was registered with its criterion; later changes are marked. A measured claim agrees if its 95 % "
+    "interval meets the criterion, and contradicts if the interval meets the criterion of failure; otherwise we cannot "
+    'tell. "No verdict" means that our runs have numbers but do not meet a condition of the claim; "not tested" means '
+    "that there is no run. Exact claims hold or fail."
 )
 CONDITION_NOT_MET = "no verdict: condition not met"
 
 
 class Unit(NamedTuple):
-    """How a number of a criterion is shown: its format, its conversion from the rows' unit, and the text behind it."""
+    """Format of a number of a criterion, conversion from the unit of the rows, and suffix."""
 
     format: str
     convert: Callable[[float], float] = float
@@ -43,7 +44,7 @@ UNITS = {
     "times": Unit(".1f", suffix=" times"),
     "BLEU": Unit(".1f", suffix=" BLEU"),
 }
-"""Units behind the labels of labels.yaml; `ratio` is shown for the logarithm of a ratio."""
+"""Units by the name after ` | ` in the labels of labels.yaml; `ratio` converts the logarithm of a ratio."""
 SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "○", "holds": "✔", "fails": "✘"}
 
 
@@ -224,7 +225,7 @@ def _our_numbers(verdict: Verdict) -> str:
 
 
 def in_unit(item: Item, name: str) -> str:
-    """Return a number of a criterion in the unit of its label, with the interval of a measured one."""
+    """Return a number of a criterion in the unit of its label, with an interval if it is measured."""
     own_units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.names}
     unit = own_units[name] or next(filter(None, own_units.values()), "")
     value = item.names[name]

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 def cached_method(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Cache the results of a method. Claims of a study share them if they read the same suites by the same metric."""
+    """Cache the results of a method. Claims of one study share them if their suites and metric are the same."""
 
     @wraps(method)
     def cached(self: "ClaimRows", *args: Any, **kwargs: Any) -> Result:
@@ -127,7 +127,9 @@ class ClaimRows:
 
     @cached_method
     def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> RunMetric:
-        """Return the loss or error rate of a run at a moment; for the test split also by document, pair or image."""
+        """Return the loss or error rate of a run at an evaluation point; for the test split also by document, sentence
+        pair or image.
+        """
         rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
             raise MissingRowsError(f"run {run} has losses that are NaN")
@@ -144,7 +146,9 @@ class ClaimRows:
 
     @cached_method
     def _pooled(self, terms: frozenset[RunMetric], *key: Any) -> tuple[float, int] | None:
-        """Return the variance of one run between seeds, over the runs similar to the runs of the terms."""
+        """Return the between-seed variance of one run, pooled over runs similar to the runs in `terms`, and its degrees
+        of freedom.
+        """
         by_run = {}
         for run, records in similar_runs(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
             "run", sort=False
@@ -199,8 +203,8 @@ class ClaimRows:
     def _flops_ratio(self, run: str, envelope: Sequence[str]) -> RunMetric:
         """Return the cumulative FLOPs of a run divided by the FLOPs that models from scratch need for its loss.
 
-        All seeds of the run use the same envelope, which is built from means over seeds. They share the variance that
-        comes from the seeds of the envelope's runs.
+        All seeds of the run use the same envelope, which is built from means over seeds. The variance of the envelope
+        is therefore common to all seeds (`RunMetric.shared`).
         """
         points, patterns = self.results.runs(self.study, envelope), ", ".join(envelope)
         if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
@@ -247,7 +251,9 @@ class ClaimRows:
         return last
 
     def _embedding_weight(self, run: str, *, last: bool) -> Series:
-        """Return the mean weight on X_0 over the first or last third of the averages, without the very last average."""
+        """Return the mean DWA weight on the embedding X_0 over the first or last third of the depth-weighted averages,
+        without the final average.
+        """
         rows = self._last_mixing_rows(run)
         destinations = sorted(rows["destination"].unique())
         count = len(destinations) // 3
@@ -368,7 +374,7 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
 
 
 def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
-    """Return the finished runs with the data, start, size and budget of the arms, within POOL_FACTOR for the last two.
+    """Return finished runs with the data and start of the arms, and FLOPs and parameters within a factor POOL_FACTOR.
 
     With `any_text`, the data may differ.
     """

@@ -216,7 +216,9 @@ def combine_outcomes(outcomes: Iterable[Outcome], combine: str | None) -> Outcom
 
 
 def p_value(verdict: Verdict, rows: ClaimRows | None) -> float:
-    """Return the smallest a, to 1e-4, with which all counted items hold at confidence 1 - a, or 1 if no a does."""
+    """Return the p value to 1e-4: the smallest a at which all counted items hold at confidence 1 - a, or 1 without such
+    an a.
+    """
 
     def holds(error: float) -> bool:
         return all(Item(verdict.claim, rows, {}, item.item, 1 - error).holds() for item in verdict.counted)
@@ -231,7 +233,7 @@ def p_value(verdict: Verdict, rows: ClaimRows | None) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return the p values after Holm's step-down correction for their number."""
+    """Return the Holm-adjusted p values by name."""
     corrected, so_far = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
         so_far = max(so_far, min(1.0, p * (len(p_values) - rank)))

@@ -32,10 +32,10 @@ LABELS = {
 }
 """Labels of the policies of the league, in the order in which they are shown; other configurations are left out."""
 NEEDLES = ("needle_single.csv", "needle_multikey.csv")
-"""Rows of `formerlab answer-tasks` on the model of the league, files of the scale."""
+"""Files of a scale that `formerlab answer-tasks` writes for the model of the league."""
 FLOOR = 50.0
-"""`long_context.MIN_FULL_SCORE` in percent. A test compares them: an import would make figures stale with the data
-code."""
+"""`long_context.MIN_FULL_SCORE` in percent. It is copied, so that a change of the evaluation code does not make figures
+stale; a test checks that both are equal."""
 _SETTINGS = CONFIGURATION[1:]
 
 
@@ -54,11 +54,11 @@ def labelled(rows: DataFrame) -> DataFrame:
 
 
 def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return one row per text, model, budget and policy; the full cache is beside every budget.
+    """Return one row per text, model, budget and policy. The full cache is repeated for every budget.
 
-    `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` minus the loss of H2O (half
-    recent) at the same budget. Both are paired on the windows that the two policies read, in whichever runs, and have
-    95 % intervals; of windows of many documents, documents are resampled. `run` is the model.
+    `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` is the loss minus the loss of H2O
+    (half recent) at the same budget. Both are paired on common windows, also across runs, and have 95 % intervals. If
+    there are at least MIN_UNITS documents, the bootstrap resamples documents. `run` is the model.
     """
     rows, records = results.rows("prune.csv", study, runs), results.runs(study, runs).to_dict("records")
     texts = {run["run"]: data_set_label(run["data.name"], run.get("spec.released"), results.scale) for run in records}
@@ -76,7 +76,10 @@ def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
-    """Return the loss of a configuration and its paired differences to the full cache and to H2O, 0 to itself."""
+    """Return the loss of a configuration and its paired differences to the full cache and to H2O.
+
+    The difference of a configuration to itself is 0.
+    """
     row = dict[Hashable, Any]()
     for base, column in (("full", "increase_nats"), ("h2o", MINUS_H2O)):
         arm, columns = rows["configuration"] == name, expand_columns(f"{column}[]")
@@ -90,18 +93,18 @@ def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
 def needles(results: Results) -> DataFrame:
     """Return the percentage of needles that each policy finds, by task and budget, with its interval over examples.
 
-    The full cache is beside every budget. Tasks in which it finds less than half decide nothing and are left out.
+    The full cache is repeated for every budget. Tasks with a full-cache score below FLOOR are left out.
     """
-    files, found = [results.rows_of(file, "") for file in NEEDLES], []
+    files, records = [results.rows_of(file, "") for file in NEEDLES], []
     columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples"]
     if any(len(rows) for rows in files):
         rows = pd.concat(files, ignore_index=True)
         rows = labelled(rows[rows["metric"] == "string_match"])
         for key, group in rows.groupby(columns[:6], sort=False, dropna=False):
             values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
-            found.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
-            found[-1]["examples"] = len(group)
-    table = DataFrame(found, columns=columns)
+            records.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
+            records[-1]["examples"] = len(group)
+    table = DataFrame(records, columns=columns)
     full = table[(table["policy"] == "full") & (table["found_percent"] >= FLOOR)]
     pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
     beside_each = full.drop(columns="budget").merge(pruned[["task", "budget"]].drop_duplicates(), on="task")

@@ -113,9 +113,9 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
 def _of_documents(
     losses: Float[np.ndarray, "arms seeds windows"], windows: DataFrame
 ) -> tuple[Float[np.ndarray, "arms seeds units"], Float[np.ndarray, " units"]]:
-    """Return the mean losses of documents and their tokens if there are enough; otherwise those of windows.
+    """Return losses and token counts per document if there are at least MIN_UNITS documents, otherwise per window.
 
-    The mean over tokens is the same. Windows of one document are alike, so documents are what a bootstrap resamples.
+    The mean over tokens is the same. Windows of one document are correlated, so the bootstrap resamples documents.
     """
     tokens, documents = windows["tokens"].to_numpy(dtype=float), windows.get("document", Series(dtype=float))
     if documents.nunique() < MIN_UNITS or documents.isna().any():
@@ -188,7 +188,7 @@ def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":
 
 
 def nearest_budget_rows(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
-    """Return the rows of the full cache, and the rows of pruned caches at the run's budget nearest to this one."""
+    """Return the rows of the full cache, and of pruned caches at the budget of each run that is nearest to `budget`."""
     pruned = rows["policy"] != "full"
     distance = (rows["budget"] - budget).abs().where(pruned)
     return rows[~pruned | (distance == distance.groupby(rows["run"]).transform("min"))]
@@ -266,7 +266,7 @@ def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFram
 
 
 def budget_text(budget: float, of: str = "") -> str:
-    """Return the budget of a pruned cache in words; `of` follows a percentage."""
+    """Return the budget of a pruned cache in words; `of` is appended to a percentage, such as ` of the tokens`."""
     return f"{100 * budget:g} %{of}" if budget < 1 else f"{budget:g} entries"
 
 

@@ -30,7 +30,9 @@ def load_answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> 
     """
     rows = results.rows("prune_questions.csv", study, runs)
     exceptions = {"embedded": "acc_mutual_info", "hellaswag": "acc_norm"}
-    metrics = {task: exceptions.get(task.split("_")[0], "acc") for task in rows["task"].unique()}  # of millions of rows
+    metrics = {
+        task: exceptions.get(task.split("_")[0], "acc") for task in rows["task"].unique()
+    }  # one look-up per task, not per row
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
@@ -65,15 +67,15 @@ RESAMPLES = 2_000
 
 
 DIFFERENCES = {"full": "difference", "h2o": "minus_h2o"}
-"""Column of the accuracy minus the accuracy of a policy, by policy."""
+"""Column of the accuracy difference to each baseline policy."""
 
 
 def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
 
     `difference` is the accuracy minus the accuracy of the full cache on the same questions of the same models, and
-    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` selects from AGAINST. Intervals are over questions
-    and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
+    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` lists keys of `DIFFERENCES`. Intervals are
+    over questions and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
     """
     tables = []
     for run, of_run in rows.groupby("run", sort=False):

@@ -101,9 +101,9 @@ def chains(losses: DataFrame) -> DataFrame:
 
 
 def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
-    """Return losses without parents trained further at another learning rate than the control that the claims use.
+    """Drop controls (parents trained further) whose learning rate is not the registered one.
 
-    The file of the scale maps each stage length to its control.
+    The scale file maps each stage length to its registered control.
     """
     claims = read_scale(Path(), scale).get("studies", {}).get(STUDY, {}).get("claims", {})
     stages = claims.get("tokenformer-growth-beats-continuing", {}).get("items", {})
@@ -113,8 +113,8 @@ def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
 
 
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses on one text, with the controls that the claims use. If the learning rate of some continued runs
-    falls to 0, as in section 4.1, drop the continued runs whose rate does not.
+    """Return losses on one text, with the controls that the claims use. Drop continued runs that are not annealed to 0
+    if any continued run is, as in section 4.1.
     """
     losses = with_registered_controls(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
@@ -182,7 +182,7 @@ OWN_FIGURE_PREFIXES = (
 
 
 def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of the arms matched (the Tokenformer), modern and classic.
+    """Return a row per run of the arms `matched` (Tokenformers), `modern` and `classic` (Transformers).
 
     `chosen` marks the run with the lowest final validation loss of its arm, text and token budget; a run that diverged
     is never chosen. `tokenformer` is the chosen matched run of the same text and budget.
@@ -200,7 +200,7 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
-    """Return the mean over seeds of each run and step with Student's interval; `minus` is as in `summary`."""
+    """Return the mean over seeds of each run and step with Student's interval; see `minus` in `summarize`."""
     means = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     return means.drop(columns=["part", "seed"]).astype({"step": float})
 
