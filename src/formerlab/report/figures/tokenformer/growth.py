@@ -72,7 +72,7 @@ def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.join(of_runs[["variant", "parent", "flops", "spec.steps"]], on="run").drop(columns="seed")
     rows["flops_of_stage"] = rows["step"] / rows.pop("spec.steps") * rows.pop("flops")
     rows["equal"] = rows["run"].map(budgets_equal_to_grown(of_runs))
-    equal = (", equal " + rows["equal"]).where(rows["equal"] != "", "")
+    equal = rows["equal"].map(lambda budget: f", equal {budget}" if budget and budget == budget else "")
     further = ("parent trained further" + equal).where(rows["equal"].notna())
     rows["label"] = further.fillna(rows["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: "))
     length = rows["run"].str.extract(f"^annealed-.*-({'|'.join(LENGTHS)})(?:-|$)")[0]
