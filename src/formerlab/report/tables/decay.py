@@ -366,17 +366,18 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _losses_apart(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the losses on each text, and the other columns, in blocks of their own."""
+    """Return the losses on each text, and the other columns, in blocks of their own, without an empty block."""
     losses = [str(name) for name in rows if " (nats)" in str(name)]
     texts = rows[["source", "configuration", *losses]].dropna(subset=losses, how="all")
     others = rows.drop(columns=losses)
     others = others[others.drop(columns=["source", "configuration"]).notna().any(axis=1)]
     for short, text in IN_TABLES.items():
         texts = texts.rename(columns=lambda name, short=short, text=text: name.replace(f"{short} at", f"{text}, at"))
-    return {
+    blocks = {
         "loss minus the loss with H2O": texts.rename(columns=lambda name: name.replace("(nats)", "(nats) ↓")),
         "needles, questions and cost": others.rename(columns=lambda name: name.replace("(%)", "(%) ↑")),
     }
+    return {title: block for title, block in blocks.items() if len(block)}
 
 
 @table(reads="prune.csv prune_questions.csv decode.csv", runs="released-* random-* novels-* tight-* league-*",
