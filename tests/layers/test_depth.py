@@ -191,7 +191,8 @@ def test_a_skipped_block_is_named_in_the_error(spec):
     x, history = mixer.begin(torch.ones(1, 2, WIDTH))
     mixer.mix(1, x, history)
     for index in (1, 3):
-        with pytest.raises(ValueError, match=f"block {index} after 1 blocks: pass every block's output once, in order"):
+        message = rf"mix\(\) got block {index}, expected block 2: call it once per block, in order"
+        with pytest.raises(ValueError, match=message):
             mixer.mix(index, x, history)
 
 

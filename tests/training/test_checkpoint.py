@@ -32,7 +32,7 @@ def test_a_changed_byte_is_detected(saved):
     full = saved.read_bytes()
     at = full.index(STATE["model"].numpy().tobytes())
     saved.write_bytes(full[:at] + bytes([full[at] ^ 1]) + full[at + 1 :])
-    with pytest.raises(UserError, match=r"last.pt: broken \(checksum of .+\); its steps are lost"):
+    with pytest.raises(UserError, match=r"last.pt: damaged \(wrong checksum of .+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)
 
 
@@ -55,7 +55,7 @@ def own_memory():
 def test_a_truncated_checkpoint_gives_one_clear_line(share, saved):
     full = saved.read_bytes()
     saved.write_bytes(full[: int(share * len(full))])
-    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); its steps are lost") as caught:
+    with pytest.raises(UserError, match=r"last.pt: damaged \(.+\); its steps are lost") as caught:
         load_checkpoint(saved, BELONGS)
     assert "\n" not in str(caught.value)
 
@@ -63,7 +63,7 @@ def test_a_truncated_checkpoint_gives_one_clear_line(share, saved):
 @pytest.mark.parametrize("content", [torch.zeros(2), {"state": STATE}])
 def test_a_file_with_other_content_gives_one_clear_line(content, saved):
     torch.save(content, saved)
-    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); its steps are lost"):
+    with pytest.raises(UserError, match=r"last.pt: damaged \(.+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)
 
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_cannot_run_code(inside, saved, tmp_path):
         torch.save(content, saved)
     else:
         saved.write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(UserError, match="broken"):
+    with pytest.raises(UserError, match="damaged"):
         load_checkpoint(saved, BELONGS)
     assert not (tmp_path / "exploded").exists()
     torch.load(saved, weights_only=False) if inside == "zip" else pickle.loads(saved.read_bytes())

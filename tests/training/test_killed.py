@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
     path.write_bytes({"overwritten": content, "empty": b""}[damage])
     trained(RUN, data, tmp_path)
     output = capsys.readouterr().err
-    assert f"{path}: broken" in output
+    assert f"{path}: damaged" in output
     assert "resuming from the previous checkpoint, previous.pt" in output
     assert "continuing after step 3" in output
     assert bits(tmp_path) == uninterrupted_bits

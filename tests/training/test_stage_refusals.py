@@ -28,9 +28,9 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("why", ["checkpoint of another run (spec is ", "broken"])
+@pytest.mark.parametrize("why", ["checkpoint of another run (spec is ", "damaged"])
 def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(why, finished, data, tmp_path, monkeypatch, capsys):
-    if why == "broken":
+    if why == "damaged":
         (tmp_path / "checkpoint").mkdir()
         for name in ("last.pt", "previous.pt"):
             (tmp_path / "checkpoint" / name).write_bytes(b"garbage")

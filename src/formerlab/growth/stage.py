@@ -77,9 +77,9 @@ def growable(spec: Spec) -> Growable:
 def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the child's spec with tau set by `growth`.
 
-    Raises UserError if this type of model cannot grow, if the specs differ in other keys than the settings of initial
-    values and the sizes that the method grows (token counts or widths), if a size of the child is smaller, or if the
-    child sets another tau.
+    Raises UserError if (a) this type of model cannot grow, (b) a key differs that is neither an initialisation setting
+    nor a size that the method grows, (c) a size shrinks, (d) the child sets another tau, or (e) `check_width` refuses
+    the widths.
     """
     parent, child = growable(parent), growable(child)
     ignored = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS

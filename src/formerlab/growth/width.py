@@ -16,9 +16,9 @@ numbers of copies. Here every unit is sampled once before a unit is sampled agai
 so the gain and bias of the final norm are divided instead, which requires a gain. HyperCloning's code scales the tied
 head by a constant.
 
-Copies have equal gradients and stay equal without noise. `noise` is normal, relative to the root mean square of the
-matrix, and sums to zero over the copies of every input, so the function does not change (the noisy expansion of
-arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
+Copies have equal gradients and stay equal without noise. `noise` is the standard deviation of Gaussian noise as a
+fraction of the matrix's RMS. The noise of all copies of an input sums to zero, because its mean is subtracted, so the
+function does not change (the noisy expansion of arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
 """
 
 import functools
@@ -55,7 +55,7 @@ DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **{f"{name}.weight": ((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
     **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
-"""Dimension and units of the outputs and of the inputs of a weight, by suffix of its name.
+"""By suffix of a weight's name: (dimension, units) of its outputs, then of its inputs (None for a vector or embedding).
 
 Outputs are copied; inputs are copied and divided by the number of copies. `_grown_weight` handles the untied head and
 depth mixers whose size does not depend on the width.

@@ -30,7 +30,8 @@ TRUNCATED_STD = 0.8796256610342398
 
 
 class Pattention(LayerSpec):
-    """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4; version 1, eq. 5).
+    """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4 and 16; version 1, eq. 4
+    and 5).
 
     K (tokens x d_in) and V (tokens x d_out) are learned parameter tokens. The norm runs over the parameter tokens, and
     tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward is one Pattention from d to
@@ -139,7 +140,7 @@ ALIGNED = 64
 
 
 def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
-    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4; gradient: Appendix A).
+    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4 and 16; gradient: Appendix A).
 
     Autocast casts the operands as for a matrix product. Second derivatives are not supported.
     """

@@ -32,7 +32,7 @@ def normalised(rows: Scores, scale: float, order: int = 2) -> Scores:
 
 
 def l2_gelu(products: Scores, tau: float) -> Scores:
-    """S = gelu(tau A / ||A||_2), the published order (arXiv:2410.23168, eq. 5, version 1; eq. 16, later version)."""
+    """S = gelu(tau A / ||A||_2), the published order (arXiv:2410.23168, eq. 16; version 1, eq. 5)."""
     return F.gelu(normalised(products, tau))
 
 
@@ -51,7 +51,10 @@ def gelu_l1(products: Scores, tau: float) -> Scores:
 
 
 def exp_l1(products: Scores, tau: float) -> Scores:
-    """S = tau^2 exp(A) / ||exp(A)||_1: softmax times n (official code, `softmax`; here with the maximum subtracted)."""
+    """S = tau^2 exp(A) / ||exp(A)||_1: softmax times tau^2, by default n (official code, `softmax`).
+
+    Here the maximum is subtracted first.
+    """
     return torch.softmax(products, dim=-1) * (tau * tau)
 
 

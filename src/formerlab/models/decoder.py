@@ -86,7 +86,7 @@ class Decoder(Spec):
 
     @property
     def kv_width(self) -> int:
-        """Channels of all keys of a token, which equals the channels of its values."""
+        """Total channels of the keys of one token, over all key-value heads; the values have the same number."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:

@@ -64,7 +64,8 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "tokenformer-354m": _tokenformer(12, 768, 12, 2140),
     "tokenformer-757m": _tokenformer(12, 768, 12, 4850),
     "tokenformer-1.4b": _tokenformer(12, 768, 12, 8620),
-    # Names contain blocks, dilation x period. The paper states width 512, but its parameter counts need width 768.
+    # Names are denseformer-<number of blocks>-<dilation>x<period>. The paper states width 512, but its parameter counts
+    # need width 768.
     **{f"denseformer-{layers}-plain": _denseformer(layers, None) for layers in (48, 64, 72, 84, 90)},
     **{
         f"denseformer-{layers}-{dilation}x{period}": _denseformer(layers, (dilation, period))

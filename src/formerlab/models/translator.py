@@ -1,4 +1,7 @@
-"""The encoder-decoder of the original Transformer, with post-LN or pre-LN blocks; `Decoder` has the same layers."""
+"""The encoder-decoder of the original Transformer, with post-LN or pre-LN blocks.
+
+It uses the same projections, feed-forwards, norms, positions and depth mixers as `Decoder`.
+"""
 
 import math
 from collections.abc import Callable
@@ -142,7 +145,7 @@ class Translator(Spec):
         return flops + 2 * self.layers * self.heads * (self.effective_d_key + self.effective_d_value) * pairs
 
     def activation_elements(self) -> int:
-        """Estimate the elements that all blocks save per token of a sentence pair for the backward pass."""
+        """Estimate the elements that all blocks save per target token, assuming one source token per target token."""
         return self.layers * (28 * self.width + 2 * inner_elements(self.width, self.feedforward))
 
     @property

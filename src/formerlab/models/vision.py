@@ -51,7 +51,8 @@ class VisionTransformer(Spec):
     heads: Size = 12
     """Number of attention heads; divides `width`."""
     pool: Literal["token", "average"] = "token"
-    """Input of the head: the class token, or the mean of the patch tokens. Both models have a class token."""
+    """Input of the head: the class token, or the mean of the patch tokens. The model has a class token with
+    either setting."""
     position: Position = Learned()
     """Position encoding of the class token and the patches, row by row from the top left."""
     norm: Norm = LayerNorm(eps=1e-6)

@@ -20,7 +20,7 @@ class AnyRun(Spec):
     seed: Seed = 0
     """Seed of initial values, batches and dropout; always 0 for a released model."""
     data: Name = "text"
-    """Name of a data set of the scale."""
+    """Name of a data set of the scale; a scale is a preset of model sizes, data and training length."""
     model: Any
     """The model."""
 

@@ -87,13 +87,13 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
     try:
         with zipfile.ZipFile(path) as file:
             if damaged := file.testzip():
-                raise zipfile.BadZipFile(f"checksum of {damaged}")
+                raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file may raise any error
         reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
-        raise DamagedFile(f"{path}: broken ({reason}); {remedy}") from None
+        raise DamagedFile(f"{path}: damaged ({reason}); {remedy}") from None
     if not isinstance(content, dict) or content.keys() != keys:
-        raise DamagedFile(f"{path}: broken (must contain the keys {' and '.join(sorted(keys))} only); {remedy}")
+        raise DamagedFile(f"{path}: damaged (must contain the keys {' and '.join(sorted(keys))} only); {remedy}")
     return content
 
 

@@ -15,7 +15,7 @@ def load(run: str | Path) -> nn.Module:
     """Return the model of a finished run with its final weights, in evaluation mode on the CPU.
 
     `run` is the folder of a run or its id, such as `denseformer/plain-4/seed0`. An id is searched in all scales below
-    `<results>/live`; config.yaml or its overlay may set `results`, which is `results` by default.
+    `<results>/live`. The results folder is the key `results` of config.yaml or of its overlay (default: `results/`).
     Raises UserError if the run does not exist, exists in several scales, or diverged.
     """
     return load_model(find_finished_run(run))[0]

@@ -83,8 +83,9 @@ def train(
     """Train to the last step; return None, or the step at which the run diverged.
 
     A run diverges if the loss or gradient of a step is not finite, or if the weights or the validation loss are not
-    finite at a step that writes metrics. The metrics of this step are dropped; if only the validation loss is not
-    finite, the training metrics of the step are still written. Weights that are not finite are never saved.
+    finite at a step that writes metrics. If loss, gradient or weights are not finite, no metrics of the step are
+    written. If only the validation loss is not finite, the training metrics of the step are written. Weights that are
+    not finite are never saved.
 
     `start` is the position in the data at which the run's ancestors ended. The batch, learning rate and dropout of a
     step depend only on (run, start, step), so a run that is interrupted and resumed gives bit-identical results on the
@@ -128,10 +129,11 @@ def train(
 
 
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
-    """Measure the test split of the data, and the test split of the data set whose tokenizer the data use.
+    """Evaluate on the test split.
 
-    Appends the rows to `state.tested`. A diverged run (`diverged` is a step) gets the loss of a uniform guess. Raises
-    StoppedEarly after saving the state if `hooks.stop` returns a reason; finished groups are not measured again.
+    If the tokenizer comes from another data set, also evaluate on the test split of that data set. Appends the rows to
+    `state.tested`. A diverged run (`diverged` is a step) gets the loss of a uniform guess. Raises StoppedEarly after
+    saving the state if `hooks.stop` returns a reason; finished groups are not measured again.
     """
     owner_folder = tokenizer_owner(data) if run.task.reads == "text" else None
     autocasts = state.device.type != "cpu" or processes.sharded()  # autocast does not speed up one CPU process

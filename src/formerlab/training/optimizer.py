@@ -66,8 +66,8 @@ class AdamW(Spec):
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.1
     """Decoupled weight decay of matrices; vectors (gains, biases) are exempt."""
     decay_mixing: bool = True
-    """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does. Weights that the
-    paper of the mixer excludes from weight decay have none in any case."""
+    """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does. Mixing weights
+    that the mixer's paper excludes never have weight decay, whatever this setting is."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """Factor of the learning rate of the mixing weights. DenseFormer's official code uses 1."""
     mixing_start_step: AnyCount = 0
@@ -134,8 +134,8 @@ class Muon(AdamW):
     """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
     of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
 
-    The factor gives the term of O the root mean square of AdamW's update, so that both optimizers use the same learning
-    rate and weight decay.
+    The factor 0.2 sqrt(max(d_in, d_out)) gives Muon's update about the same RMS as AdamW's, so that both optimizers use
+    the same learning rate and weight decay.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]

@@ -153,7 +153,7 @@ def wrap_in_ddp(model: nn.Module, *, unused_parameters: bool) -> nn.Module:
 
 
 def micro_batch_context(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return the context of a micro-batch, in which DDP sums gradients over processes only after the last micro-batch.
+    """Return `no_sync` for all micro-batches except the last, so that DDP reduces gradients once per step.
 
     Sharded models sum after every micro-batch, because unsummed gradients would not be sharded.
     """

@@ -41,8 +41,8 @@ class Run(AnyRun):
     init: Name | None = None
     """Run of the same study and seed; this run starts from its final weights."""
     growth: Growth | None = None
-    """Growth of the weights of `init` to the sizes of this run; needs `init`. Without `growth`, the training of `init`
-    continues at its size, with a fresh optimizer."""
+    """Growth of the weights of `init` to the sizes of this run; needs `init`. Without `growth`, this run starts from
+    the weights of `init` at the same size, with a fresh optimizer."""
 
     @model_validator(mode="before")
     @classmethod

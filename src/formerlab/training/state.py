@@ -29,7 +29,7 @@ class State:
     training_time_s: float = 0.0
     """Time in seconds of optimizer steps, summed over all starts of the run."""
     wall_time_s: float = 0.0
-    """Wall time in seconds until the last save, with the start of the process, summed over all starts of the run."""
+    """Wall time in seconds up to the last checkpoint, including process start-up, summed over all restarts."""
     started: str = ""
     """Time of the first start, ISO 8601, UTC."""
     rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})

@@ -19,8 +19,8 @@ class AttentionResiduals(DepthSpec):
     l counts sub-layers (attention and feed-forward are one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) is
     the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l replaces the
     residual stream as the input of sub-layer l; the last h is the input of the final norm. block_size S = 1 is Full
-    AttnRes. S > 1 is Block AttnRes: S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums
-    of earlier blocks and the partial sum of the current block.
+    AttnRes. S > 1 is Block AttnRes: every group of S sub-layers is summed to one source b_n, and h_l attends over b_0 =
+    v_0, the sums of earlier groups and the partial sum of the current group.
 
     We implement the paper's variant with one static query per sub-layer and a single head. Difference from the paper:
     the norm of the keys has no learned gain, which would only rescale w. The queries start at zero, as in the paper, so
@@ -34,11 +34,18 @@ class AttentionResiduals(DepthSpec):
     """Added to the mean square in RMSNorm."""
 
     def sources(self, index: int) -> list[int]:
-        """Return the sources after sub-layer `index`: 0, the last sub-layers of earlier blocks, and `index`."""
+        """Return the sources that h attends over after sub-layer `index`.
+
+        They are 0, the last sub-layer of each completed group of `block_size`, and `index`.
+        """
         return [0, *range(self.block_size, index, self.block_size), index]
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Count per pair: two reads of the bfloat16 source, one per pass, and one read of the float32 gradient."""
+        """Count three reads per pair of sub-layer and source.
+
+        The bfloat16 source is read once in the forward pass and once in the backward pass, and its float32 gradient is
+        read once.
+        """
         return (2 * 2 + 4) * sum(len(self.sources(index)) for index in range(1, 2 * layers + 1)) * width
 
 
@@ -52,9 +59,9 @@ def stacked_attention(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], quer
 
 
 Sources = dict[int, tuple[Tensor, Tensor]]
-"""The history: (partial sum of the block, normalised partial sum) by sub-layer index.
+"""The history: (partial sum of the group of `block_size` sub-layers, normalised partial sum) by sub-layer index.
 
-Entries are set by index, so that activation checkpointing can recompute a block.
+Entries are set by index, so that activation checkpointing can recompute a Transformer block.
 """
 
 

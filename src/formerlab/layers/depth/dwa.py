@@ -27,7 +27,7 @@ class Averages(DepthSpec):
         return 0.0, 1.0
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Count three reads per pair: X_j for the sum and for the gradient of alpha, dY_i for the gradient of X_j."""
+        """Each pair (i, j) causes three float32 reads: X_j in the forward sum, X_j for dalpha_ij, and dY_i for dX_j."""
         return 3 * 4 * sum(map(len, self.table(layers).values())) * width
 
 
@@ -44,7 +44,7 @@ class Dilated(Averages):
         return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
     def saved_elements(self, width: int) -> int:
-        """Count one float32 vector for every average: two bfloat16 elements per channel."""
+        """Each average saves one float32 vector per token, counted as two bfloat16 elements per channel."""
         return 2 * width // self.period
 
 

@@ -31,9 +31,11 @@ class DynamicHyperConnections(HyperConnections):
 
     kind: Literal["dynamic_hyper_connections"] = "dynamic_hyper_connections"
     passes: ClassVar[int] = HyperConnections.passes + 11
-    """Additional passes. Forward: the norm reads and writes the streams; its product and the sub-layer read them (4).
-    Backward: a read for A_m (1), a read and a write by the product (2), two reads and a write by the norm (3), and a
-    read by the sum (1)."""
+    """Additional passes. Forward (4): the norm reads the streams and writes the normalised streams, the product with W
+    reads the normalised streams, and the product with A_m reads the streams. Backward (7): the product with A_m reads
+    the streams, the product with W reads the normalised streams and writes their gradient, the norm reads the streams
+    and this gradient and writes the gradient of the streams, and gradient accumulation reads the gradient of the
+    streams."""
     eps: Epsilon = 1e-5
     """Added to the variance in the norm."""
 

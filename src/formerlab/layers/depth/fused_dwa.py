@@ -159,7 +159,7 @@ class EmbeddingNode(Function):
 
 
 class BlockNode(Function):
-    """The node of X_j: Y_j in the forward pass; dX_j and the gradients of its weights in the backward pass."""
+    """The node of X_j. Forward: Y_j. Backward: dX_j and the gradients of all weights alpha_qj that multiply X_j."""
 
     @staticmethod
     def forward(ctx: Any, x: Stream, signal: Signal, history: FusedHistory, index: int) -> tuple[Stream, Signal]:

@@ -21,7 +21,7 @@ def check_index(unit: str, index: int, count: int) -> None:
 def append(index: int, x: Stream, history: list[Stream]) -> None:
     """Append X_index to the outputs of earlier blocks; raise ValueError if a block is missing or given twice."""
     if len(history) != index:
-        raise ValueError(f"block {index} after {len(history) - 1} blocks: pass every block's output once, in order")
+        raise ValueError(f"mix() got block {index}, expected block {len(history)}: call it once per block, in order")
     history.append(x)
 
 

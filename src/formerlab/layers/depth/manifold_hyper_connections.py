@@ -14,7 +14,10 @@ Matrices = Float[Tensor, "batch time streams streams"]
 SCALE = 0.01
 """Initial alpha (arXiv:2512.24880, Table 5)."""
 START = 4.0
-"""Initial b of weights that start near 1; weights near 0 start with -START. logistic(4) = 0.98 still has a gradient."""
+"""Initial logit b of H_pre elements that start near 1; elements that start near 0 have logit -START.
+
+logistic(4) = 0.98 still has a gradient.
+"""
 RES_DIAGONAL = {"identity": START, "mixing": 1.0}
 """Initial b_res on the diagonal for each value of `start`; the other elements have the negative value.
 
@@ -61,7 +64,10 @@ class ManifoldHyperConnections(HyperConnections):
         return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
     def saved_elements(self, width: int) -> int:
-        """Estimate the saved elements per token and block, with the float32 streams and factors of every iteration."""
+        """Estimate the saved elements per token and block.
+
+        They include the float32 streams, and the row and column factors of all Sinkhorn iterations.
+        """
         return super().saved_elements(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
 
 

@@ -30,9 +30,8 @@ class DynamicDense(Dilated):
     def bytes_moved(self, layers: int, width: int) -> int:
         """Add the traffic of the norm that precedes the small network to the traffic of the averages.
 
-        The bfloat16 norm is written once and read twice (by the product and by the gradient of its weight), and its
-        gradient is written and read. In float32, X_i and its gradient are read, and the sum of the gradients is
-        written.
+        bfloat16: norm output 1 write and 2 reads, its gradient 1 write and 1 read. float32: read X_i, read dX_i, write
+        the accumulated dX_i.
         """
         return super().bytes_moved(layers, width) + (5 * 2 + 3 * 4) * len(self.table(layers)) * width
 
