@@ -372,7 +372,7 @@ def _losses_apart(rows: DataFrame) -> dict[str, DataFrame]:
     others = rows.drop(columns=losses)
     others = others[others.drop(columns=["source", "configuration"]).notna().any(axis=1)]
     for short, text in IN_TABLES.items():
-        texts = texts.rename(columns=lambda name, short=short, text=text: name.replace(f"{short} at", f"{text}, at"))
+        texts = texts.rename(columns={name: name.replace(f"{short} at", f"{text}, at") for name in map(str, texts)})
     blocks = {
         "loss minus the loss with H2O": texts.rename(columns=lambda name: name.replace("(nats)", "(nats) ↓")),
         "needles, questions and cost": others.rename(columns=lambda name: name.replace("(%)", "(%) ↑")),
