@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 
@@ -170,13 +171,48 @@ def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
         assert axes.get_ylim()[1] < min(far)
 
 
+def test_values_inside_the_final_limits_are_not_written_as_far():
+    near, far = [0.3, 0.2, 0.2, 3.7], [5.0, 4.0, 0.2, 9.0]
+    rows = pd.DataFrame({"source": "ours", "part": "mean", "variant": "Tokenformer", "size": [*range(4)] * 2})
+    rows = rows.assign(loss_nats=near + far, stage=["short"] * 4 + ["long"] * 4)
+    left, right = layout(panel(each="stage", zero=0.0, far=2.0, alike="y"))(rows).axes
+    limit = left.get_ylim()[1]
+    for axes, values in ((left, near), (right, far)):
+        notes = [text.get_text() for text in axes.texts if "above" in text.get_text()]
+        count = sum(value > limit for value in values)
+        assert [int(note.split()[0]) for note in notes] == [count] * bool(count)
+    assert limit > 3.7
+
+
+@pytest.mark.parametrize(("kind", "marks"), [("band", "bands"), ("line", "bars")])
+def test_the_note_explains_only_the_marks_that_are_drawn(rows, kind, marks):
+    seeds = "thin lines" if kind == "band" else "dots"
+    without = rows[rows["part"] == "mean"]
+    for data, words in ((rows, f"; {seeds}: seeds"), (without, "")):
+        note = layout(panel(kind=kind))(data).get_label()
+        assert note == f"n = 3 seeds; {marks}: 95 % Student t interval over seeds{words}."
+    other = without.assign(loss_nats=without["loss_nats"], other_nats=1.0)
+    assert layout(panel(kind=kind, y="other_nats"))(other).get_label() == "n = 3 seeds."
+
+
+def test_the_label_of_a_colour_bar_does_not_overlap_the_heading():
+    cells = pd.DataFrame({"source": "ours", "i": [0, 0, 1, 1], "j": [0, 1, 0, 1], "alpha": [0.0, 0.2, 0.4, 1.0]})
+    cells = cells.assign(_data_set="English novels, a long name", _released=None, _blocks=24.0, _wide=64.0)
+    heat = Panel("j", "i", by="alpha", kind="heat", title="1x1", bar="mixing weight from a long label")
+    figure = layout(heat, notes=lambda rows: [])(cells)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    heading = next(text for text in figure.texts if "24 blocks" in text.get_text())
+    label = figure.axes[-1].yaxis.label
+    assert not heading.get_window_extent(renderer).overlaps(label.get_window_extent(renderer))
+
+
 def test_titles_and_headings_name_data_set_and_model(rows):
     known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
     titled, plain = layout(panel())(known), layout(panel(title="Loss"))(known)
     assert titled.axes[0].get_title() == "books, 4 blocks x 64 to 128"
     note, heading = (text.get_text() for text in plain.texts)
     assert heading == "books, 4 blocks x 64 to 128"
-    assert note.startswith("n = 3 seeds; bars and bands: 95 % Student t interval")
+    assert note == "n = 3 seeds; bars: 95 % Student t interval over seeds; dots: seeds"
     released = known.assign(_released="SmolLM2")
     assert layout(panel())(released).axes[0].get_title() == "books, SmolLM2"
 

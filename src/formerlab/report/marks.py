@@ -41,7 +41,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
         return
     forest = panel.kind == "forest"
     rows = rows.dropna(subset=panel.x) if forest else rows
-    seeds = rows[rows["seed"].notna()] if "seed" in rows and rows["seed"].isna().any() else rows[:0]
+    seeds = rows_of_seeds(rows)
     means = rows.drop(seeds.index)
     levels = means[means[panel.x].isna()]
     means = means.drop(levels.index)
@@ -62,6 +62,24 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
     panel.finish(axes, rows)
     if panel.name == "edge" and not forest:
         label_at_edge(axes, labels, letters)
+
+
+def rows_of_seeds(rows: DataFrame) -> DataFrame:
+    """Return the rows of single seeds beside their means; empty if there are no means."""
+    return rows[rows["seed"].notna()] if "seed" in rows and rows["seed"].isna().any() else rows[:0]
+
+
+def drawn_marks(panel: "Panel", rows: DataFrame) -> set[str]:
+    """Return which marks of intervals and seeds a panel draws: bars, bands, dots (seeds) or thin lines (seeds)."""
+    if panel.kind == "heat":
+        return set()
+    seeds = rows_of_seeds(rows).dropna(subset=[panel.x, panel.y])
+    means = rows.drop(rows_of_seeds(rows).index).dropna(subset=panel.y)
+    lows = means.reindex(columns=[f"{panel.x}_low", f"{panel.y}_low"]).notna().any(axis=1)
+    curves, levels = panel.kind == "band", means[panel.x].isna()
+    marks = {"bands"} if (lows & (curves | levels)).any() else set()
+    marks |= {"bars"} if not curves and (lows & ~levels).any() else set()
+    return marks | ({"thin lines" if curves else "dots"} if len(seeds) else set())
 
 
 def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any) -> AxesImage:
@@ -195,7 +213,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Set axis limits that exclude outliers and cut very long bars, and write the outliers as text.
+    """Set axis limits that exclude outliers, which `note_off_scale` writes as text, and cut very long bars.
 
     The margin is a fraction of the range of the axis, in its units.
     """
@@ -216,15 +234,26 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     margin = 0.06 * (top - bottom)
     if across:
         axes.set_xlim(bottom - margin, top + margin)
-        heights = [label.get_text() for label in axes.get_yticklabels()]
-        for name, points in outliers.groupby(panel.y, sort=False):
-            axes.text(top, heights.index(str(name)), f"off scale: {points[column].max():.2g}", ha="right", va="center",
-                      color=ink(panel.look(str(name), points)["color"]))  # fmt: skip
         return
-    axes.set_ylim(bottom - margin, top + margin + 1.6 * margin * bool(len(outliers)))
-    if len(outliers):
-        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (outliers[column].min(), outliers[column].max())))
-        words = f"{len(outliers)} point{'s' * (len(outliers) > 1)} above:\n{span} \u25b2"
+    axes.set_ylim(bottom - margin, top + margin + 1.6 * margin * bool((means[column] > top + margin).any()))
+
+
+def note_off_scale(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
+    """Write the outliers above the upper limit of an axis as text. Call this when the limits are final."""
+    if not panel.far:
+        return
+    across = panel.kind == "forest"
+    column, limit = (panel.x, axes.get_xlim()[1]) if across else (panel.y, axes.get_ylim()[1])
+    gone = rows.drop(rows_of_seeds(rows).index).dropna(subset=[panel.x, panel.y])
+    gone = gone[gone[column] > limit]
+    if across:
+        heights = [label.get_text() for label in axes.get_yticklabels()]
+        for name, points in gone.groupby(panel.y, sort=False):
+            axes.text(limit, heights.index(str(name)), f"off scale: {points[column].max():.2g} ", ha="right",
+                      va="center", color=ink(panel.look(str(name), points)["color"]))  # fmt: skip
+    elif len(gone):
+        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (gone[column].min(), gone[column].max())))
+        words = f"{len(gone)} point{'s' * (len(gone) > 1)} above:\n{span} \u25b2"
         axes.text(0.98, 0.985, words, ha="right", va="top", transform=axes.transAxes)
 
 
@@ -232,6 +261,8 @@ def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
     """Draw the optional parts of a panel: the reference line, and ticks at the values of x."""
     if panel.zero is not None:
         (axes.axvline if panel.kind == "forest" else axes.axhline)(panel.zero, color=BLACK, linewidth=0.9, zorder=1)
+    if panel.kind == "forest":  # before `finish`, which may rename the ticks
+        note_off_scale(axes, panel, means)
     if panel.ticks is None:
         return
     values = sorted(means[panel.x].astype(float).unique())

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.marks import mark
+from formerlab.report.marks import drawn_marks, mark, note_off_scale
 from formerlab.report.runs import seed_notes
 from formerlab.report.style import BLACK, EDGES, GREY, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, wrapped
 
@@ -152,6 +152,7 @@ def layout(
         pairs = [pair for pair, values in zip(pairs, numbers, strict=True) if values.notna().any()] or pairs
         visible_rows = data[data.index.isin({at for _, rows in pairs for at in rows.index})]
         present = [str(name) for name in visible_rows[panels[0].by].dropna().unique()]
+        visible_rows.attrs["marks"] = set[str]().union(*(drawn_marks(*pair) for pair in pairs))
         note_texts = notes(visible_rows)
         figure = _figure(
             data, pairs, columns or data[panels[0].each].nunique(), height, width, next(iter(note_texts), "")
@@ -179,7 +180,7 @@ def _figure(
     setting_text, handles, first = setting(data), _handles(pairs), pairs[0][0]
     heading = "" if any(setting_text.split(", ")[0] in title for title in titles) else setting_text
     across = max(1, int(full_width / (0.55 + LETTER * _letters(handles))))
-    head = 0.17 * max(-(-len(handles) // across) + bool(heading), bool(first.bar)) + 0.2 * bool(first.bar)
+    head = 0.17 * (-(-len(handles) // across) + bool(heading)) + 0.37 * bool(first.bar)
     note = fill(note.partition(". ")[0].rstrip("."), int(full_width / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
     below = [0.5 + 0.13 * max(pairs[at][0].xlabel.count("\n") for at in line) for line in lines]
@@ -201,17 +202,26 @@ def _figure(
             x += left + width + right
         y -= under
     figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
-    if first.alike:
-        ends = [getattr(axes, f"get_{first.alike}lim")() for axes in figure.axes]
-        for axes in figure.axes:
-            axes.set(**{f"{first.alike}lim": (np.min(ends), np.max(ends))})
+    _finish_limits(figure, pairs)
     if first.bar:
-        _draw_bar(figure, figure.axes[0].images[0], first.bar)
+        _draw_bar(figure, figure.axes[0].images[0], first.bar, top=0.17 * bool(heading))
+
     if handles:
         top = 1 - 0.17 * bool(heading) / total
         figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(0, top), ncols=across,
                       borderaxespad=0.1)  # fmt: skip
     return figure
+
+
+def _finish_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
+    """Give all panels the same limits if the first panel asks for it, then write the values beyond the limits."""
+    if alike := pairs[0][0].alike:
+        ends = [getattr(axes, f"get_{alike}lim")() for axes in figure.axes]
+        for axes in figure.axes:
+            axes.set(**{f"{alike}lim": (np.min(ends), np.max(ends))})
+    for axes, (panel, rows) in zip(figure.axes, pairs, strict=True):
+        if panel.kind != "forest":
+            note_off_scale(axes, panel, rows)
 
 
 def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
@@ -248,10 +258,10 @@ def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
     return handles
 
 
-def _draw_bar(figure: Figure, image: Any, words: str) -> None:
-    """Draw the colour bar of a heat map above all panels."""
+def _draw_bar(figure: Figure, image: Any, words: str, top: float) -> None:
+    """Draw the colour bar of a heat map above all panels, `top` inches below the upper edge."""
     height = figure.get_figheight()
-    beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
+    beside = figure.add_axes((0.6, 1 - (top + 0.17) / height, 0.37, 0.1 / height))
     ticks = [value for value in (-1, -0.1, 0, 0.1, 1) if image.norm.vmin <= value <= image.norm.vmax]
     figure.colorbar(image, beside, orientation="horizontal", ticks=ticks, format="%g").minorticks_off()
     beside.set_ylabel(words, rotation=0, ha="right", va="center")

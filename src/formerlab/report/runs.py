@@ -314,7 +314,15 @@ def seed_count(counts: Iterable[float]) -> str:
 
 
 def seed_notes(rows: DataFrame) -> list[str]:
-    """Return notes for a caption: the number of seeds, the meaning of bars and bands, and the runs that diverged."""
+    """Return notes for a caption: the number of seeds, the meaning of bars and bands, and the runs that diverged.
+
+    `rows.attrs["marks"]`, if a figure has set it, are the marks to explain: bars, bands, dots and thin lines.
+    """
+    marks = rows.attrs.get("marks", {"bars", "bands", "dots", "thin lines"})
+    intervals, seeds = (
+        " and ".join(name for name in names if name in marks) for names in (("bars", "bands"), ("dots", "thin lines"))
+    )
+    of_seeds = f"; {seeds}: seeds" * bool(seeds)
     ours = rows[rows["source"].eq("ours")]
     means = ours[ours["seed"].isna()] if "seed" in ours else ours
     counts = means.get("seeds", pd.Series(dtype=float)).dropna()
@@ -322,16 +330,18 @@ def seed_notes(rows: DataFrame) -> list[str]:
         return []
     lows = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]
     interval = "no interval"
-    if any(str(name).endswith("_pooled_low") for name in lows):
+    if lows and not intervals:
+        interval = of_seeds.removeprefix("; ")
+    elif any(str(name).endswith("_pooled_low") for name in lows):
         interval = (
             "thick bars: 95 % interval on which verdicts rest, with a spread pooled over similar runs; thin bars: "
-            "Student t interval of these seeds alone; dots: seeds"
+            f"Student t interval of these seeds alone{of_seeds}"
         )
     elif lows and counts.max() > 1:
-        interval = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
+        interval = f"{intervals}: 95 % Student t interval over seeds{of_seeds}"
     elif "interval" in means and means["interval"].notna().any():
         interval = "bars: 95 % bootstrap over examples, of these models alone"
-    notes = [f"{seed_count(counts)}; {interval}."]
+    notes = [f"{'; '.join(filter(None, (seed_count(counts), interval)))}."]
     diverged = means[means["diverged"] > 0] if "diverged" in means else means[:0]
     if len(diverged):
         names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())
