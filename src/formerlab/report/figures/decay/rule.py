@@ -13,7 +13,7 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
 from formerlab.report.studies.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLACK, BROWN, GREEN, GREY, NARROW, PINK, VERMILION, Label, label_at_edge
+from formerlab.report.style import BLACK, GREEN, GREY, NARROW, VERMILION, Label, label_at_edge
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
@@ -22,8 +22,8 @@ TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Forgetting factor, tokens of the budget that are kept for the most recent keys, and label of each policy."""
 COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
-FOLLOWED = ((0, "old\ntopic", GREY), (NAME, "name", PINK), (CHANGE, "new\ntopic", BROWN))
-"""Tokens whose scores are plotted: index, label, colour."""
+FOLLOWED = ((0, "old\ntopic", GREY, "--"), (NAME, "name", BLACK, "-"), (CHANGE, "new\ntopic", GREY, ":"))
+"""Tokens whose scores are plotted: index, label, colour, line. No colour is that of a policy."""
 
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -89,9 +89,10 @@ def draw(data: DataFrame) -> Figure:
 
 def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
     labels = []
-    for key, name, colour in FOLLOWED:
+    for key, name, colour, line in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
-        sns.lineplot(points, x="query", y="score", color=colour, marker=".", markeredgecolor=colour, ax=axes)
+        sns.lineplot(points, x="query", y="score", color=colour, linestyle=line, marker=".", markeredgecolor=colour,
+                     ax=axes)  # fmt: skip
         labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name, colour))
     axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
     axes.set(title=title, xlabel="query", ylabel="", xticks=range(0, TOKENS, 5))

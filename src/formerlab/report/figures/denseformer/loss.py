@@ -25,7 +25,7 @@ from formerlab.report.runs import (
     with_published,
     with_seeds,
 )
-from formerlab.report.style import GREY, NARROW
+from formerlab.report.style import GREY, NARROW, PUBLISHED_GROUND, PUBLISHED_INK
 from formerlab.report.tables import denseformer as tables
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -41,19 +41,20 @@ def _pooled(rows: DataFrame, results: Results, a: str, b: str, name: str) -> Dat
 
 
 @plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("layers", _GAIN, by="_series", where={"source": "ours"}, style="variant", name="legend", zero=0.0,
-          title="Gain over plain", ticks="{:.0f}".format, xlabel="depth (blocks)",
-          ylabel="lower loss\n(nats per token)"),
-    Panel("layers", "_loss", by="_series", style="variant", name="legend", title="Loss, {_text}",
+    Panel("layers", _GAIN, by="_series", style="variant", name="legend", zero=0.0, title="Gain over plain",
+          ticks="{:.0f}".format, xlabel="depth (blocks)", ylabel="lower loss\n(nats per token)",
+          published={"title": "gain, from Table 1"}),
+    Panel("layers", "_loss", by="_on_one_text", style="variant", name="legend", title="Loss, {_text}",
           xlabel="depth (blocks)", ticks="{:.0f}".format, ylabel="held-out loss\n(nats per token)",
           published={"y": "perplexity", "ylabel": "perplexity", "title": "Table 1"}),
-    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=3, height=2.3
+    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=2, height=1.6
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622); k x p is dilation k and period p. Left: the gain of a DenseFormer over the plain Transformer of
-    its depth, on its own test text, paired by seed. Middle: the losses on one text. Diamonds are models of another data
-    set, with another width and more tokens; the legend names their test text. To see: how much lower the loss of a
+    (arXiv:2402.02622); k x p is dilation k and period p. Above: the gain of a DenseFormer over the plain Transformer of
+    its depth, on its own test text, paired by seed; published gains are differences of ln perplexity. Diamonds are
+    models of another data set, with another width and more tokens; the legend names their test text. Below: the
+    losses. To see: how much lower the loss of a
     DenseFormer is than that of the plain Transformer of its depth, and which depth the plain one needs to reach it. If
     the plain line does not fall with depth, part of the gain is easier optimisation. Published: 378 to 676 million
     parameters (OWT2, 40k steps).
@@ -79,7 +80,7 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     ours = ours.merge(
         on_one_text.rename(columns={"loss_nats": "loss_on_one_text_nats"}), on=["run", "seed"], how="left"
     )
-    rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
+    rows = pd.concat([ours, _published_gains()], ignore_index=True)
     texts = data_set_labels(rows["run"].map(losses.drop_duplicates("run").set_index("run")["data.name"]), results.scale)
     main, published = str(texts.value_counts().idxmax()), rows["source"].eq("published")
     others = ~published & texts.ne(main)
@@ -89,9 +90,18 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         _text=main,
         _series=series.where(plotted),
+        _on_one_text=rows["variant"].where(plotted & ~others),
         _marker=others.map({True: "D", False: None}),
         _loss=rows["loss_on_one_text_nats"],
     )
+
+
+def _published_gains() -> DataFrame:
+    """Return the published models, with their gains over the plain Transformer of their depth."""
+    rows = tables.published_depths().assign(part="mean")
+    plain = rows[rows["variant"] == TRANSFORMER].set_index("layers")["perplexity"]
+    gains = np.log(rows["layers"].map(plain) / rows["perplexity"])
+    return rows.assign(**{_GAIN: gains.mask(rows["variant"] == TRANSFORMER)})
 
 
 def _front(speed: "Series[float]", loss: "Series[float]") -> list[bool]:
@@ -103,32 +113,38 @@ def _front(speed: "Series[float]", loss: "Series[float]") -> list[bool]:
 
 
 def _mark_front(axes: Axes, rows: DataFrame) -> None:
-    """Write the depth beside each point if depths differ, and draw the Pareto front."""
+    """Write the depth beside each plain Transformer, and draw the Pareto front."""
     points = rows[rows["part"] == "mean"].sort_values("_slower")
-    several = points if points["layers"].nunique() > 1 else points[:0]
-    for variant, layers, x, y in several[["variant", "layers", "_slower", _GAIN]].itertuples(index=False, name=None):
-        offset = (5, -9) if variant == TRANSFORMER else (-5, 6)
-        axes.annotate(f"{layers:.0f}", (x, y), offset, textcoords="offset points", ha="center", color=GREY, fontsize=7)
+    plain = points[points["variant"] == TRANSFORMER]
+    for layers, x, y in plain[["layers", "_slower", _GAIN]].itertuples(index=False, name=None):
+        axes.annotate(f"{layers:.0f}", (x, y), (5, -9), textcoords="offset points", ha="center", color=GREY, fontsize=7)
     front = points[points["front"].astype(bool)]
     axes.step(front["_slower"], front[_GAIN], where="post", color=GREY, linewidth=3, alpha=0.3, zorder=0)
 
 
+_compared = partial(Panel, y="_compared", by="_compared", kind="forest", zero=0.0, once=True)
+
+
 @plot(reads="test.csv speed.csv", draw=layout(
-    Panel("_slower", _GAIN, by="variant", name="legend", zero=0.0, alike="y", finish=_mark_front,
-          title="{_base} blocks, {_text}", xlabel="time of a forward pass (% more\nthan plain, {_base} blocks)",
-          ylabel="gain over the shallowest plain\n(nats per token)",
-          published={"title": "48 blocks and deeper, Table 1"}),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); vertical bars: 95 % intervals of the gain, thick as in "
-                        "verdicts, thin Student t over these seeds; horizontal: quartiles of the time; numbers: "
-                        "blocks; grey line: Pareto front."],
-    height=2.6
+    _compared(_GAIN, where={"source": "ours"}, title="{_base} blocks, {_text}: gain",
+              xlabel="lower loss than plain\n(nats per token)"),
+    _compared("_slower", where={"source": "ours", "part": "mean"}, title="Added time",
+              xlabel="time of a forward pass\n(% more than plain)"),
+    Panel("_slower", _GAIN, by="variant", where={"source": "published"}, name="legend", zero=0.0, finish=_mark_front,
+          title="Table 1", xlabel="time of a forward pass (%\nmore than plain, {_base})",
+          ylabel="gain over the shallowest\nplain (nats per token)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars of the gain: 95 % intervals, thick as in verdicts, "
+                        "thin Student t over these seeds; bars of the time: quartiles; published: 48 and 72 blocks, or "
+                        "as written; grey line: Pareto front."],
+    columns=3, height=1.7
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Gain in held-out loss against the time of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622).
     Both are relative to the shallowest plain Transformer that was timed, at the origin; the gain is paired by seed, and
     the published gain is a difference of ln perplexity. Times are medians over repetitions, measured in turns on one
-    machine. To see: which models are on the Pareto front, that is, no model is both faster and better. In the paper a
-    DenseFormer is above every plain Transformer that takes as long.
+    machine. To see: how much time each gain takes. Our models have one depth; the paper also has deeper plain
+    Transformers, and there a DenseFormer is above every one that takes as long. On its Pareto front no model is both
+    faster and better.
     """
     timed = tables.gains(results, runs)
     ours = timed[timed["setting"] == "main"].merge(tables.speeds(results), on="run")
@@ -158,20 +174,29 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
         rows[f"_slower{end}"] = 100 * (rows["source"].map(speeds) / rows[f"batches_per_s{other}"] - 1)
     shallowest = rows.groupby("source")["layers"].transform("min").map("{:.0f}".format)
-    return rows.assign(_text=rows["run"].map(texts).fillna(""), _base=shallowest)
+    compared = rows["variant"].mask(rows[_GAIN].eq(0) | rows["source"].eq("published") | rows["run"].eq(base))
+    return rows.assign(_text=rows["run"].map(texts).fillna(""), _base=shallowest, _compared=compared)
+
+
+def _mark_published(axes: Axes, rows: DataFrame) -> None:
+    """Tint the ground of the published row, which is the last."""
+    if rows["source"].eq("published").any():
+        axes.axhspan(-0.5, 0.5, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+        axes.get_yticklabels()[0].set_color(PUBLISHED_INK)
 
 
 @plot(reads="test.csv",
       runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
       needs="long-dwa-1x1-*", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
-          title="Tested on {_text}", xlabel="plain minus DenseFormer 1x1\n(nats per token)",
-          published={"each": "", "title": "Table 1"}),
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, title="Tested on {_text}",
+          xlabel="plain minus DenseFormer 1x1\n(nats per token)", finish=_mark_published),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million tokens; thick bars: 95 % interval of "
+                        "verdicts; thin: Student t; tinted: published."],
     width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
-    of training tokens, with a panel per test text (arXiv:2402.02622), paired by seed. Every run has its own full
+    of training tokens (arXiv:2402.02622), paired by seed. Every run has its own full
     schedule. Thick bars have the variance between seeds that verdicts use, pooled over similar runs, and the choice of
     texts if there are 20 of them. To see: whether the gain grows with depth, and whether it lasts when both train
     longer or only makes the first steps easier.
@@ -188,7 +213,9 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         return rows
     names = rows["_label"].str.replace(f"^({DENSEFORMER} )?1x1(,| at) | [(]Table 1[)]", "", regex=True)
     rows = _pooled(rows, results, "plain", "run", "difference_nats")
-    return rows.assign(_label=names, _look=f"{DENSEFORMER} 1x1")
+    text = rows["_text"].where(rows["_text"].ne(rows["_text"].iloc[0]))
+    text = text.mask(rows["source"].eq("published"), "published").add(", ").fillna("")
+    return rows.assign(_label=text + names.str.removesuffix(" tokens"), _look=f"{DENSEFORMER} 1x1")
 
 
 def _published_sparsity() -> DataFrame:
