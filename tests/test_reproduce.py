@@ -95,7 +95,7 @@ def test_changed_code_is_refused_without_an_option(project, capsys, monkeypatch)
     monkeypatch.setattr("formerlab.plan.code.code_hash", lambda *_, **__: "0" * 16)
     line = refused(capsys, "small/parent/seed0")
     assert line.startswith("small/parent/seed0: the training code has changed (")
-    assert "now); compare anyway with --other code, or restore the code: " in line
+    assert "now); compare anyway with --other code, or restore the code with `git checkout " in line
     assert main(["reproduce", "small/parent/seed0", "--other", "code"]) == 0
 
 

@@ -13,10 +13,10 @@ def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]
     """Return the fractions of retained keys in the first 40 %, the first 10 % and the last 40 % of the positions before
     a query, and the mean position of retained keys (0 is the first, 1 the last).
 
-    Retained keys are the keys that a query sees in addition to its own key. Values are means over heads and over the
-    queries in the second half of each sequence that see a retained key, or NaN without such a query. A position on a
-    boundary is counted fractionally, so a uniform choice, or no pruning, gives an early fraction of exactly 0.4 and a
-    mean position of 0.5. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    Retained keys are the keys that a query sees in addition to its own key. Values are averaged over heads and over the
+    queries of the second half that see at least one retained key. If a sequence has no such query, the value is NaN. A
+    position on a boundary is counted fractionally, so a uniform choice, or no pruning, gives an early fraction of
+    exactly 0.4 and a mean position of 0.5. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
     """
     position = torch.arange(visible.shape[-1], device=visible.device)
     query = position[:, None]
@@ -48,8 +48,7 @@ def distance_to_ideal(probabilities: Square, ideal: Square, *, skip: int = 0) ->
 
     Compute both from the same logits; otherwise the result includes the drift of the hidden states under pruning.
     `skip` is the number of first positions that are left out as keys and queries; skip = 1 removes the attention sink.
-    (Claim
-    decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
+    (Claim decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
     """
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()
     norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)

@@ -86,7 +86,7 @@ class CompressedCache(KVCache):
     def _select(
         self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads
     ) -> tuple[Bool[Tensor, "batch key_heads time"], int]:
-        """Return the mask of retained keys (protected keys and keys of largest importance), and their mean per head."""
+        """Return the mask of retained keys, and the mean number of retained keys per head."""
         policy, scorer = self.policy.layer_policy, self.policy.scorer
         assert isinstance(scorer, OneShot | Eviction)
         batch, _, time, _ = q.shape

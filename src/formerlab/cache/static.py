@@ -25,7 +25,7 @@ def is_static(cache: Any) -> bool:
 
     Policies that renumber the retained keys are not supported.
     """
-    if hasattr(cache, "is_full"):  # a PrunedCache; without its import, this module does not depend on every policy
+    if hasattr(cache, "is_full"):  # PrunedCache; importing it would add its modules to the code hash
         return bool(cache.is_full and not cache.policy.reindexes_positions)
     return type(cache) is KVCache and cache.length > 0
 

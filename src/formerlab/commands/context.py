@@ -127,7 +127,8 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
             staleness.record(stage, name).unlink(missing_ok=True)
             raise UserError(f"{job}: {some(late)} was edited while it ran, so its results were discarded; {PLAN_AGAIN}")
         if not staleness.check(stage, name).current:
-            raise UserError(f"{job}: its result is already {staleness.check(stage, name)}; {PLAN_AGAIN}")
+            state = staleness.check(stage, name)
+            raise UserError(f"{job}: its inputs changed after it was planned, so its result is {state}; {PLAN_AGAIN}")
         print(f"{job}: results in {staleness.record(stage, name).parent}", file=sys.stderr)
 
 

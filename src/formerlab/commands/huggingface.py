@@ -26,7 +26,10 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of GPT-NeoX-20B; default: in the folder")
 
     parser = add_command(commands, answer_tasks, configured=False)
-    parser.add_argument("model", help="folder of transformers, .gguf file, owner/name in the hub's cache, or a package")
+    text = (
+        "Hugging Face model folder, .gguf file, hub id (owner/name) in the local cache, or Python package with a model"
+    )
+    parser.add_argument("model", help=text)
     parser.add_argument("--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks of lm_eval")
     parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
     parser.add_argument("--budgets", nargs="+", help="fractions such as 0.4 (default), or numbers of keys such as 64")
@@ -34,7 +37,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--lengths", nargs="+", type=int, help=text)
     parser.add_argument("--examples", type=int, help="number of examples of each task and length; default 20")
     parser.add_argument("--seed", type=int, help="seed of long-context tasks; default 0")
-    parser.add_argument("--text", help="text of long-context tasks; default: documentation of Python")
+    text = "UTF-8 text file for the long-context tasks; default: Python's documentation"
+    parser.add_argument("--text", help=text)
     parser.add_argument("--shots", type=int, help="number of solved examples before questions of lm_eval; default 0")
     parser.add_argument("--chat-template", action="store_true", help="wrap prompts in the tokenizer's chat template")
     parser.add_argument("--batch", type=int, default=1, help="number of prompts that are answered together; default 1")

@@ -42,10 +42,10 @@ def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
 
 def stages_block() -> str:
     """Return a table of the stages and a table of their row files, as Markdown."""
-    lines = ["| stage | task (once for every) | files |", "|---|---|---|"]
+    lines = ["| stage | task | runs once per | files |", "|---|---|---|---|"]
     for stage in STAGES.values():
         files = " ".join(f"`{file}`" for file in stage.written)
-        lines.append(f"| `{stage.name}` | {stage.text} ({stage.unit}) | {files} |")
+        lines.append(f"| `{stage.name}` | {stage.text} | {stage.unit} | {files} |")
     lines += ["", "| file | one row is | columns (? if optional) |", "|---|---|---|"]
     for file, table in TABLES.items():
         names = ", ".join(name + "?" * (name in table.optional) for name in table.names)

@@ -71,7 +71,10 @@ def reproduce(arguments: argparse.Namespace) -> None:
 def _reproduce_run(
     record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, allowed: list[str]
 ) -> Path:
-    """Train a run again and return its folder; for an ancestor with equal live weights, return its live folder."""
+    """Train a run again and return its folder.
+
+    If the live weights of an ancestor equal its committed weights, return its live folder without training.
+    """
     from formerlab.plan.code import code_hash, entries_of_training
     from formerlab.training.run import Run
     from formerlab.training.runtime import RuntimeConfig
@@ -83,16 +86,18 @@ def _reproduce_run(
     if record.get("processes", 1) > 1:
         raise UserError(f"{name}: was trained by {record['processes']} processes, but reproduce supports only one")
     commit = record["git"]["commit"]
-    checkout = f"git checkout {commit[:12]} is the nearest commit" if commit else "its commit is unknown"
+    restore = "the commit of the original code is unknown"
+    if commit:
+        restore = f"restore the code with `git checkout {commit[:12]}` (nearest commit)"
     try:
         run = Run.model_validate(record["spec"])
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{name}: its spec is invalid in this version ({key}); {checkout}") from None
+        raise UserError(f"{name}: its spec is invalid in this version ({key}); {restore}") from None
     code = code_hash(*entries_of_training(run), specs=[run])
     if code != record["code_hash"] and "code" not in allowed:
         changed = f"the training code has changed ({record['code_hash']} then, {code} now)"
-        raise UserError(f"{name}: {changed}; compare anyway with --other code, or restore the code: {checkout}")
+        raise UserError(f"{name}: {changed}; compare anyway with --other code{', or' if commit else ';'} {restore}")
     data = _data_folder(record, plan, allowed)
     if child is not None:
         print(f"training {name} first, because {child['id']} starts from it", file=sys.stderr)

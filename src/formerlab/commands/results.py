@@ -211,7 +211,7 @@ def track(arguments: argparse.Namespace) -> None:
             outcome = sync(root, uri, Path(plan["figures"]), weights=arguments.weights)
             for line in outcome["refused"]:
                 print(f"warning: not tracked: {line}", file=sys.stderr)
-        except Exception as error:  # no error of tracking fails a job
+        except Exception as error:  # a tracking error must not fail the job
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             outcome, failures = {"status": "failed", "reason": reason}, failures + 1
             print(f"warning: {reason}", file=sys.stderr)

@@ -29,7 +29,8 @@ WITHOUT_EFFECT = frozenset(
 
 
 ENTRIES_ONLY = frozenset((f"{PACKAGE}.growth.stage",))
-"""Modules that define both specs and functions. A job hashes them only as entries or as modules of its specs."""
+"""Modules that define both specs and functions. A job's hash includes these modules only if they are passed as entries
+or define one of its specs."""
 
 
 MODULES_BY_HASH: dict[str, tuple[str, ...]] = {}
@@ -80,9 +81,9 @@ def module_of(file: str) -> str:
 def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
     """Return the modules that `entries` import, directly or indirectly.
 
-    `spec_modules` define the specs of the job. Another module that defines specs is included in two cases: a module of
-    `spec_modules` uses one of its specs in a function body or as a base class, or a function is imported from the
-    module. A job never builds a spec that occurs only as a default value, in a union or in an annotation.
+    `spec_modules` define the specs of the job. Another module that defines specs is included (1) if a module in
+    `spec_modules` uses one of its specs in a function body or as a base class, or (2) if a function is imported from
+    it. A job never builds a spec that occurs only as a default value, in a union or in an annotation.
     """
     closed: set[str] = set()
     waiting = [*entries, *spec_modules]

@@ -30,7 +30,8 @@ CPUS_PER_GPU = 12
 WORKER_BYTES = 450 * 2**20
 """Memory of a worker process, which imports torch and timm."""
 STEPS_IN_MEMORY = AHEAD + 4
-"""Number of image batches in host memory: AHEAD prefetched, one in training, and three in preparation until pinned."""
+"""Number of image batches in host memory: AHEAD prefetched, one in training, and three that are not yet in pinned
+memory."""
 NOISE_FACTOR = 1.2
 """Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
 LOGIT_BYTES = 12

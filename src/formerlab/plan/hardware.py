@@ -16,7 +16,7 @@ class Hardware(Spec):
     """Specifications of a processor, used to estimate time and memory.
 
     Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch. The two
-    constants cover all work except matrix products, which takes most of the time in small models.
+    constants cover all work other than matrix products. In small models this work takes most of the time.
     """
 
     memory_gb: Positive

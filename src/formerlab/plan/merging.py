@@ -25,7 +25,7 @@ SomeSpec = TypeVar("SomeSpec", bound=Spec)
 SPLITS = frozenset(("train", "valid", "test"))
 """Keys for the files of a split. In a merge, these keys and the key `paths` replace each other."""
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-"""Numbers that YAML reads as text: without a dot, without a sign in the exponent, or in quotes."""
+"""Numbers that YAML reads as text, such as 1e-3 (no dot), 1.0e3 (no sign in the exponent) and "3" (quoted)."""
 
 
 class Tree(dict[Any, Any]):

@@ -19,7 +19,8 @@ from formerlab.results.stages import MEASURED, TIMED
 
 OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Number of retries for lost nodes, memory errors and preemption, in addition to twice the predicted number."""
+"""Number of retries for lost nodes, memory errors and preemption, in addition to twice the predicted number of
+submissions."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 
@@ -81,10 +82,11 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     for run, gpus in plan["too_large"].items():
         by_need.setdefault(gpus, []).append(run)
     for count, runs in by_need.items():
-        remedy = "and sharding over up to 64 does not suffice (lower the micro-batch size: raise task.accumulate)"
+        remedy = ", nor on 64 with sharding; raise task.accumulate to lower the micro-batch size."
         if count:
-            remedy = f"fits on {count} with sharding (gpus: {count})"
-        lines.append(f"too large for one {plan['hardware']}, {remedy}: {', '.join(runs)}")
+            remedy = f"; set gpus: {count} to shard {'them' if runs[1:] else 'it'}."
+        subject = f"Runs {', '.join(runs)} do" if runs[1:] else f"Run {runs[0]} does"
+        lines.append(f"{subject} not fit on one {plan['hardware']}{remedy}")
     need, limit = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
         *lines,

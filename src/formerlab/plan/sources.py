@@ -154,7 +154,8 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
     """Return the data sets with the vocabularies of shared tokenizers. The owner of a tokenizer comes before its users.
 
     A data set that uses the tokenizer of a released model gets the files and the vocabulary of this model. Raises
-    UserError if the owner of a tokenizer does not exist, has another vocabulary, or uses the tokenizer of its user.
+    UserError if the owner of a tokenizer does not exist or has another vocabulary, or if two data sets use each other's
+    tokenizer.
     """
     chains = {name: tokenizer_chain(name, data, tree) for name in data}
     filled: dict[str, DataSpec] = {}

@@ -66,8 +66,8 @@ def _local_mask(layer: Layer, heavy_count: Counts) -> Mask:
 
     The first `heavy_count` queries see all keys, and their unpruned attention rows are summed. A later query selects
     its own key and the heavy_count - 1 keys with the largest sums. Its unpruned row is added to their sums, and the
-    sums of all other keys, including recent keys, are reset to 0. The heavy and the recent keys therefore overlap, and
-    a new key competes with its first score.
+    sums of all other keys, including recent keys, are reset to 0. Heavy and recent keys therefore overlap, and a new
+    key is ranked by its attention from a single query.
     """
     attention = layer.attention(layer.causal)
     visible = layer.causal.expand_as(attention).clone()

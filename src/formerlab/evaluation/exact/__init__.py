@@ -23,4 +23,5 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "decay-simulation-equals-eviction": identities.simulation_equals_eviction,
     "decay-cache-memory": counts.cache_memory,
 }
-"""The check of each claim, by claim id. It returns numbers by name, or by `item/name` for an item of `for_each`."""
+"""The check of each claim, by claim id. It returns values by name, or by `item/name` if the claim has a `for_each`
+list."""

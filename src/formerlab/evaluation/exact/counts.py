@@ -118,7 +118,7 @@ def vision_parameters() -> dict[str, float]:
 
 
 def denseformer_parameters() -> dict[str, float]:
-    """Compare counted mixing weights with the sum of floor(i/k) + 1 over i divisible by p, and models with Table 1."""
+    """Compare the number of mixing weights with the closed form, and parameter counts of the models with Table 1."""
     worst = 0.0
     for depth in (24, 48, 72):
         for k, p in ((1, 1), (2, 1), (4, 1), (12, 1), (4, 5), (4, 4), (4, 15)):
@@ -193,8 +193,9 @@ def complexity() -> dict[str, float]:
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
     lengths below the width. For a recurrent layer, the path in the table includes the step from the input to the state.
-    The table assumes dilated causal kernels and r positions on each side. Two further numbers are path length / (n/k)
-    for kernels without dilation, and path length / (n/r) for r positions in total.
+    The table assumes dilated causal kernels for convolution, and r positions on each side for restricted attention. Two
+    further numbers are path length / (n/k) for kernels without dilation, and path length / (n/r) for r positions in
+    total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

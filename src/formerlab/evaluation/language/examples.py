@@ -31,7 +31,7 @@ LAST_WORD = {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text
 PERPLEXITY = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
 FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "choices": (means("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}),
-    # as in winogrande: the text is the index of the correct context
+    # as in winogrande, `doc_to_text` returns the index of the correct context
     "contexts": (means("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
     # as in lambada_openai
     "cloze": ([*means("acc"), PERPLEXITY], LAST_WORD),

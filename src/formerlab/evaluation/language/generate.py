@@ -22,7 +22,7 @@ from formerlab.tasks.scoring import check_finite, evaluating
 log = logging.getLogger(__name__)
 
 INCOMPLETE = "\ufffd"
-"""Decoded text of a character whose last bytes are in later tokens."""
+"""The replacement character, which the tokenizer returns for a character whose bytes are not complete yet."""
 
 
 def generate(

@@ -174,8 +174,9 @@ class Encoder(TemplateLM):  # type: ignore[misc]
         for pair, _, continuation in encoded:
             if pair is not None and not continuation:
                 raise UserError(
-                    f"the answer {pair[1]!r} adds no token to its context, which ends in {pair[0][-30:]!r}: they merge;"
-                    " begin answers with a space (the suite's delimiter), or remove the question"
+                    f"the answer {pair[1]!r} adds no token to its context, because the tokenizer merges the answer with"
+                    f" the end of the context ({pair[0][-30:]!r}); begin answers with a space (the suite's delimiter),"
+                    " or remove the question"
                 )
         return encoded
 

@@ -67,7 +67,8 @@ class NGram:
             grams = np.where(known_grams, grams, -1)
             histories = np.full_like(tokens, -1)
             histories[:, 1:] = grams[:, :-1]
-            histories[:, :length] = -1  # the window has fewer preceding tokens than such a history
+            # the first `length` tokens of a window have too few preceding tokens for a history of this length
+            histories[:, :length] = -1
         return np.asarray(np.log(probabilities))
 
 

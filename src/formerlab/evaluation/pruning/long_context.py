@@ -26,12 +26,14 @@ MIN_FULL_SCORE = 0.5
 """Minimum mean score of the full cache; a task with a lower score is excluded from the comparison of policies."""
 LENGTHS = range(512, 8193)
 """Valid lengths in tokens, including the answer."""
-SOLVED_LENGTH, SOLVED_CHAIN_LENGTH = 1024, 256
-"""Minimum length of examples that have a solved example, and length of the solved example of variable tracking."""
+SOLVED_LENGTH = 1024
+"""Examples of at least this length have a solved example (variable tracking and common words)."""
+SOLVED_CHAIN_LENGTH = 256
+"""Length of the solved example of variable tracking."""
 MANY_WORDS = 4096
 """From this length, common words are repeated 30 times and other words 3 times; below, 6 times and once."""
 TOKENS_PER_CODED_WORD = 50
-"""Number of tokens of the length per coded word of `frequent_words`."""
+"""Example length in tokens divided by the number of coded words (`frequent_words`)."""
 TEXT_WORDS = 20_000
 """Number of words that are read from the embedded text."""
 NOISE = "The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again."

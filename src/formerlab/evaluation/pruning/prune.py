@@ -90,7 +90,8 @@ class PruneSweep(Measurement):
     question_limit: Count | None = None
     """Maximum number of examples per task, from the start; null means all."""
     calibration_windows: AnyCount = 0
-    """Number of validation windows for the choice of alpha, per layer and head and for all heads; 0 disables it."""
+    """Number of validation windows for choosing alpha, both one per head and one for all heads; 0 disables the choice.
+    """
     calibration_budgets: tuple[Budget, ...] = (0.2,)
     """Cache budgets for the choice of alpha from `alphas`."""
     score_windows: AnyCount = 0
@@ -159,10 +160,10 @@ def prune(
 ) -> None:
     """Write FILES into `out`.
 
-    Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. The
-    rows of one window or question differ only in the configuration. Alphas are calibrated on the stream `valid`. Rows
-    in `stored` are not computed again. Windows must not exceed the model's context. `documents` has the document index
-    of each window of `test`, or is empty.
+    Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. Every
+    configuration is measured on the same windows and questions. Alphas are calibrated on the stream `valid`. Rows in
+    `stored` are not computed again. Windows must not exceed the model's context. `documents` has the document index of
+    each window of `test`, or is empty.
     """
     stored, context = stored or StoredRows(), sweep.context or model.spec.context
     stream, batch, rows = streams["test"], sweep.batch_of(context), Rows()

@@ -38,7 +38,7 @@ class Configuration(NamedTuple):
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget
 
     def single_policy(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
-        """Return the cache key of these rows: the settings with only this policy, the policy, and the budget."""
+        """Return the settings, policy and budget that identify stored rows of this configuration."""
         emptied = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
         return settings.model_copy(update={"policies": (self.policy,), **emptied}), self.policy.to_dict(), self.budget
 

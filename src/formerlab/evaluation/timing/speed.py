@@ -132,7 +132,8 @@ class Turn:
     def _train(self, steps: int) -> list[float]:
         """Train the model for `steps` steps; return the cumulative training seconds before each step and at the end."""
         self.model.train()
-        micro_batch = self.task.batch // self.task.accumulate  # also of validation, so only one shape is compiled
+        # validation uses the same micro-batch size, so only one shape is compiled
+        micro_batch = self.task.batch // self.task.accumulate
         task = self.task.model_copy(update={"valid_windows": micro_batch})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))

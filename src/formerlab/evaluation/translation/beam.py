@@ -79,11 +79,11 @@ def beam_search(
     """Return the best translation of each source that beam search finds, with at most `limits` tokens plus the end.
 
     `real` is True for source tokens and False for padding; `end` is the id of the end token. Each step extends the
-    `beam` best hypotheses by every token. Continuations in the top `beam` that end are finished. The `beam` best
-    continuations that do not end are extended in the next step. A sentence is done when `beam` hypotheses have
-    finished, or when no unfinished hypothesis can exceed the best finished score. Early stopping never changes the
-    result, because the log-probability of a hypothesis only decreases and its length penalty is at most the penalty of
-    the limit. With beam = 1, the search is greedy decoding.
+    `beam` best hypotheses by every token. If one of the `beam` best continuations ends with the end token, it is a
+    finished translation. The `beam` best continuations that do not end are extended in the next step. A sentence is
+    done when `beam` hypotheses have finished, or when no unfinished hypothesis can exceed the best finished score.
+    Early stopping never changes the result, because the log-probability of a hypothesis only decreases and its length
+    penalty is at most the penalty of the limit. With beam = 1, the search is greedy decoding.
 
     On a GPU, sentences that are done are removed from the batch only every CHECK_EVERY steps.
     """
