@@ -114,8 +114,8 @@ FIRST_SCREEN = {
         "On three of the five question sets SmolLM2 is at chance; on the two others Decay is 0.4 and 1.3 "
         "points worse.", _percent, " points", "z.1f", "Cache pruning",
         "H2O retains the cached tokens that have received the most attention; Decay lets old attention fade. With 40 % "
-        "of the KV cache of SmolLM2-135M-Instruct, Decay answers {0} points more questions correctly than H2O (paper, "
-        "OPT-2.7B: 4.0 points)."),
+        "of the KV cache of SmolLM2-135M-Instruct, Decay (alpha 0.2, as published) answers {0} points more questions "
+        "correctly than H2O (paper, OPT-2.7B: 4.0 points)."),
     "tokenformer-growth-beats-continuing": TableLine(
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
         "perplexity of the grown model relative to the model trained further, after short, medium and long training "
