@@ -90,6 +90,10 @@ def test_a_parent_trained_further_is_labelled_by_its_equal_budget(tmp_path):
     assert shared["trained-on-flops-2"] == "FLOPs"
     assert shared["trained-on-longer-2"] == ""
     assert np.isnan(shared["grown-random-sqrt-2"])
+    ratios = rows.query("part == 'chain' or part == 'paper'").set_index("run")["flops_ratio"]
+    assert ratios["grown-random-sqrt-2"] == pytest.approx(0.5), "as in the table of the envelope"
+    assert ratios["TokenFormer 1.4B"] == pytest.approx(0.403, abs=1e-3)
+    assert set(rows.loc[rows["run"] == "tokenformer-1", "_model"]) == {"Tokenformer, not grown"}
 
 
 def test_each_budget_compares_the_best_rates_by_validation(tmp_path):

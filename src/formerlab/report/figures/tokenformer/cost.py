@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
+from formerlab.report.claims.envelope import flops_at_loss
 from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
@@ -33,6 +34,7 @@ from formerlab.report.studies.tokenformer import (
     with_registered_controls,
 )
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, look
+from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
@@ -155,7 +157,7 @@ SHOWN = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_
 def _named(data: DataFrame) -> DataFrame:
     """Return the rows with the series of the two panels, `_model` and `_size`, and their plot style."""
     scratch, chain_rows = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
-    names = dict.fromkeys(chain_rows["parent"].dropna(), "parent")
+    names = dict.fromkeys(chain_rows["parent"].dropna(), f"{TOKENFORMER}, not grown")
     for run, variant, equal in chain_rows[["run", "variant", "equal"]].fillna("").to_numpy():
         names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
     parameters = data["parameters_non_embedding"]
@@ -170,30 +172,28 @@ def _named(data: DataFrame) -> DataFrame:
         _color=parameters.map(shades).where(alone),
         _marker=parameters.map(dict(zip(counts, "osD^vPX" * len(counts), strict=False))).where(alone),
         _linestyle=alone.map({True: "-", False: ""}),
-        _below=~data["run"].isin(scratch["run"]),
     )
 
 
-def _envelope(axes: Axes, rows: DataFrame) -> None:
-    """Draw the envelope, and join each run that started from another run to that run."""
-    lowest = rows[rows["lowest"].eq(True)].sort_values("flops_cumulative")
-    axes.plot(lowest["flops_cumulative"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
-    _join_to_parents(axes, rows[rows["part"] == "chain"], by="_model")
+CLAIMED_RATIO = 0.5
+"""Largest ratio of FLOPs that the paper claims."""
 
 
 @plot(reads="test.csv", needs="envelope-*", within_regime=True, draw=layout(
-    _loss_panel("flops_cumulative", by="_model", log="xy", title="{setting}: cost with all ancestors; grey: envelope",
-                xlabel="cumulative FLOPs", finish=_envelope),
+    Panel("flops_ratio", "_row", by="_row", style="_model", kind="forest", where={"part": ["chain", "paper"]}, log="x",
+          zero=1.0, title="Cost with all ancestors, {setting}",
+          xlabel="FLOPs relative to a Transformer\nof equal loss (dashed: claimed)",
+          finish=lambda axes, _: axes.axvline(CLAIMED_RATIO, color=GREY, linestyle="--", linewidth=1)),
     _loss_panel("tokens", by="_size", log="xy", title="Transformers from scratch, size by size", xlabel="tokens"),
-    columns=1, height=2.6, order="_below tokens parameters_non_embedding"
+    columns=1, height=2.6, order="_rank tokens parameters_non_embedding"
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
-    """Tokenformers that grow or train further against Transformers from scratch (arXiv:2410.23168). The Transformers
-    have three sizes and three lengths of training, each with its own full schedule. The cost of a Tokenformer includes
-    all its ancestors. Points of equal cost are plotted side by side. To see: growing saves cost if a grown model is
-    below and to the left of the grey envelope; the table tokenformer_envelope has the saving at equal loss. The parent
-    that was trained further is the other control: growing helps if the grown model is lower at equal FLOPs. The slopes
-    are those of this range of small models.
+    """Tokenformers that grow or train further against Transformers from scratch (arXiv:2410.23168). Above: FLOPs of a
+    Tokenformer with all its ancestors, relative to the FLOPs at which the envelope of the Transformers reaches its loss
+    (table tokenformer_envelope). To see: growing saves cost if its row is left of 1; the paper claims at most 0.5.
+    Hollow: the largest grown model of the paper (30B tokens a stage) against its Transformers of 300B tokens, in TPU
+    hours read from Fig. 3. Below: the Transformers of the envelope, with three sizes and three lengths of training,
+    each with its own full schedule. The slopes are those of this range of small models.
     """
     losses = fully_annealed_losses(results, runs)
     points, grown = scratch_points(losses), chains(losses)
@@ -203,7 +203,25 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     frames = [frame.assign(source="ours", part=part) for part, frame in parts.items()]
     rows = pd.concat(frames, ignore_index=True)
     chain = rows[rows["part"] == "chain"].set_index("run")
-    return _named(rows.assign(equal=rows["run"].map(budgets_equal_to_grown(chain))))
+    rows = _named(rows.assign(equal=rows["run"].map(budgets_equal_to_grown(chain))))
+    ratios = tokenformer_envelope.rows(results, runs).set_index("run")
+    for column in ("flops_ratio", "flops_ratio_low", "flops_ratio_high"):
+        rows[column] = rows["run"].map(ratios[column]).where(rows["part"] == "chain")
+    length = rows["run"].str.extract(f"-({'|'.join(LENGTHS)})(?:-|$)")[0]
+    rows["_row"] = rows["_model"].str.removesuffix(", equal FLOPs") + (", " + length + " stage").fillna("")
+    rows["_rank"] = length.map(LENGTHS.index, na_action="ignore").fillna(-1)
+    return pd.concat([rows, _published_ratio()], ignore_index=True)
+
+
+def _published_ratio() -> DataFrame:
+    """Return the cost of the largest grown model of the paper relative to its Transformers at equal loss."""
+    points = _published_points(("Fig 3", "Transformer, 300B tokens"), ("Fig 3", "grown, 30B a stage"))
+    transformers = points[points["series"].str.startswith("Transformer")]
+    largest = points[points["series"].str.startswith("grown")].nlargest(1, "tpu_v4_hours")
+    hours = flops_at_loss(largest["loss_nats"].iloc[0], transformers["tpu_v4_hours"], transformers["loss_nats"])
+    ratio = largest["tpu_v4_hours"] / hours
+    return largest[["source", "run"]].assign(part="paper", flops_ratio=ratio, _model="grown, 30B a stage",
+                                             _row="the paper, 1.4B (TPU hours)", _rank=9)  # fmt: skip
 
 
 STAGES = (27, 260)
