@@ -204,7 +204,7 @@ def _at_published_budget(rows: DataFrame) -> DataFrame:
     """Return the rows at the published budget, or all without such rows, and of Decay those with alpha 0.2."""
     rows = _of_model(rows[~rows["configuration"].str.match(r"Decay, alpha (?!0\.2)")])
     pruned = rows["budget"] == pruning.PUBLISHED_BUDGET
-    return rows[pruned | rows["budget"].eq(1)] if pruned.any() else rows
+    return rows[pruned | rows["budget"].eq(1)].drop(columns="budget") if pruned.any() else rows
 
 
 @table(reads="prune.csv", runs="decoder released-*",
@@ -365,8 +365,13 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
 
 
+SUITES_MINUS_H2O = "five suites at 40 % minus H2O (points) ↑"
+
+
 def _losses_apart(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the losses on each text, and the other columns, in blocks of their own, without an empty block."""
+    rows = rows[~rows["configuration"].str.contains(", budget by ")]
+    rows = rows.rename(columns=lambda name: str(name).replace("minus H2O (points)", SUITES_MINUS_H2O))
     losses = [str(name) for name in rows if " (nats)" in str(name)]
     texts = rows[["source", "configuration", *losses]].dropna(subset=losses, how="all")
     others = rows.drop(columns=losses)
@@ -388,7 +393,8 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     decoding behind the longest prompt that was measured. In brackets: 95 % intervals, paired with H2O on the windows or
     questions that both read, for this one model; of several windows of a document, documents are resampled. Cache,
     speed and the time to read the prompt are ratios to the full cache. Random, protected keeps the first 4 keys and
-    gives a quarter of the budget to recent keys. Budget by head or layer: the same total, divided unequally.
+    gives a quarter of the budget to recent keys. An empty cell was not run, or is H2O minus itself. The CSV also
+    has budgets that are divided unequally by head or layer.
     """
     parts = {
         "nats": (league.losses(results, STUDY, runs), "text", pruning.MINUS_H2O),

@@ -77,7 +77,7 @@ def _labelled(rows: DataFrame) -> DataFrame:
 def _main_rates(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the rows by data set, without training on a second domain and without learning rates of fewer seeds."""
     if rows["source"].eq("published").any():
-        return _labelled(rows)
+        return _labelled(rows).sort_values("parameters", kind="stable")
     most = rows.groupby(["regime", "variant", "parameters", "tokens"], dropna=False)["seeds"].transform("max")
     return by_regime(_labelled(rows[~rows["run"].str.startswith("continued-") & ~(rows["seeds"] < most)]))
 

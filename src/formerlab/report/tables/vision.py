@@ -146,9 +146,9 @@ def vision_norms(results: Results, runs: list[str]) -> DataFrame:
        columns=COLUMNS, readers=_readers)  # fmt: skip
 def vision_growth_table(results: Results, runs: list[str]) -> DataFrame:
     """Image classification with Tokenformers that grow. They stand beside their parent trained further for the FLOPs of
-    the stage, Tokenformers from scratch, and models with averages over depth. The methods are of Tokenformer
-    (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622), which have no such results on images. In
-    brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap over images; differences are
+    the stage, and Tokenformers from scratch; averages over depth are shown if they were run. The methods are of
+    Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622), without such results on images.
+    In brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap over images; differences are
     paired by seed.
     """
     grown = (
