@@ -121,7 +121,7 @@ def test_files_name_the_missing_runs_of_a_comparison(tmp_path, monkeypatch):
     for name, depth in (("plain-8", {"kind": "identity"}), ("dwa-1x1-8", {"kind": "dwa"})):
         make_run(tmp_path / "results", "denseformer", name, spec=model(8) | {"depth": depth})
     draw_one("denseformer_sparsity", tmp_path / "results", tmp_path / "out")
-    assert "like depth.dilation=[!1]* depth.period=1 or" in messages[0]
+    assert "match depth.dilation=[!1]* depth.period=1 or" in messages[0]
 
 
 def test_without_pdf_an_earlier_pdf_is_removed(tmp_path):

@@ -100,7 +100,7 @@ def _published_gains() -> DataFrame:
     """Return the published models, with their gains over the plain Transformer of their depth."""
     rows = tables.published_depths().assign(part="mean")
     plain = rows[rows["variant"] == TRANSFORMER].set_index("layers")["perplexity"]
-    gains = np.log(rows["layers"].map(plain) / rows["perplexity"])
+    gains = (rows["layers"].map(plain) / rows["perplexity"]).map(np.log)
     return rows.assign(**{_GAIN: gains.mask(rows["variant"] == TRANSFORMER)})
 
 
