@@ -169,3 +169,12 @@ def test_a_study_page_begins_with_its_figure_and_names_no_run(page):
     runs = {run for run in re.findall(rf'"{page.stem}/([^/"]+)/seed', records) if "-" in run}
     assert runs
     assert not {run for run in runs if re.search(rf"(?<![\w-]){re.escape(run)}(?![\w-])", text)}
+
+
+@EVERY_PAGE
+def test_links_to_a_heading_name_a_heading_that_exists(page):
+    """The site's strict build refuses such links too; the page on the code host would open at its top."""
+    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8")):
+        headings = re.findall(r"^#+ (.*)", (page.parent / target if target else page).read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+        assert anchor in slugs, f"{target}#{anchor}"
