@@ -99,7 +99,6 @@ _GROUPS = {
     "Transformer, tokens of a stage": _look(GREY, "X", ":"),
     "Transformer from scratch; Transformer, not grown; self-attention; main": _look(BLACK, "o"),
     "Tokenformer from scratch": _look(BLUE, "s", "--"),
-    "parent": _look(BLACK, "s", ""),
     "grown, half the tokens; grown, 15B a stage": _look(BLUE, "v", ":"),
     "grown, twice the tokens; grown, 60B a stage": _look(BLUE, "P", "--"),
     "parent trained further, equal tokens": _look(PURPLE, "p", "--"),

@@ -365,13 +365,14 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
 
 
+_SPEED = "cache_share speed_ratio prompt_ratio"
 SUITES_MINUS_H2O = "five suites at 40 % minus H2O (points) ↑"
 
 
 def _losses_apart(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the losses on each text, and the other columns, in blocks of their own, without an empty block."""
     rows = rows[~rows["configuration"].str.contains(", budget by ")]
-    rows = rows.rename(columns=lambda name: str(name).replace("minus H2O (points)", SUITES_MINUS_H2O))
+    rows = rows.rename(columns=lambda name: str(name).replace(_AGAINST["h2o"], SUITES_MINUS_H2O))
     losses = [str(name) for name in rows if " (nats)" in str(name)]
     texts = rows[["source", "configuration", *losses]].dropna(subset=losses, how="all")
     others = rows.drop(columns=losses)
@@ -416,9 +417,5 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
             rows = league.labelled(rows.drop(columns="configuration")).set_index("configuration")
             blocks.append(rows.reindex(columns=expand_columns(words)))
     wide = pd.concat(blocks, axis=1) if blocks else DataFrame()
-    return wide.reindex([name for name in league.LABELS.values() if name in wide.index]).reset_index(
-        names="configuration"
-    )
-
-
-_SPEED = "cache_share speed_ratio prompt_ratio"
+    order = [name for name in league.LABELS.values() if name in wide.index]
+    return wide.reindex(order).reset_index(names="configuration")
