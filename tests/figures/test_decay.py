@@ -279,7 +279,7 @@ def test_the_league_pairs_each_policy_with_h2o_on_the_windows_that_both_read(tmp
 
 
 def write_needles(root):
-    """Write answers of which the full cache has more than half right in one task of two."""
+    """Write answers to two tasks; the full cache answers more than half of one task correctly."""
     answers = [
         (*arm, task, 1, example, metric, float(example < right))
         for task, right in {"needle_single_512": 3, "needle_multikey_512": 1}.items()

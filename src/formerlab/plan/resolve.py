@@ -117,7 +117,7 @@ def _runs_at_scale(name: str, sources: Sources, *, released: bool) -> dict[str, 
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the trained runs of a study, one per seed. Parents come first; otherwise the order is that of `only`."""
+    """Return the trained runs of a study, one per seed: parents first, the other runs in the order of `only`."""
     trees = _runs_at_scale(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     default_seeds = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds

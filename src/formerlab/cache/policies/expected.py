@@ -1,4 +1,4 @@
-"""Expected Attention: scores keys by the expected attention of queries distributed like those of the prompt."""
+"""Expected Attention: score keys by the attention expected from queries with the prompt's query distribution."""
 
 from typing import Literal
 

@@ -23,7 +23,7 @@ ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Forgetting factor, tokens of the budget that are kept for the most recent keys, and label of each policy."""
 COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
 FOLLOWED = ((0, "old\ntopic", GREY, "--"), (NAME, "name", BLACK, "-"), (CHANGE, "new\ntopic", GREY, ":"))
-"""Tokens whose scores are plotted: index, label, colour, line. No colour is that of a policy."""
+"""Tokens whose scores are plotted: index, label, colour, line. Policies have other colours."""
 
 Numbers: TypeAlias = NDArray[np.float64]
 
