@@ -21,7 +21,7 @@ from gpu_steps import DEVICE, GPU, Lines, Options, tenth, wait
 from torch.nn import functional as F
 
 from formerlab.cache import Decay, Simulation
-from formerlab.cache.torch_engine import load_numba, load_triton
+from formerlab.cache.engines import load_numba, load_triton
 from formerlab.models import Decoder
 
 ROOT = Path(__file__).parents[1]

@@ -71,7 +71,7 @@ def variants(time, options):
     from torch.nn import functional as F
 
     from formerlab.cache import H2O, Decay, Simulation, resolve_budget
-    from formerlab.cache.torch_engine import load_numba, load_triton, run
+    from formerlab.cache.engines import load_numba, load_triton, run_in_torch
 
     generator = torch.Generator().manual_seed(0)
     shape = options.batch, options.heads, time, options.d_head
@@ -84,7 +84,7 @@ def variants(time, options):
 
     runs = {
         "full attention": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-        "torch": simulation(Decay(), run),
+        "torch": simulation(Decay(), run_in_torch),
     }
     name, engine = ("fused", load_triton()) if options.device == "cuda" else ("compiled", load_numba())
     if engine is not None:

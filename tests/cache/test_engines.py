@@ -21,8 +21,8 @@ from formerlab.cache import (
     Random,
     Simulation,
     StreamingLLM,
+    engines,
     evicting,
-    torch_engine,
 )
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.eviction import Eviction, coefficients
@@ -69,9 +69,9 @@ def same(left, right, lengths, exact=1e-12):
     """Compare two engines on the tokens of every sequence, without padding."""
     for row, length in enumerate(lengths):
         assert torch.allclose(left.out[row, :, :length], right.out[row, :, :length], atol=exact)
-        retained = left.last[row, :, :length] >= length
-        assert torch.equal(retained, right.last[row, :, :length] >= length)
-        assert torch.equal(left.last[row, :, :length][~retained], right.last[row, :, :length][~retained])
+        retained = left.last_query[row, :, :length] >= length
+        assert torch.equal(retained, right.last_query[row, :, :length] >= length)
+        assert torch.equal(left.last_query[row, :, :length][~retained], right.last_query[row, :, :length][~retained])
         if length == left.out.shape[2]:
             assert torch.allclose(left.scores[row][retained], right.scores[row][retained], atol=exact)
 
@@ -83,13 +83,13 @@ def test_the_numba_engine_matches_torch(policy, numba_engine):
         q, k, v = tensors(3, 4, key_heads, time, d_head)
         for budget in (0.4, 3, 0.9):
             prompt_inputs = prompt(policy, budget, lengths, q, k, v)
-            same(numba_engine.run(policy, prompt_inputs), torch_engine.run(policy, prompt_inputs), lengths)
+            same(numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), lengths)
 
 
 @pytest.mark.parametrize("engine_name", ["loop", "numba_engine"])
 def test_engines_match_the_masks(engine_name, numba_engine):
     """With an observer a simulation uses masks."""
-    run = torch_engine.run if engine_name == "loop" else numba_engine.run
+    run = engines.run_in_torch if engine_name == "loop" else numba_engine.run
     q, k, v = tensors(2, 4, 2, 45, 8)
     for policy in [*POLICIES, *([KeyDiff()] if engine_name == "loop" else [])]:
         by_engine = Simulation(policy, 0.4, [45, 30], engine=run)
@@ -100,8 +100,8 @@ def test_engines_match_the_masks(engine_name, numba_engine):
 
 def test_ties_evict_the_older_key_in_every_engine(numba_engine):
     k = torch.zeros(1, 2, 40, 16)
-    for run in (torch_engine.run, numba_engine.run):
-        last = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last
+    for run in (engines.run_in_torch, numba_engine.run):
+        last = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last_query
         assert last[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
 
 
@@ -112,7 +112,7 @@ def test_results_do_not_depend_on_threads(numba_engine):
     torch.set_num_threads(3)
     together = numba_engine.run(H2O(), prompt_inputs)
     assert torch.equal(alone.out[0], together.out[0])
-    assert torch.equal(alone.last, together.last)
+    assert torch.equal(alone.last_query, together.last_query)
 
 
 def test_importing_the_engine_keeps_torchs_number_of_threads():
@@ -126,26 +126,26 @@ def test_importing_the_engine_keeps_torchs_number_of_threads():
 def test_threads_and_chunks_divide_the_sequences_in_torch(policy, monkeypatch):
     lengths = [70, 20, 50, 3, 64]
     prompt_inputs = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
-    alone = torch_engine.run(policy, prompt_inputs)
-    monkeypatch.setattr(torch_engine, "MAX_LOGITS", 1)
-    same(alone, torch_engine.run(policy, prompt_inputs), lengths)
+    alone = engines.run_in_torch(policy, prompt_inputs)
+    monkeypatch.setattr(engines, "MAX_LOGITS", 1)
+    same(alone, engines.run_in_torch(policy, prompt_inputs), lengths)
     torch.set_num_threads(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        same(alone, torch_engine.run(policy, prompt_inputs), lengths)
+        same(alone, engines.run_in_torch(policy, prompt_inputs), lengths)
 
 
-@pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, torch_engine.MAX_LOGITS)])
+@pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, engines.MAX_LOGITS)])
 def test_chunks_on_a_gpu_fit_the_free_memory(free, numbers, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(80e9)))
-    assert torch_engine.chunk_size(torch.device("cuda")) == numbers
-    assert torch_engine.chunk_size(torch.device("cpu")) == torch_engine.MAX_LOGITS
+    assert engines.chunk_size(torch.device("cuda")) == numbers
+    assert engines.chunk_size(torch.device("cpu")) == engines.MAX_LOGITS
 
 
 def test_on_rocm_pruned_attention_runs_in_torch(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setenv("CC", "cc")
     kernels.usable.cache_clear()
-    assert torch_engine.load_triton() is None
+    assert engines.load_triton() is None
     kernels.usable.cache_clear()
 
 
@@ -203,13 +203,13 @@ def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monke
     """In simulation and step by step; an inherited `linear` does not describe an overridden rule."""
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
     prompt_inputs = prompt(policy, 30, [90, 90], q, k, v)
-    monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
+    monkeypatch.setattr(engines, "NUMBA_THRESHOLD", 0)
     monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0)
-    assert torch_engine.choose(Decay(), prompt_inputs) is numba_engine.run
-    assert torch_engine.choose(policy, prompt_inputs) is torch_engine.run
+    assert engines.choose_engine(Decay(), prompt_inputs) is numba_engine.run
+    assert engines.choose_engine(policy, prompt_inputs) is engines.run_in_torch
     cache = PrunedCache(policy, 30)
     steps = [cache(0, *(x[:, :, token : token + 1] for x in (q, k, v))) for token in range(90)]
-    torch.testing.assert_close(torch.cat(steps, 2), torch_engine.run(policy, prompt_inputs).out)
+    torch.testing.assert_close(torch.cat(steps, 2), engines.run_in_torch(policy, prompt_inputs).out)
 
 
 def test_compression_needs_a_declared_score():
@@ -231,23 +231,23 @@ def test_compression_needs_a_declared_score():
 def test_only_large_inputs_use_numba(numba_engine, monkeypatch):
     q, k, v = tensors(2, 4, 4, 40, 16)
     prompt_inputs = prompt(Decay(), 0.4, [40, 40], q, k, v)
-    assert torch_engine.choose(Decay(), prompt_inputs) is torch_engine.run
-    monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 2 * 4 * 40 * 16)
-    assert torch_engine.choose(Decay(), prompt_inputs) is numba_engine.run
-    assert torch_engine.choose(KeyDiff(), prompt_inputs) is torch_engine.run, (
+    assert engines.choose_engine(Decay(), prompt_inputs) is engines.run_in_torch
+    monkeypatch.setattr(engines, "NUMBA_THRESHOLD", 2 * 4 * 40 * 16)
+    assert engines.choose_engine(Decay(), prompt_inputs) is numba_engine.run
+    assert engines.choose_engine(KeyDiff(), prompt_inputs) is engines.run_in_torch, (
         "it decides by more than a sum of attention"
     )
     half = [x.bfloat16() for x in (q, k, v)]
-    assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is torch_engine.run
+    assert engines.choose_engine(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is engines.run_in_torch
 
 
 def test_without_numba_torch_runs_and_logs_it(monkeypatch, caplog):
-    torch_engine.load_numba.cache_clear()
+    engines.load_numba.cache_clear()
     monkeypatch.setitem(sys.modules, "formerlab.cache.numba_engine", None)
     monkeypatch.delattr("formerlab.cache.numba_engine", raising=False)
-    monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
+    monkeypatch.setattr(engines, "NUMBA_THRESHOLD", 0)
     q, k, v = tensors(2, 4, 4, 40, 16)
     with caplog.at_level(logging.INFO, "formerlab.cache"):
-        assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], q, k, v)) is torch_engine.run
+        assert engines.choose_engine(Decay(), prompt(Decay(), 0.4, [40, 40], q, k, v)) is engines.run_in_torch
         assert "runs in torch" in caplog.text
-    torch_engine.load_numba.cache_clear()
+    engines.load_numba.cache_clear()

@@ -22,8 +22,8 @@ from formerlab.cache import (
     Simulation,
     SnapKV,
     StreamingLLM,
+    engines,
     simulate,
-    torch_engine,
 )
 from formerlab.cache.eviction import Eviction
 from formerlab.errors import UserError
@@ -106,7 +106,7 @@ def test_engines_agree_on_a_protected_prompt(policy):
     numba_engine = pytest.importorskip("formerlab.cache.numba_engine")
     policy = policy.with_prompt_length(5)
     prompt_inputs = prompt(policy, 9, [37, 24], *tensors(2, 4, 2, 37, 16))
-    same(numba_engine.run(policy, prompt_inputs), torch_engine.run(policy, prompt_inputs), [37, 24])
+    same(numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), [37, 24])
 
 
 def test_reindexed_positions_with_a_protected_prompt():

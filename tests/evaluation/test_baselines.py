@@ -13,7 +13,7 @@ from formerlab.data.images import ImageData
 from formerlab.errors import UserError
 from formerlab.evaluation.baselines import Baselines, measure
 from formerlab.evaluation.language.ngram import FALLBACK, NGram, discounts
-from formerlab.evaluation.measurement import Measured
+from formerlab.evaluation.measurement import MeasuredRun
 from formerlab.models import Decoder
 from formerlab.models.vision import VisionTransformer
 from formerlab.report.catalogue import catalogue, load_rows
@@ -64,7 +64,7 @@ def test_discounts_equal_equation_26():
 
 def measured(task, model, data, folder):
     run = Run(study="small", name="run", seed=0, model=model, task=task, steps=1)
-    return Measured(run=run, model=None, device="cpu", folder=folder, data=data, label="floors")
+    return MeasuredRun(spec=run, model=None, device="cpu", folder=folder, data=data, label="floors")
 
 
 def rows(folder):

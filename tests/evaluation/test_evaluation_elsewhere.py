@@ -30,7 +30,7 @@ from formerlab.cache import (
 from formerlab.data.pairs.streams import PairStream
 from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.evaluation.language.generate import sample
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.pruning.prune import COLUMNS, PruneSweep, prune
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import feed_tokens
 from formerlab.evaluation.translation import beam
@@ -89,7 +89,7 @@ def check_pruning(folder):
         with elsewhere() as noted:
             prune(model_on(device), streams, None, SWEEP, folder / device)
             waits = noted.waits
-    for name in FILES:
+    for name in COLUMNS:
         same(read(folder / "cpu" / name), read(folder / DEVICE / name))
     assert not [wait for wait in waits if "/cache/" in wait]
     losses = [wait for wait in waits if "/scoring.py" in wait]  # one batch of windows each: policies, alphas, choices

@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import TOVA, Local
 from formerlab.evaluation.measurement import StoredRows
-from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.pruning.prune import COLUMNS, PruneSweep, prune
 from formerlab.models.decoder import Decoder
 
 CONTEXT = 16
@@ -51,7 +51,7 @@ def test_stored_rows_are_not_computed_again(streams, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         swept(streams, stopped, done_in(stopped, "weights"), stops_at=3)
     assert swept(streams, stopped, done_in(stopped, "weights")) == passes - 2, "two policies were done"
-    for name in FILES:
+    for name in COLUMNS:
         assert (stopped / name).read_text() == (tmp_path / "whole" / name).read_text(), name
     assert swept(streams, stopped, done_in(stopped, "weights")) == 0
     more = SWEEP.model_copy(update={"policies": (Local(), TOVA()), "mask_windows": 0, "calibration_windows": 0})

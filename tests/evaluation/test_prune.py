@@ -117,7 +117,7 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
     assert len(configurations) == 1 + 6
     assert len(rows) == len(configurations) * 4 * 3
     full = [row for row in rows if row["policy"] == "full"]
-    expected = Questions(load_tasks(configs), tokenizer, limit=4).answers(model)
+    expected = Questions(load_tasks(configs), tokenizer, limit=4).scores(model)
     assert [(row["example"], row["metric"], float(row["value"])) for row in full] == [
         (str(row.example), row.metric, row.value) for row in expected
     ]

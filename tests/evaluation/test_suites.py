@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from formerlab.errors import UserError
 from formerlab.evaluation.language.examples import read_examples
 from formerlab.evaluation.language.generate import generate
-from formerlab.evaluation.language.questions import Questions, answers, load_suites
+from formerlab.evaluation.language.questions import Questions, answer_requests, load_suites
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
 
 ROWS = {
@@ -47,7 +47,7 @@ def test_answers_equal_the_loop_of_the_harness(model, tokenizer, suites, harness
     tasks = load_suites(suites)
     expected = harness_rows(tasks)
     for batch in (1, 8):
-        scores = list(Questions(tasks, tokenizer).answers(model, batch=batch))
+        scores = list(Questions(tasks, tokenizer).scores(model, batch=batch))
         assert [(row.task, row.example, row.metric) for row in scores] == [row[:3] for row in expected]
         assert [row.value for row in scores] == pytest.approx([row[3] for row in expected], abs=1e-4)
 
@@ -65,8 +65,8 @@ def test_scores_of_every_format(model, tokenizer, suites, leading):
     asked = [request[0] for request in questions.encoded]
     assert set(ends.values()) <= set(asked)
     place = asked.index(ends["cloze_local"])
-    rows = [row for row in questions.answers(model) if row.task == "cloze_local" and row.metric == "log_prob"]
-    assert answers(model, [questions.encoded[place]])[0].log_prob in [pytest.approx(row.value) for row in rows]
+    rows = [row for row in questions.scores(model) if row.task == "cloze_local" and row.metric == "log_prob"]
+    assert answer_requests(model, [questions.encoded[place]])[0].log_prob in [pytest.approx(row.value) for row in rows]
     prefix = next(question for question in questions.encoded if question[0] == ends["contexts_local"])[1][:1]
     assert (prefix == [0]) == leading
     pair = next(question for question in questions.encoded if question[0] == ends["pairs_local"])
@@ -75,7 +75,7 @@ def test_scores_of_every_format(model, tokenizer, suites, leading):
 
 
 def test_rows_have_stable_examples_and_their_own_number_of_choices(model, tokenizer, suites):
-    rows = list(Questions(load_suites(suites), tokenizer).answers(model))
+    rows = list(Questions(load_suites(suites), tokenizer).scores(model))
     counts = {(row.task, row.example): row.choices for row in rows}
     assert counts["pairs_local", "agreement-7"] == 2
     assert sorted(example for task, example in counts if task == "choices_local") == [
@@ -104,7 +104,7 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
     questions = Questions(tasks, tokenizer)
     assert questions.truncated(model.spec.context) == {"long_local": 1}
     others = Questions(load_suites(suites), tokenizer)
-    assert len(list(questions.answers(model))) == len(list(others.answers(model))) + 4
+    assert len(list(questions.scores(model))) == len(list(others.scores(model))) + 4
 
 
 MISTAKES = {
@@ -195,7 +195,7 @@ def test_nan_logits_are_refused(model, tokenizer, suites):
     damaged = copy.deepcopy(model)
     next(damaged.final_norm.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="logits are not finite"):
-        list(Questions(load_suites(suites), tokenizer).answers(damaged))
+        list(Questions(load_suites(suites), tokenizer).scores(damaged))
     with pytest.raises(UserError, match="logits are not finite"):
         generate(damaged, tokenizer, "the cat", temperature=0)
 
@@ -221,7 +221,7 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
     copies = dict.fromkeys(("train", "validation", "test"), str(path))
     suite = HarnessSuite(task="openbookqa", paths=copies, shots=1)
     tasks = load_suites({"openbookqa": suite})
-    rows = list(Questions(tasks, tokenizer).answers(model))
+    rows = list(Questions(tasks, tokenizer).scores(model))
     assert {row.metric for row in rows} == {"acc", "acc_norm"}
     assert len(rows) == 2 * 3
     (task,) = tasks["tasks"].values()

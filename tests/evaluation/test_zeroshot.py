@@ -16,8 +16,8 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language import zeroshot
 from formerlab.evaluation.language.generate import sample
 from formerlab.evaluation.language.harness import Encoder, load_tasks
-from formerlab.evaluation.language.questions import Questions, answers
-from formerlab.evaluation.measurement import Measured
+from formerlab.evaluation.language.questions import Questions, answer_requests
+from formerlab.evaluation.measurement import MeasuredRun
 from tests.evaluation.conftest import naive_log_prob
 
 METRICS = ("acc", "acc_norm", "acc_mutual_info")
@@ -48,11 +48,11 @@ def test_metrics_equal_a_naive_scoring_at_every_batch_size(model, tokenizer, con
     assert 0 < sum(naive.values()) < len(naive)
     questions = Questions(tasks, tokenizer)
     for batch in (1, 16):
-        rows = list(questions.answers(model, batch=batch))
+        rows = list(questions.scores(model, batch=batch))
         assert {(row.example, row.metric): row.value for row in rows} == naive
         assert {(row.task, row.task_version, row.realised_budget) for row in rows} == {("next_words", "1.0", 1.0)}
-    assert list(questions.answers(model, attend_for=lambda lengths: Simulation(Full(), 1.0, lengths))) == rows
-    tight = questions.answers(model, attend_for=lambda lengths: Simulation(Decay(), 1, lengths))
+    assert list(questions.scores(model, attend_for=lambda lengths: Simulation(Full(), 1.0, lengths))) == rows
+    tight = questions.scores(model, attend_for=lambda lengths: Simulation(Decay(), 1, lengths))
     assert all(row.realised_budget < 0.5 for row in tight)
     assert capfd.readouterr() == ("", ""), "neither bars nor log lines"
 
@@ -67,7 +67,7 @@ def test_log_probabilities_do_not_depend_on_the_batch(model, tokenizer, policy):
     ]
     attend_for = None if policy is None else lambda lengths: Simulation(policy, 0.5, lengths)
     requests = encoded(tokenizer, *texts)
-    alone, together = (answers(model, requests, batch=batch, attend_for=attend_for) for batch in (1, 4))
+    alone, together = (answer_requests(model, requests, batch=batch, attend_for=attend_for) for batch in (1, 4))
     assert [one.log_prob for one in together] == pytest.approx([one.log_prob for one in alone], abs=1e-5)
     assert [one[1:] for one in together] == [one[1:] for one in alone], "a ratio is one of the true length"
     lengths = [len(tokenizer.encode("".join(text)).ids) + (text[0] == "") - 1 for text in texts]
@@ -83,23 +83,24 @@ def test_greedy_is_whether_the_model_generates_the_answer(model, tokenizer):
     context = tokenizer.encode("the cat").ids
     written = list(sample(model, context, tokens=3, temperature=0.0))
     other = [*written[:2], (written[2] + 1) % 290]
-    assert [one.greedy for one in answers(model, [(None, context, written), (None, context, other)])] == [True, False]
+    scored = answer_requests(model, [(None, context, written), (None, context, other)])
+    assert [answer.greedy for answer in scored] == [True, False]
 
 
 def test_the_leading_token_is_an_option(model, tokenizer):
     context, target = tokenizer.encode("the cat").ids, tokenizer.encode(" sat").ids
     for leading, prefix in ((False, []), (True, [0])):
-        given, empty = answers(model, encoded(tokenizer, ("the cat", " sat"), ("", " sat"), leading=leading))
+        given, empty = answer_requests(model, encoded(tokenizer, ("the cat", " sat"), ("", " sat"), leading=leading))
         assert given.log_prob == pytest.approx(naive_log_prob(model, prefix + context, target)[0], abs=1e-5)
         assert empty.log_prob == pytest.approx(naive_log_prob(model, [0], target)[0], abs=1e-5)
-    (other,) = answers(model, encoded(tokenizer, ("", " sat"), end=7))
+    (other,) = answer_requests(model, encoded(tokenizer, ("", " sat"), end=7))
     assert other.log_prob == pytest.approx(naive_log_prob(model, [7], target)[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("given", [50, 2])
 def test_long_contexts_are_truncated_on_the_left(model, given):
     ids = [3 + index % 200 for index in range(60)]
-    (answer,) = answers(model, [(None, ids[:given], ids[given:])])
+    (answer,) = answer_requests(model, [(None, ids[:given], ids[given:])])
     kept = max(given, 12)
     assert answer.log_prob == pytest.approx(naive_log_prob(model, ids[11:kept], ids[kept:])[0], abs=1e-4)
 
@@ -124,11 +125,11 @@ def test_the_harness_is_imported_only_if_needed():
 def test_rows_are_written_and_progress_counts_questions(model, tokenizer, configs, tmp_path, capfd, monkeypatch):
     questions = Questions(load_tasks(configs), tokenizer, limit=3)
     monkeypatch.setattr(zeroshot, "questions_of", lambda run, limit: questions)
-    run = Measured(SimpleNamespace(), model, "cpu", tmp_path, tmp_path, "zeroshot x")
+    run = MeasuredRun(SimpleNamespace(), model, "cpu", tmp_path, tmp_path, "zeroshot x")
     zeroshot.measure(run, zeroshot.Zeroshot(batch=5))
     lines = (tmp_path / "zeroshot.csv").read_text().splitlines()
     assert lines[0] == "task,task_version,example,metric,value,choices"
-    value = next(questions.answers(model)).value
+    value = next(questions.scores(model)).value
     assert lines[1] == f"next_words,1.0,0,acc,{json.dumps(value)},4"
     assert len(lines) == 1 + 3 * len(METRICS)
     assert len(questions.encoded) == 3 * 4 * 2

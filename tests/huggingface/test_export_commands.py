@@ -115,7 +115,7 @@ def test_answers_match_the_harness(folders, task):
 
     loaded = load_any(Folder(path=str(folders / "llama")))
     tasks = load_tasks([task])
-    rows = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).answers(loaded.model))
+    rows = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).scores(loaded.model))
     lm = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(folders / "llama"),
         tokenizer=AutoTokenizer.from_pretrained(folders / "llama"),

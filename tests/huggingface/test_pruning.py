@@ -27,8 +27,8 @@ from formerlab.cache import (
     Simulation,
     SnapKV,
     StreamingLLM,
+    engines,
     evicting,
-    torch_engine,
 )
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
@@ -288,7 +288,7 @@ def test_values_may_be_narrower_than_keys(monkeypatch):
             assert torch.equal(generated(model, text), unpruned)
     with prune(model, Decay(alpha=0.2), 6):
         in_torch, logits = generated(model, text), model(text).logits
-        monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
+        monkeypatch.setattr(engines, "NUMBA_THRESHOLD", 0)
         monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0)
         assert torch.equal(generated(model, text), in_torch)
     with torch.no_grad():

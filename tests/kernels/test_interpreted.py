@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, torch_engine
+from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engines
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.policies.policy import Prompt
 from formerlab.layers.score import SMALLEST_NORM, l2_gelu
@@ -32,17 +32,17 @@ def check_pruned_attention(policy, given, chunk=None, separate=False):
 
     pruned_attention.CHUNK, triton_engine.SEPARATE = chunk or 64, separate
     actual = triton_engine.run(policy, given)
-    expected = torch_engine.run(policy, in_single_precision(given))
+    expected = engines.run_in_torch(policy, in_single_precision(given))
     eps = torch.finfo(given.q.dtype).eps
     assert actual.out.dtype == given.q.dtype
     for row, length in enumerate(given.lengths):
         assert torch.equal(
-            actual.last[row, :, :length].clamp(max=length), expected.last[row, :, :length].clamp(max=length)
+            actual.last_query[row, :, :length].clamp(max=length), expected.last_query[row, :, :length].clamp(max=length)
         )
         difference = actual.out[row, :, :length].float() - expected.out[row, :, :length]
         assert difference.abs().max() <= 16 * eps * given.v[row].float().abs().max()
         if length == given.q.shape[2]:
-            retained = expected.last[row] >= length
+            retained = expected.last_query[row] >= length
             scores, expected_scores = actual.scores[row][retained], expected.scores[row][retained]
             torch.testing.assert_close(scores, expected_scores, atol=1e-5, rtol=1e-5)
 
@@ -118,7 +118,7 @@ def check_equal_scores():
     from formerlab.cache import triton_engine
 
     k = torch.zeros(1, 1, 24, 16)
-    last = triton_engine.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last
+    last = triton_engine.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last_query
     assert last[0, 0].tolist() == [*range(6, 24), *[24] * 6]
 
 
@@ -133,7 +133,7 @@ def check_nan_key():
     given = prompt(Decay(), 6, [24], 1, 1, 16)
     given.k[:, :, 3] = math.nan
     actual = triton_engine.run(Decay(), given)
-    visible = (actual.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
+    visible = (actual.last_query[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
     assert visible.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
 
@@ -153,11 +153,11 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
 
     given = prompt(Decay(), 0.4, [40], 2, 2, 16)
     on_gpu = replace(given, q=given.q.as_subclass(GpuTensor))
-    assert torch_engine.choose(Decay(), on_gpu) is triton_engine.run
-    assert torch_engine.choose(KeyDiff(), on_gpu) is torch_engine.run, "its score is not a sum of attention"
+    assert engines.choose_engine(Decay(), on_gpu) is triton_engine.run
+    assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch, "its score is not a sum of attention"
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     kernels.usable.cache_clear()
-    assert torch_engine.choose(Decay(), on_gpu) is torch_engine.run
+    assert engines.choose_engine(Decay(), on_gpu) is engines.run_in_torch
     assert "pruned attention runs in plain torch" in caplog.text
     kernels.usable.cache_clear()
 

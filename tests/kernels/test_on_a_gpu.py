@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_interpreted import DTYPES, POLICIES, in_single_precision, prompt
 
-from formerlab.cache import Decay, torch_engine
+from formerlab.cache import Decay, engines
 from formerlab.layers import pattention
 from formerlab.layers.pattention import lean_pattention
 from formerlab.layers.score import l2_gelu
@@ -50,11 +50,13 @@ def test_pruned_attention_nearly_always_matches_the_reference(triton, monkeypatc
     lengths = [500, 311, 64]
     given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
     on_gpu = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
-    run = torch_engine.choose(policy, on_gpu)
-    assert run is not torch_engine.run
-    actual, expected = run(policy, on_gpu), torch_engine.run(policy, in_single_precision(given))
+    run = engines.choose_engine(policy, on_gpu)
+    assert run is not engines.run_in_torch
+    actual, expected = run(policy, on_gpu), engines.run_in_torch(policy, in_single_precision(given))
     for row, length in enumerate(lengths):
-        last, expected_last = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (actual, expected))
-        assert (last == expected_last).double().mean() > 0.98
+        last_query, expected_last_query = (
+            result.last_query[row, :, :length].cpu().clamp(max=length) for result in (actual, expected)
+        )
+        assert (last_query == expected_last_query).double().mean() > 0.98
         error = (actual.out[row, :, :length].cpu().float() - expected.out[row, :, :length]).abs().amax(-1)
         assert error.quantile(0.9) < 16 * torch.finfo(dtype).eps * 4

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import AnyBudget, resolve_budget
+from formerlab.cache.engines import load_numba, simulate_eviction
 from formerlab.cache.eviction import CacheState, Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
 from formerlab.cache.policies.policy import (
@@ -20,7 +21,6 @@ from formerlab.cache.policies.policy import (
     marked_indices,
 )
 from formerlab.cache.simulation import Simulation
-from formerlab.cache.torch_engine import evict, load_numba
 from formerlab.errors import UserError
 from formerlab.kernels import EMPTY_POSITION
 from formerlab.layers.position import PositionEncoding
@@ -168,7 +168,7 @@ class PrunedCache:
         """Prune a whole prompt by simulation and store the retained keys and values."""
         batch, time, budget = q.shape[0], q.shape[2], self._layer_budget(self._budget, layer)
         prompt = Prompt(q, k, v, [budget] * batch, [time] * batch, layer)
-        out, last, scores = evict(self.policy, prompt)
+        out, last, scores = simulate_eviction(self.policy, prompt)
         if self.policy.reindexes_positions:  # recompute with new positions; the retained keys do not change
             out = Simulation(self.policy, budget, position=self.position)(layer, q, k, v)
         count = min(self.policy.capacity(budget), time)

@@ -101,12 +101,12 @@ def write(buffer: Tensor, slot: Slot, value: int | float | Tensor) -> None:
         buffer.scatter_(-1, slot, value)
 
 
-class Pruned(NamedTuple):
+class EvictionResult(NamedTuple):
     """The result of simulated eviction over a prompt."""
 
     out: Heads
     """softmax(q k^T / sqrt(d_head)) v over the keys that each query sees; undefined for padding."""
-    last: Int[Tensor, "batch head_groups time"]
+    last_query: Int[Tensor, "batch head_groups time"]
     """Index of the last query that sees each key; at least the sequence length for keys retained at the end."""
     scores: Float[Tensor, "batch head_groups time"]
     """Scores of the retained keys after the last query; valid only if the sequence is not padded."""
@@ -186,7 +186,7 @@ class Eviction(Protecting):
     def trace(
         self, logits: Logits, budgets: Sequence[int], keys: Keys | None, layer: int
     ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
-        """Simulate eviction query by query; return the fields `last` and `scores` of `Pruned`."""
+        """Simulate eviction query by query; return the fields `last_query` and `scores` of `EvictionResult`."""
         batch, key_heads, groups, time, _ = logits.shape
         logits = F.pad(at_least_float32(logits), (0, 1), value=-torch.inf)  # the last column is for empty slots
         capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
@@ -223,7 +223,7 @@ def visible_mask(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "b
     return (query >= query.T) & (query <= last[:, :, None])
 
 
-Engine = Callable[[Eviction, Prompt], Pruned]
+Engine = Callable[[Eviction, Prompt], EvictionResult]
 """A function that simulates step-by-step eviction over a whole prompt."""
 
 

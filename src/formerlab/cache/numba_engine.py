@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from formerlab.cache.eviction import CacheState, Eviction, Pruned, Scores, coefficients
+from formerlab.cache.eviction import CacheState, Eviction, EvictionResult, Scores, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention_cpu
 from formerlab.layers.shapes import Heads, KeyHeads
@@ -19,7 +19,7 @@ LARGE = 2**19
 """Number of elements in the buffers of a layer from which a second thread is faster."""
 
 
-def run(policy: Eviction, prompt: Prompt) -> Pruned:
+def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     """Simulate eviction over a whole prompt."""
     q, k, v = (x.detach().contiguous() for x in (prompt.q, prompt.k, prompt.v))  # numba compiles once per layout
     batch, _, time, d_head = q.shape
@@ -36,7 +36,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
         np.array(prompt.lengths), capacity,
         *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last, scores)),
     )  # fmt: skip
-    return Pruned(out, last, scores)
+    return EvictionResult(out, last, scores)
 
 
 class Step:

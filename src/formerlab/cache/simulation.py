@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import AnyBudget, resolve_budget
+from formerlab.cache.engines import simulate_eviction
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
@@ -23,7 +24,6 @@ from formerlab.cache.policies.policy import (
     on_device,
     true_lengths,
 )
-from formerlab.cache.torch_engine import evict
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
@@ -169,7 +169,7 @@ class Simulation:
         if all(policy.capacity(count) >= length for count, length in zip(prompt.budgets, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
-        out, last, _ = evict(policy, prompt, self.engine)
+        out, last, _ = simulate_eviction(policy, prompt, self.engine)
         ends = on_device(lengths, q.device)[:, None, None]
         retained = (last >= ends) & (torch.arange(q.shape[2], device=q.device) < ends)
         return out, retained.double().sum(-1).mean(1) / ends[:, 0, 0]

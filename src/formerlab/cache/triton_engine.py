@@ -5,7 +5,7 @@ import os
 import torch
 import triton
 
-from formerlab.cache.eviction import Eviction, Pruned, coefficients
+from formerlab.cache.eviction import Eviction, EvictionResult, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention
 
@@ -14,7 +14,7 @@ SEPARATE = os.environ.get("FORMERLAB_PRUNED_ATTENTION") == "separate"
 """Whether one kernel evicts and another computes the outputs. They have not been timed, so they run only on request."""
 
 
-def run(policy: Eviction, prompt: Prompt) -> Pruned:
+def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     """Simulate eviction over a whole prompt."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prompt.q, prompt.k, prompt.v))
     batch, heads, time, d_head = q.shape
@@ -47,4 +47,4 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
             sizes = pruned_attention.attention_options(d_head, q.itemsize)
             grid = batch * heads, triton.cdiv(time, sizes["rows"])
             pruned_attention.attend[grid](*tensors, last, *numbers[2:], **sizes)
-    return Pruned(out, last, scores)
+    return EvictionResult(out, last, scores)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from formerlab.results.read import Results
 
 Record = dict[str, Any]
-FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
+REPEATED_FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
 """Files whose rows are bit-identical in a repeated run; rows of timing.csv differ."""
 CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
 """Prefixes of the record keys that may explain differing rows."""
@@ -134,7 +134,7 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
 
     new_record = reproduced.all_records[record["id"]]
     lines, same = list[str](), list[str]()
-    for file in FILES:
+    for file in REPEATED_FILES:
         old, new = (results.rows_of(file, record["id"]) for results in (committed, reproduced))
         if len(old) and len(new):
             difference = _difference(file, old, new)

@@ -158,7 +158,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
 
     from formerlab.data.manifest import verify
     from formerlab.evaluation.language.suites import Suite
-    from formerlab.evaluation.measurement import Measured
+    from formerlab.evaluation.measurement import MeasuredRun
     from formerlab.kernels.native import keep_memory
     from formerlab.plan.measure import code_of_measuring
     from formerlab.training.any_run import AnyRun
@@ -190,8 +190,8 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             model.to(plan["device"])
         suite: TypeAdapter[Any] = TypeAdapter(Suite)
         specs = {suite_name: suite.validate_python(plan["suites"][suite_name]["spec"]) for suite_name in job["suites"]}
-        measured = Measured(
-            run=run,
+        measured = MeasuredRun(
+            spec=run,
             model=model,
             device=plan["device"],
             folder=folder,

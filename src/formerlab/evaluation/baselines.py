@@ -15,7 +15,7 @@ from formerlab.data import load_stream
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.evaluation.language.ngram import NGram
-from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.evaluation.measurement import MeasuredRun, Measurement
 from formerlab.spec import Count
 from formerlab.tasks.classification import Classification
 from formerlab.tasks.language import LanguageModeling
@@ -43,17 +43,17 @@ class Baselines(Measurement):
         return self
 
 
-def measure(run: Measured, settings: Baselines) -> None:
+def measure(run: MeasuredRun, settings: Baselines) -> None:
     """Write floors.csv."""
-    task = getattr(run.run, "task", None)
+    task = getattr(run.spec, "task", None)
     rows = _ngram_rows(run, task, settings) if isinstance(task, LanguageModeling) else _probe_rows(run, settings)
     run.write("floors.csv", rows)
 
 
-def _ngram_rows(run: Measured, task: LanguageModeling, settings: Baselines) -> Iterator[tuple[Any, ...]]:
+def _ngram_rows(run: MeasuredRun, task: LanguageModeling, settings: Baselines) -> Iterator[tuple[Any, ...]]:
     train, held_out = task.load(run.data, "train")[: settings.tokens], load_stream(run.data, "test")
     run.notes["tokens"] = len(train)
-    vocabulary = int(getattr(run.run.model, "vocabulary", 0))
+    vocabulary = int(getattr(run.spec.model, "vocabulary", 0))
     for order in settings.orders:
         model = NGram(train, order, vocabulary)
         name = "unigram" if order == 1 else f"{order}-gram"
@@ -64,7 +64,7 @@ def _ngram_rows(run: Measured, task: LanguageModeling, settings: Baselines) -> I
                 yield name, window, losses.shape[1], loss, None
 
 
-def _probe_rows(run: Measured, settings: Baselines) -> Iterator[tuple[Any, ...]]:
+def _probe_rows(run: MeasuredRun, settings: Baselines) -> Iterator[tuple[Any, ...]]:
     from sklearn.linear_model import LogisticRegression
 
     splits = {split: load_images(run.data, split) for split in ("train", "valid", "test")}

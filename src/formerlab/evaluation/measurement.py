@@ -44,10 +44,10 @@ class Measurement(Spec):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A finished run that a stage measures."""
 
-    run: AnyRun
+    spec: AnyRun
     model: Any
     """The final model on its device, in evaluation mode, or None if the stage does not use models."""
     device: str

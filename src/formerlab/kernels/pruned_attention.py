@@ -10,7 +10,7 @@ One program processes one chain. It keeps the positions and scores of the retain
 queries in blocks of 16. For each block, a matrix product computes the logits of its queries with the retained keys and
 the new keys, so each key is read once per block. Then the eviction rule runs query by query. A second matrix product
 multiplies the probabilities by the values. Sums are float32, so half-precision logits are not rounded; the reference,
-`cache/torch_engine.py`, rounds them.
+`cache/engines.py`, rounds them.
 
 Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot. Each takes 4 bytes.
 The number of slots is the smallest power of two that is at least capacity + 16, and at least 64; the capacity is the

@@ -24,7 +24,7 @@ from formerlab.plan import source_hashes
 from formerlab.yaml_files import FAST
 
 PLAN_VARIABLE = "FORMERLAB_PLAN"
-FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
+PATH_KEYS = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
 """Keys of a data set, a suite or a released model whose values are file names."""
 
 
@@ -80,7 +80,7 @@ def _patterns(tree: Any) -> Iterator[str]:
         last = str(key).rpartition(".")[2]
         if last == "files" and isinstance(value, dict):  # paths by split
             yield from (pattern for paths in value.values() for pattern in _patterns({"paths": paths}))
-        if last in FILES:
+        if last in PATH_KEYS:
             yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
         yield from _patterns(value)
 

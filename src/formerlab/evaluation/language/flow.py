@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from formerlab.data import load_stream
-from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.evaluation.measurement import MeasuredRun, Measurement
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.linear import LinearProjection
 from formerlab.models.decoder import DecoderModel
@@ -43,9 +43,9 @@ class Flow(Measurement):
         return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
 
 
-def measure(run: Measured, settings: Flow) -> None:
+def measure(run: MeasuredRun, settings: Flow) -> None:
     """Write flow.csv."""
-    task = run.run.task  # type: ignore[attr-defined]  # the plan admits only decoders
+    task = run.spec.task  # type: ignore[attr-defined]  # the plan admits only decoders
     run.write("flow.csv", flow(run.model, task, load_stream(run.data, "test"), settings))
 
 

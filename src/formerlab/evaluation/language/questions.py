@@ -16,7 +16,7 @@ from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id
 from formerlab.evaluation.language.suites import HarnessSuite, Suite, embedded_tasks
-from formerlab.evaluation.measurement import Measured
+from formerlab.evaluation.measurement import MeasuredRun
 from formerlab.files import read_json
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -91,11 +91,11 @@ class Questions:
             counts[question.task.config.task] += sum(length > context + 1 for length in lengths)
         return dict(+counts)
 
-    def answers(self, model: DecoderModel, **options: Any) -> Iterator[QuestionScore]:
-        """Yield every metric of every example; `options` are passed to the function `answers`."""
-        answered = answers(model, self.encoded, **options)
+    def scores(self, model: DecoderModel, **options: Any) -> Iterator[QuestionScore]:
+        """Yield every metric of every example; `options` are passed to `answer_requests`."""
+        answers = answer_requests(model, self.encoded, **options)
         for question in self.questions:
-            task, question_answers = question.task, [answered[request] for request in question.requests]
+            task, question_answers = question.task, [answers[request] for request in question.requests]
             cache_size = fmean(answer.realised_budget for answer in question_answers)
             for metric, value in task.process_results(
                 question.doc, [answer[:2] for answer in question_answers]
@@ -117,7 +117,7 @@ class Answer(NamedTuple):
     """Fraction of keys and values that are retained at the end."""
 
 
-def answers(
+def answer_requests(
     model: DecoderModel,
     requests: Sequence[tuple[Any, list[int], list[int]]],
     *,
@@ -161,7 +161,7 @@ def _score_batch(
         yield Answer(log_prob, greedy, scores.realised_budget[row].item())
 
 
-def questions_of(run: Measured, limit: int | None = None) -> Questions:
+def questions_of(run: MeasuredRun, limit: int | None = None) -> Questions:
     """Load the embedded questions of a run's data set and the run's suites. Raises UserError if a suite has changed."""
     for name, (suite, planned) in run.suites.items():
         if suite.state() not in (None, planned):

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import Self
 
 from formerlab.evaluation.language.questions import questions_of
-from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement
+from formerlab.evaluation.measurement import QUESTION_TOKENS, MeasuredRun, Measurement
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.spec import Count
@@ -34,11 +34,11 @@ class Zeroshot(Measurement):
         return min(self.question_limit or questions, questions) * QUESTION_TOKENS
 
 
-def measure(run: Measured, settings: Zeroshot) -> None:
+def measure(run: MeasuredRun, settings: Zeroshot) -> None:
     """Write zeroshot.csv."""
     questions = questions_of(run, settings.question_limit)
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=questions.truncated(run.model.spec.context))
     batches = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
     with Progress(len(questions.encoded), run.label, unit="answer") as progress:
-        rows = questions.answers(run.model, **batches, progress=progress)
+        rows = questions.scores(run.model, **batches, progress=progress)
         run.write("zeroshot.csv", (row[: len(COLUMNS)] for row in rows))

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from formerlab.cache import H2O, Budget, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import answers
-from formerlab.evaluation.measurement import Measured, Measurement, Rows, StoredRows
+from formerlab.evaluation.language.questions import answer_requests
+from formerlab.evaluation.measurement import MeasuredRun, Measurement, Rows, StoredRows
 from formerlab.evaluation.pruning.prune import Stepwise, configurations
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -54,7 +54,7 @@ class Passkey(Measurement):
         return len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
 
 
-def measure(run: Measured, settings: Passkey) -> None:
+def measure(run: MeasuredRun, settings: Passkey) -> None:
     """Write passkey.csv."""
     stored = StoredRows(run.folder / ".passkey", *run.input_hashes, code_of=run.code_of)
     run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, stored=stored))
@@ -80,9 +80,9 @@ def rows(
     with Progress(len(compared) * len(texts) * len(cases), label, unit="text") as progress:
         for done, (configuration, length) in enumerate(product(compared, texts), 1):
             attend_for = partial(configuration.attend, position=model.position)
-            answer_all = partial(answers, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
+            answer = partial(answer_requests, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
             inputs = (*configuration.single_policy(settings), length, settings.depths, settings.numbers)
-            answered = stored.rows(answer_all, *inputs)
+            answered = stored.rows(answer, *inputs)
             for case, (log_prob, greedy, realised) in zip(cases, answered, strict=True):
                 measured.append((*configuration.cells(), realised, length, *case, int(bool(greedy)), log_prob))
             progress.reach(done * len(cases))

@@ -16,7 +16,7 @@ from formerlab.data import load_stream
 from formerlab.data.manifest import MANIFEST
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.language.questions import Questions, questions_of
-from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Row, Rows, StoredRows
+from formerlab.evaluation.measurement import QUESTION_TOKENS, MeasuredRun, Measurement, Row, Rows, StoredRows
 from formerlab.evaluation.pruning.calibration import calibrate
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
@@ -31,7 +31,7 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.window_losses import Stream, spread_windows, window_documents
 from formerlab.training.any_run import AnyRun
 
-FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
+COLUMNS = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Columns by file of a sweep; files of disabled measurements have no rows."""
 
 
@@ -135,8 +135,8 @@ class PruneSweep(Measurement):
         return [name for name in suites if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def measure(run: Measured, settings: PruneSweep) -> None:
-    """Write FILES into the run's folder."""
+def measure(run: MeasuredRun, settings: PruneSweep) -> None:
+    """Write the files of COLUMNS into the run's folder."""
     questions = questions_of(run, settings.question_limit) if settings.questions else None
     cut = questions.truncated(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
@@ -158,7 +158,7 @@ def prune(
     stored: StoredRows | None = None,
     documents: Sequence[int] = (),
 ) -> None:
-    """Write FILES into `out`.
+    """Write the files of COLUMNS into `out`.
 
     Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. Every
     configuration is measured on the same windows and questions. Alphas are calibrated on the stream `valid`. Rows in
@@ -176,25 +176,25 @@ def prune(
             for number, (*loss, realised) in zip(numbers, losses, strict=True):
                 rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
             progress.reach(done * len(numbers))
-    write_rows(out / "prune.csv", FILES["prune.csv"], rows)
-    rows = answers(model, questions, sweep, stored, label) if questions is not None else []
-    write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
+    write_rows(out / "prune.csv", COLUMNS["prune.csv"], rows)
+    rows = question_rows(model, questions, sweep, stored, label) if questions is not None else []
+    write_rows(out / "prune_questions.csv", COLUMNS["prune_questions.csv"], rows)
     for name, make_rows in _other_files(model, streams, context, sweep, label, documents).items():
-        write_rows(out / name, FILES[name], stored.rows(make_rows, sweep, sweep.to_dict(), name))
+        write_rows(out / name, COLUMNS[name], stored.rows(make_rows, sweep, sweep.to_dict(), name))
     stored.remove_unused()
 
 
 # Windows, questions and the other files have separate progress bars, because their speeds differ.
 
 
-def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored: StoredRows, label: str) -> Rows:
+def question_rows(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored: StoredRows, label: str) -> Rows:
     """Return the rows of prune_questions.csv: every metric of every question under every configuration."""
     compared, rows = sweep.configurations(sweep.question_budgets), Rows()
     batches = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens}
     with Progress(len(compared) * len(questions.encoded), label, unit="answer") as progress:
         for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
-            answer_all = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
+            answer_all = partial(questions.scores, model, **batches, attend_for=attend_for, progress=progress)
             settings, *inputs = configuration.single_policy(sweep)
             scores = stored.rows(answer_all, settings, *inputs, "questions", sweep.question_limit, *batches.values())
             rows += [(*configuration.cells(), realised, *score) for *score, realised in scores]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.evaluation.measurement import MeasuredRun, Measurement
 from formerlab.evaluation.timing.timing import seconds
 from formerlab.spec import Count, Size
 
@@ -46,7 +46,7 @@ class Complexity(Measurement):
         return self
 
 
-def measure(run: Measured, settings: Complexity) -> None:
+def measure(run: MeasuredRun, settings: Complexity) -> None:
     """Write complexity.csv, which does not depend on the weights of the run."""
     run.write("complexity.csv", rows_of(settings))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from formerlab.data import load_tokenizer
 from formerlab.data.pairs.streams import PairStream, load_pairs
-from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.evaluation.measurement import MeasuredRun, Measurement
 from formerlab.evaluation.translation.beam import Hypothesis, beam_search
 from formerlab.evaluation.translation.bleu import METRICS, signature, statistics
 from formerlab.files import write_text
@@ -47,7 +47,7 @@ class Decoding(Measurement):
     """Number of test sentences whose attention probabilities are written to attention.csv."""
 
 
-def measure(run: Measured, settings: Decoding) -> None:
+def measure(run: MeasuredRun, settings: Decoding) -> None:
     """Write translations.tsv, translate.csv (one row per sentence), bleu.csv (counts) and attention.csv."""
     run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
     tokenizer, lines = load_tokenizer(run.data), list[str]()

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from formerlab import kernels
-from formerlab.cache.eviction import Engine, Eviction, Pruned, decides_by_score, visible_mask
+from formerlab.cache.eviction import Engine, Eviction, EvictionResult, decides_by_score, visible_mask
 from formerlab.cache.policies.policy import Prompt, by_group, masked_softmax
 
 log = logging.getLogger(__name__)
@@ -25,16 +25,16 @@ BYTES_PER_LOGIT = 32
 """Bytes of free memory per logit, for the logit, its probability and masks; some of them are stored twice."""
 
 
-def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
+def simulate_eviction(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> EvictionResult:
     """Simulate eviction with an engine (default: the fastest); a CPU computes half precision in float32."""
     narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # numba has no half precision
     dtype = prompt.q.dtype
     prompt = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
-    pruned = (engine or choose(policy, prompt))(policy, prompt)
+    pruned = (engine or choose_engine(policy, prompt))(policy, prompt)
     return pruned._replace(out=pruned.out.to(dtype))
 
 
-def choose(policy: Eviction, prompt: Prompt) -> Engine:
+def choose_engine(policy: Eviction, prompt: Prompt) -> Engine:
     """Return the engine for a prompt: Triton on a GPU, numba for large prompts on a CPU, otherwise torch."""
     engine, heads = None, prompt.q.shape[1]
     if prompt.q.is_cuda:
@@ -45,7 +45,7 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
         engine = load_numba() if pairs >= NUMBA_THRESHOLD else None
     same_widths = prompt.v.shape == prompt.k.shape  # for compiled engines; DeepSeek has d_key != d_value
     if engine is None or not same_widths or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
-        return run
+        return run_in_torch
     chosen: Engine = engine.run
     return chosen
 
@@ -71,7 +71,7 @@ def load_triton() -> ModuleType | None:
     return triton_engine
 
 
-def run(policy: Eviction, prompt: Prompt) -> Pruned:
+def run_in_torch(policy: Eviction, prompt: Prompt) -> EvictionResult:
     """Simulate eviction over a whole prompt in torch, on any device and for every policy.
 
     The batch is processed in chunks of at most `chunk_size` logits; on a CPU the chunks are divided among threads.
@@ -82,7 +82,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     chunks = [prompt.select(slice(first, first + rows)) for first in range(0, batch, rows)]
     with ThreadPoolExecutor(threads) as pool:
         results = list((pool.map if threads > 1 else map)(functools.partial(_run_chunk, policy), chunks))
-    return Pruned(*(torch.cat(tensors) for tensors in zip(*results, strict=True)))
+    return EvictionResult(*(torch.cat(tensors) for tensors in zip(*results, strict=True)))
 
 
 def chunk_size(device: torch.device) -> int:
@@ -92,10 +92,10 @@ def chunk_size(device: torch.device) -> int:
     return max(MAX_LOGITS, min(MAX_LOGITS_ON_GPU, torch.cuda.mem_get_info(device)[0] // BYTES_PER_LOGIT))
 
 
-def _run_chunk(policy: Eviction, prompt: Prompt) -> Pruned:
+def _run_chunk(policy: Eviction, prompt: Prompt) -> EvictionResult:
     q, k, v = prompt.q, prompt.k, prompt.v
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
         last, scores = policy.trace(logits, prompt.budgets, k, prompt.layer)
         attention = masked_softmax(logits, visible_mask(last).unsqueeze(2)).to(v.dtype)
-        return Pruned((attention @ v.unsqueeze(2)).flatten(1, 2), last, scores)
+        return EvictionResult((attention @ v.unsqueeze(2)).flatten(1, 2), last, scores)
