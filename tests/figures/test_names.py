@@ -14,7 +14,7 @@ import formerlab
 from formerlab.cache import CachePolicy
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.projection import Projection
-from formerlab.report.names import all_names, kind_label
+from formerlab.report.names import kind_label, variant_styles
 from formerlab.report.tables.blocks import by_regime
 from formerlab.report.write import with_labels
 from formerlab.spec import variants
@@ -139,7 +139,7 @@ def test_a_new_kind_is_labelled_in_every_figure_that_shows_it(tmp_path):
 )
 def test_names_yaml_lists_the_kinds_of_the_specs(axis, union):
     kinds = [variant.model_fields["kind"].default for variant in variants(union)]
-    names = all_names()[axis]
+    names = variant_styles()[axis]
     assert set(names) <= set(kinds)
     assert len({name.label for name in names.values()}) == len(names)
 

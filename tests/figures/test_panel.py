@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 
-from formerlab.report.names import all_names
+from formerlab.report.names import variant_styles
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_notes, summarize
 from formerlab.report.style import (
@@ -90,7 +90,7 @@ def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
 
 def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
     families = {BLUE: "Tokenformer|grown|final size", GREEN: "decay", VERMILION: "h2o", ORANGE: "DenseFormer 1x1"}
-    policies, *others = (all_names()[axis] for axis in ("policy", "mixer", "projection"))
+    policies, *others = (variant_styles()[axis] for axis in ("policy", "mixer", "projection"))
     for name in [*_LOOKS, *policies, *(name.label for kinds in others for name in kinds.values())]:
         colour = look(name)["color"]
         red, green, blue = (((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in to_rgb(ink(colour)))

@@ -36,7 +36,7 @@ from formerlab.report.catalogue import catalogue, expand_columns
 from formerlab.report.columns import count, meanings, number
 from formerlab.report.headline import headline
 from formerlab.report.pages import caption_title, format_table, without_constants
-from formerlab.report.runs import chain, held_out_losses, means_by_run, variant_label
+from formerlab.report.runs import held_out_losses, lineage, means_by_run, variant_label
 from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.write import draw_all, draw_each
 from formerlab.results.read import Results
@@ -256,7 +256,7 @@ def test_a_chain_is_followed_to_its_oldest_ancestor(tmp_path):
     make_run(tmp_path, "tokenformer", names[0], spec=spec, flops=1.0)
     make_run(tmp_path, "tokenformer", names[1], spec=spec, init=names[0], growth=growth, flops=1.0, inherited=1.0)
     make_run(tmp_path, "tokenformer", names[2], spec=spec, init=names[1], growth=growth, flops=1.0, inherited=2.0)
-    assert chain(held_out_losses(Results(tmp_path), "tokenformer"), names[2]) == names
+    assert lineage(held_out_losses(Results(tmp_path), "tokenformer"), names[2]) == names
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out" / "tokenformer_cost.csv")
     grown = rows[(rows["series"] == "grown as published") & (rows["part"] == "mean")]
@@ -425,7 +425,7 @@ def test_constant_columns_become_a_note():
 
 
 def test_no_committed_table_has_more_than_nine_columns():
-    """The league is excepted, because it has a column for each text and budget."""
+    """`decay_league_table` is excepted, because it has a column for each text and budget."""
     files = [path for scale in ("overnight", "pretrained") for path in (ROOT / "figures/cached" / scale).glob("*.md")]
     for path in (path for path in files if path.stem != "decay_league_table"):
         for line in path.read_text().splitlines():

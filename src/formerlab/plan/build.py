@@ -31,7 +31,7 @@ from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources, tokenizer_chain
 from formerlab.plan.staleness import RECORDS, made_runs, maker
 from formerlab.report.catalogue import CatalogueEntry, catalogue
-from formerlab.report.names import all_names
+from formerlab.report.names import variant_styles
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.training.any_run import AnyRun
@@ -206,7 +206,7 @@ def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     jobs = {}
     run_jobs = list(made_runs(plan).values())
     runs = [(job["study"], job["run"], job["spec"]) for job in run_jobs]
-    names_hash = fingerprint([all_names(), labels])
+    names_hash = fingerprint([variant_styles(), labels])
     for name, entry in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
         for job in (run_jobs[index] for index in entry.shown_indices(runs)):

@@ -9,7 +9,7 @@ from formerlab.report.pages import text_table
 from formerlab.report.studies.pruning import main_configurations, nearest_budget_rows
 from formerlab.results.read import Results, StalenessReason
 
-BLOCKS = {
+HEADLINE_TABLES = {
     "Transformer: translation of the test sentences":
         "transformer_bleu: run sacrebleu exact_percent perplexity parameters seeds",
     "Tokenformer: held-out loss and cumulative training cost":
@@ -39,7 +39,7 @@ def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str
 def headline_tables(results: Results) -> dict[str, DataFrame]:
     """Return the main numbers of every study with finished runs, with the ends of intervals, by title."""
     tables = {}
-    for title, (name, columns) in ((title, text.split(": ")) for title, text in BLOCKS.items()):
+    for title, (name, columns) in ((title, text.split(": ")) for title, text in HEADLINE_TABLES.items()):
         rows = load_rows(catalogue()[name], results)
         rows = rows[rows["source"] == "ours"]
         if len(rows):

@@ -88,7 +88,7 @@ def html_report(
         sections.append(f'<section id="{escape(name)}">{"".join(content)}</section>')
     html = pages.html_page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
-        _thumbnails(_main_figures(entries), figures, to_see=True),
+        _thumbnails(_main_figures(entries), figures, takeaway=True),
         f'<div class="heads">{"".join(tables)}</div>',
         pages.paragraph(NOTE),
         _verdicts("Verdicts on the claims of the papers", claims[study_of_claim.isin(list(studies))]),
@@ -124,14 +124,14 @@ def _main_figures(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
     return [*by_study.values()][:3]
 
 
-def _thumbnails(entries: Sequence[CatalogueEntry], figures: Path, *, to_see: bool = False) -> str:
-    """Return thumbnails that link to the section of each figure, captioned with its title and, with `to_see`, its
+def _thumbnails(entries: Sequence[CatalogueEntry], figures: Path, *, takeaway: bool = False) -> str:
+    """Return thumbnails that link to the section of each figure, captioned with its title and, with `takeaway`, its
     sentence "To see".
     """
     links = []
     for entry in entries:
         title = escape(pages.caption_title(entry.caption))
-        text = f"<b>{title}.</b> {escape(pages.to_see(entry.caption))}" if to_see else title
+        text = f"<b>{title}.</b> {escape(pages.takeaway(entry.caption))}" if takeaway else title
         links.append(f'<a href="#{entry.name}"><img alt="" src="{_uri(figures / entry.outputs[1])}"><br>{text}</a>')
     return f'<div class="thumbnails">{"".join(links)}</div>' if links else ""
 

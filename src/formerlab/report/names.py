@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the plan reads the labels, and it loads no pandas
 NAMES_FILE = Path(__file__).with_suffix(".yaml")
 
 
-class Name(NamedTuple):
+class VariantStyle(NamedTuple):
     """Label and plot style of a variant."""
 
     label: str
@@ -25,10 +25,10 @@ class Name(NamedTuple):
 
 
 @cache
-def all_names() -> dict[str, dict[str, Name]]:
+def variant_styles() -> dict[str, dict[str, VariantStyle]]:
     """Return {"mixer" | "projection" | "policy": {kind: name}}, in the order of names.yaml."""
     table = yaml.safe_load(NAMES_FILE.read_text(encoding="utf-8"))
-    return {axis: {kind: Name(**name) for kind, name in kinds.items()} for axis, kinds in table.items()}
+    return {axis: {kind: VariantStyle(**name) for kind, name in kinds.items()} for axis, kinds in table.items()}
 
 
 def kind_label(axis: str, record: Mapping[Hashable, Any], prefix: str) -> str:
@@ -36,7 +36,7 @@ def kind_label(axis: str, record: Mapping[Hashable, Any], prefix: str) -> str:
     kind = record.get(f"{prefix}kind")
     if not isinstance(kind, str):
         return ""
-    label = all_names()[axis].get(kind, Name(kind.replace("_", " "))).label
+    label = variant_styles()[axis].get(kind, VariantStyle(kind.replace("_", " "))).label
     label = re.sub(r"\[(.*\{(\w+)\})\]", lambda match: match[1] * isinstance(record.get(prefix + match[2]), str), label)
     return re.sub(r"\{(\w+)\}", lambda match: _format(record.get(prefix + match[1])), label)
 
@@ -47,7 +47,7 @@ def _format(value: object) -> str:
 
 def color_and_marker(name: str) -> tuple[str, str] | None:
     """Return the colour and marker of a policy (by its kind) or of a mixer or projection (by its label), or None."""
-    axes = all_names()
+    axes = variant_styles()
     if (policy := axes["policy"].get(name)) is not None:
         return _style(policy)
     for variant in (*axes["mixer"].values(), *axes["projection"].values()):
@@ -57,7 +57,7 @@ def color_and_marker(name: str) -> tuple[str, str] | None:
     return None
 
 
-def _style(name: Name) -> tuple[str, str] | None:
+def _style(name: VariantStyle) -> tuple[str, str] | None:
     return None if name.color is None or name.marker is None else (name.color, name.marker)
 
 
@@ -71,7 +71,7 @@ def data_set_label(name: str, released: str | None, scale: str) -> str:
     return _scale_labels(scale).get(name, name)
 
 
-IN_TABLES = {"novels": "English novels", "books": "six test books", "docstrings": "Python docstrings"}
+TABLE_LABELS = {"novels": "English novels", "books": "six test books", "docstrings": "Python docstrings"}
 """Names of data sets in tables and documents; figures have their short labels."""
 _SCHEDULES = {"onecycle": "one-cycle", "noam": "inverse square root"}
 
@@ -84,7 +84,7 @@ def regime_label(regime: str, scale: str) -> str:
     if end:
         words += " to zero" if end == "0" else f" to {end} of its peak"
     label = data_set_label(name, None, scale)
-    return ", ".join(filter(None, [IN_TABLES.get(label, label), words]))
+    return ", ".join(filter(None, [TABLE_LABELS.get(label, label), words]))
 
 
 def data_set_labels(names: "Series[str]", scale: str) -> "Series[str]":

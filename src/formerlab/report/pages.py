@@ -60,7 +60,7 @@ def caption_title(caption: str) -> str:
     return clauses[1] if clauses and len(first) > 110 else first
 
 
-def to_see(caption: str) -> str:
+def takeaway(caption: str) -> str:
     """Return the sentence of a caption that says what to look for; empty if there is none."""
     sentence = caption.partition("To see: ")[2].split(". ")[0].rstrip(".")
     return f"To see: {sentence}." if sentence else ""
@@ -72,7 +72,7 @@ def body(caption: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def shown_names(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
+def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
     """Return the columns that readers see: columns with values, except ends of intervals and `hidden` columns.
 
     The policy and its settings are also left out if a column `configuration` already names them.
@@ -83,11 +83,11 @@ def shown_names(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
 
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
-    """Return the columns of `shown_names` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
+    """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
     `x ± se`.
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
-    for name in shown_names(table, hidden):
+    for name in visible_columns(table, hidden):
         spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se")]
         cells[column(name).heading] = texts(name, table[name], *spread)
     return DataFrame(cells)

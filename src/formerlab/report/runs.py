@@ -14,11 +14,11 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.families import regime
-from formerlab.report.names import all_names, kind_label
+from formerlab.report.names import kind_label, variant_styles
 from formerlab.results.read import Results
 from formerlab.statistics import Interval, over_examples, student, weighted_means
 
-TRANSFORMER, TOKENFORMER = (all_names()["projection"][kind].label for kind in ("linear", "pattention"))
+TRANSFORMER, TOKENFORMER = (variant_styles()["projection"][kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
 TRAINED_FURTHER = "trained further"
@@ -298,7 +298,7 @@ def parent_run(losses: DataFrame, run: str) -> str | None:
     return name if name in set(losses["run"]) else None
 
 
-def chain(losses: DataFrame, run: str) -> list[str]:
+def lineage(losses: DataFrame, run: str) -> list[str]:
     """Return the ancestors of `run`, oldest first, followed by `run`."""
     names = [run]
     while (name := parent_run(losses, names[0])) is not None and name not in names:

@@ -285,8 +285,8 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results, origin
     ours, published = (table[table["source"] == source] for source in ("ours", "published"))
     blocks = []
     for heading, rows in (f"Ours ({origin})", with_labels(ours, results.scale)), ("Published, not ours", published):
-        shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
-        for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
+        reader_blocks = declaration.readers(rows) if declaration.readers and len(rows) else rows
+        for name, block in (reader_blocks if isinstance(reader_blocks, dict) else {"": reader_blocks}).items():
             labels = block.drop(columns="run", errors="ignore") if rows is not published else block
             blocks.append((": ".join(filter(None, [heading, name])), labels))
     return blocks if len(published) else blocks[:-1]
@@ -301,7 +301,7 @@ def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[s
     for block, rows in _blocks(declaration, table, results, origin):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
-            names += pages.shown_names(rows, hidden)
+            names += pages.visible_columns(rows, hidden)
             cells, note = pages.without_constants(pages.format_table(rows, hidden))
         text += [f"**{block}** {note}".strip(), *([] if cells.empty else [pages.markdown_table(cells)])]
         page += [pages.heading(block), pages.paragraph(note), *([] if cells.empty else [pages.html_table(cells)])]

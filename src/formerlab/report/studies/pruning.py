@@ -9,12 +9,12 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.quantity import MIN_UNITS
-from formerlab.report.names import RELEASED_NAMES, all_names
+from formerlab.report.names import RELEASED_NAMES, variant_styles
 from formerlab.report.runs import estimate, seed_count
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weighted_means
 
-_POLICIES = {kind: name.label for kind, name in all_names()["policy"].items()}
+_POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
 """Labels of the policies, in the order in which they are shown. DynamicCache is the cache of transformers."""
 
@@ -97,7 +97,7 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
         )
         windows = group[: grids[-1].shape[1]]
     losses, table = np.stack(grids), DataFrame(configurations).assign(seeds=seeds, windows=len(windows))
-    losses, weights = _of_documents(losses, windows)
+    losses, weights = _per_document(losses, windows)
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
     columns, is_base = expand_columns(f"{name}[]"), (table[keys] == base).any(axis=1)
     table[columns] = np.nan
@@ -110,7 +110,7 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
     return table
 
 
-def _of_documents(
+def _per_document(
     losses: Float[np.ndarray, "arms seeds windows"], windows: DataFrame
 ) -> tuple[Float[np.ndarray, "arms seeds units"], Float[np.ndarray, " units"]]:
     """Return losses and token counts per document if there are at least MIN_UNITS documents, otherwise per window.

@@ -12,10 +12,10 @@ from formerlab.report.claims.envelope import on_envelope
 from formerlab.report.runs import (
     GROWN,
     TRAINED_FURTHER,
-    chain,
     comparable_losses,
     held_out_losses,
     last_step_rows,
+    lineage,
     means_by_run,
     parent_run,
     summarize,
@@ -84,11 +84,11 @@ def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
     points = means_by_run(losses, first=["lent"]).set_index("run", drop=False)
     points["parent"] = [parent_run(losses, run) for run in points.index]
     for name in sums:
-        points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
+        points[f"{name}_cumulative"] = [points.loc[lineage(losses, run), name].sum() for run in points.index]
     return points
 
 
-def chains(losses: DataFrame) -> DataFrame:
+def runs_with_ancestors(losses: DataFrame) -> DataFrame:
     """Return the rows of the runs that have a parent and were tested on the text of the envelope, with their ancestors.
 
     `losses` is the result of `comparable_losses`.
@@ -97,7 +97,7 @@ def chains(losses: DataFrame) -> DataFrame:
     tested = losses["data.fingerprint"].isin(data) | losses["lent"] & ~losses["run"].str.startswith("continued-")
     points = with_ancestors(losses, "tokens")
     children = points.index[points["parent"].notna() & points["run"].isin(losses.loc[tested, "run"])]
-    return points[points["run"].isin([name for run in children for name in chain(losses, run)])]
+    return points[points["run"].isin([name for run in children for name in lineage(losses, run)])]
 
 
 def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
@@ -123,23 +123,23 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     return losses[~continued | annealed] if (continued & annealed).any() else losses
 
 
-def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
+def series_points(results: Results, runs: Sequence[str], *, with_parents: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other projections.
 
-    With `chains`, a series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow. `part`
-    is `mean` for the mean over seeds and `seed` for the loss of one seed.
+    If `with_parents`, a series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow.
+    `part` is `mean` for the mean over seeds and `seed` for the loss of one seed.
     """
     losses, frames = fully_annealed_losses(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
     for series, pattern in SERIES.items():
         globs = [glob.format(size=size) for size in (*SIZES, *LENGTHS) for glob in pattern.split()]
         names = [run for glob in globs for run in points.index if fnmatchcase(run, glob)]
-        if series.startswith(GROWN) and chains and names:
+        if series.startswith(GROWN) and with_parents and names:
             names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
         frames.append(points.loc[names].assign(series=series))
     no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *OWN_FIGURE_PREFIXES))
     groups = [points[no_series].sort_values("parameters", kind="stable")]
-    if chains:
+    if with_parents:
         in_series = {run for frame in frames for run in frame["run"]}
         grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS)]
         groups.append(points[points["run"].isin([run for run in grown if run not in in_series])])

@@ -8,10 +8,10 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.quantity import Examples
-from formerlab.report.names import IN_TABLES, RELEASED_NAMES
+from formerlab.report.names import RELEASED_NAMES, TABLE_LABELS
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
-from formerlab.report.studies import league, pruning, questions
+from formerlab.report.studies import policy_comparison, pruning, questions
 from formerlab.report.studies.pruning import CONFIGURATION, label_and_sort, paired_losses
 from formerlab.report.studies.questions import (
     DIFFERENCES,
@@ -377,7 +377,7 @@ def _losses_apart(rows: DataFrame) -> dict[str, DataFrame]:
     texts = rows[["source", "configuration", *losses]].dropna(subset=losses, how="all")
     others = rows.drop(columns=losses)
     others = others[others.drop(columns=["source", "configuration"]).notna().any(axis=1)]
-    for short, text in IN_TABLES.items():
+    for short, text in TABLE_LABELS.items():
         texts = texts.rename(columns={name: name.replace(f"{short} at", f"{text}, at") for name in map(str, texts)})
     blocks = {
         "loss minus the loss with H2O": texts.rename(columns=lambda name: name.replace("(nats)", "(nats) ↓")),
@@ -398,8 +398,8 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     has budgets that are divided unequally by head or layer.
     """
     parts = {
-        "nats": (league.losses(results, STUDY, runs), "text", pruning.MINUS_H2O),
-        "%": (league.needles(results), "task", "found_percent"),
+        "nats": (policy_comparison.losses(results, STUDY, runs), "text", pruning.MINUS_H2O),
+        "%": (policy_comparison.needles(results), "task", "found_percent"),
     }
     blocks = []
     for unit, (part, by, value) in parts.items():
@@ -414,8 +414,8 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
         speed = pruning.nearest_budget_rows(speed[speed["length"] == speed["length"].max()])
     for rows, words in ((accuracy, f"{_AGAINST['h2o'].replace(' ', '~')}[]"), (speed, _SPEED)):
         if len(rows):
-            rows = league.labelled(rows.drop(columns="configuration")).set_index("configuration")
+            rows = policy_comparison.labelled(rows.drop(columns="configuration")).set_index("configuration")
             blocks.append(rows.reindex(columns=expand_columns(words)))
     wide = pd.concat(blocks, axis=1) if blocks else DataFrame()
-    order = [name for name in league.LABELS.values() if name in wide.index]
+    order = [name for name in policy_comparison.LABELS.values() if name in wide.index]
     return wide.reindex(order).reset_index(names="configuration")

@@ -35,10 +35,10 @@ from formerlab.report.studies.tokenformer import (
     STAGES,
     STUDY,
     Shape,
-    chains,
     families_at_best_rates,
     model_shape,
     run_before_growth,
+    runs_with_ancestors,
 )
 from formerlab.report.tables.blocks import by_regime
 from formerlab.results.read import Results
@@ -313,7 +313,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     losses = comparable_losses(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
     envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
-    for row in chains(losses).sort_values("flops_cumulative").to_dict("records"):
+    for row in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
         ratios = []
         of_run = losses[losses["run"] == row["run"]]
         for seed in of_run.to_dict("records"):

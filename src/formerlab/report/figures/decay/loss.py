@@ -13,7 +13,7 @@ from formerlab.report.catalogue import plot
 from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_count
-from formerlab.report.studies import league, pruning
+from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
 
@@ -110,7 +110,7 @@ def few_ticks(axes: Axes, rows: DataFrame) -> None:
 
 
 def league_notes(rows: DataFrame) -> list[str]:
-    """Return the note on the bars of the league."""
+    """Return the note on the bars of `decay_league`."""
     note = "bars: 95 % intervals for this one model, of the paired difference to H2O over novels or windows of books"
     return [f"{seed_count(rows['seeds'])}; {note}, of needles over examples."]
 
@@ -131,7 +131,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     scored as in RULER; 0 of 20 found means less than 17 %. The table decay_league_table has further columns. To see:
     which bars exclude the line, and on which side.
     """
-    table, found = league.losses(results, STUDY, runs), league.needles(results)
+    table, found = policy_comparison.losses(results, STUDY, runs), policy_comparison.needles(results)
     sizes = [
         rows["budget"].map(lambda budget: pruning.budget_text(budget).replace(" ", "\u00a0")) for rows in (table, found)
     ]

@@ -27,8 +27,8 @@ from formerlab.report.studies.tokenformer import (
     STUDY,
     WAYS_TO_GROW,
     budgets_equal_to_grown,
-    chains,
     fully_annealed_losses,
+    runs_with_ancestors,
     scratch_points,
     series_points,
     with_registered_controls,
@@ -143,7 +143,7 @@ def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     hours read from the figure.
     """
     return _with_published(
-        series_points(results, runs, chains=False),
+        series_points(results, runs, with_parents=False),
         ("Fig 4", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 4", "grown, 30B a stage"),
@@ -196,7 +196,7 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     each with its own full schedule. The slopes are those of this range of small models.
     """
     losses = fully_annealed_losses(results, runs)
-    points, grown = scratch_points(losses), chains(losses)
+    points, grown = scratch_points(losses), runs_with_ancestors(losses)
     seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
     columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding", "lent"]
     parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}

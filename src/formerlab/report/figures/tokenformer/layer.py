@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import chain, format_count
+from formerlab.report.runs import format_count, lineage
 from formerlab.report.studies.tokenformer import Shape, model_shape
 from formerlab.report.style import BLACK, BLUE, SKY, TAN, VIOLET, WIDEST, arrow, box
 from formerlab.results.read import Results
@@ -111,7 +111,7 @@ def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     last = next((run for run in reversed(STAGES) if run in records.index), records.index[0])
     rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
-    for stage, run in enumerate(chain(records, last), start=1):
+    for stage, run in enumerate(lineage(records, last), start=1):
         record: Any = records.loc[run]
         counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
         if pd.notna(wide := record.get("spec.model.feedforward.tokens")):

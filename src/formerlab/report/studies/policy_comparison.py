@@ -1,4 +1,4 @@
-"""The league of cache policies: their loss minus the loss with H2O at the same budget, and the needles they find."""
+"""Comparison of cache policies: loss minus the loss of H2O at the same budget, and needle-in-a-haystack accuracy."""
 
 import re
 from collections.abc import Hashable, Sequence
@@ -30,24 +30,24 @@ LABELS = {
     "head_adaptive(decay) alpha=0.2": "Decay 0.2, budget by head",
     "pyramid(decay) alpha=0.2": "Decay 0.2, budget by layer",
 }
-"""Labels of the policies of the league, in the order in which they are shown; other configurations are left out."""
+"""Labels of the compared policies, in the order of the figure. Other configurations are left out."""
 NEEDLES = ("needle_single.csv", "needle_multikey.csv")
-"""Files of a scale that `formerlab answer-tasks` writes for the model of the league."""
-FLOOR = 50.0
+"""Files of a scale that `formerlab answer-tasks` writes for the model of the comparison."""
+MIN_FULL_SCORE_PERCENT = 50.0
 """`long_context.MIN_FULL_SCORE` in percent. It is copied, so that a change of the evaluation code does not make figures
 stale; a test checks that both are equal."""
 _SETTINGS = CONFIGURATION[1:]
 
 
 def label(policy: str, alpha: float, recent: float) -> str | None:
-    """Return the label of a configuration, or None if the league leaves it out."""
+    """Return the label of a configuration, or None if the comparison leaves it out."""
     fields = {"alpha": alpha, "recent": recent}
     options = [f"{key}={value:g}" for key, value in fields.items() if pd.notna(value) and (value or key == "alpha")]
     return LABELS.get(" ".join([re.sub(r" layers=\d+", "", policy), *options]))
 
 
 def labelled(rows: DataFrame) -> DataFrame:
-    """Return the rows of the league's configurations with a column `configuration` of labels."""
+    """Return the rows of the configurations in LABELS, with their label as `configuration`."""
     cells = rows[["policy", "alpha", "recent"]].drop_duplicates()
     cells["configuration"] = [label(*cell) for cell in cells.itertuples(index=False)]
     return rows.merge(cells.dropna(subset="configuration"), on=["policy", "alpha", "recent"])
@@ -93,7 +93,7 @@ def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
 def needles(results: Results) -> DataFrame:
     """Return the percentage of needles that each policy finds, by task and budget, with its interval over examples.
 
-    The full cache is repeated for every budget. Tasks with a full-cache score below FLOOR are left out.
+    The full cache is repeated for every budget. Tasks on which it scores below MIN_FULL_SCORE_PERCENT are left out.
     """
     files, records = [results.rows_of(file, "") for file in NEEDLES], []
     columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples"]
@@ -105,7 +105,7 @@ def needles(results: Results) -> DataFrame:
             records.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
             records[-1]["examples"] = len(group)
     table = DataFrame(records, columns=columns)
-    full = table[(table["policy"] == "full") & (table["found_percent"] >= FLOOR)]
+    full = table[(table["policy"] == "full") & (table["found_percent"] >= MIN_FULL_SCORE_PERCENT)]
     pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
     beside_each = full.drop(columns="budget").merge(pruned[["task", "budget"]].drop_duplicates(), on="task")
     return pd.concat([beside_each, pruned], ignore_index=True)
