@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from formerlab.commands.readme import verdicts_by_scale
-from formerlab.report.claims.first_screen import FIRST_SCREEN, number_text
+from formerlab.report.claims.readme_findings import README_CLAIMS, number_text
 from formerlab.report.claims.render import best_verdicts, outcome_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +110,7 @@ def drawing() -> str:
         word = outcome_text(verdict.outcome, verdict.items)
         parts += [
             text(x, 234, f"{meaning}:", 12),
-            text(x, 251, number_text(item, FIRST_SCREEN[claim]), 12),
+            text(x, 251, number_text(item, README_CLAIMS[claim]), 12),
             text(x, 290, item.ran, 9, GREY),
         ]
         parts += [text(x, 274, word, 15, colour, 'font-weight="bold"')]

@@ -11,7 +11,7 @@ from fixtures.rows import make_decay, make_tokenformer
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_block
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
-from formerlab.report.claims.first_screen import FIRST_SCREEN, first_screen
+from formerlab.report.claims.readme_findings import README_CLAIMS, readme_findings
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
@@ -106,13 +106,13 @@ def test_a_verdict_on_one_model_names_the_model(tmp_path, scale, run, expected):
 
 
 def table_of_the_readme(by_scale):
-    return [line for line in first_screen(by_scale).splitlines() if line.startswith("|")]
+    return [line for line in readme_findings(by_scale).splitlines() if line.startswith("|")]
 
 
 def test_the_findings_of_the_readme_have_the_verdict_and_the_number_of_their_row_in_the_table():
-    block = first_screen(verdicts_by_scale(ROOT))
-    findings = re.findall(r"^- (\S) \*\*[^:]+: (.*?)\.\*\* (.*)$", block, re.MULTILINE)
-    lines = [line for line in FIRST_SCREEN.values() if line.topic]
+    block = readme_findings(verdicts_by_scale(ROOT))
+    findings = re.findall(r"^- (\S) \*\*[^(]+ \((.*?)\)\.\*\* (.*)$", block, re.MULTILINE)
+    lines = [line for line in README_CLAIMS.values() if line.topic]
     assert len(findings) == len(lines) == 5
     assert [sentence for *_, sentence in findings if re.search(r"[{}]", sentence)] == []
     signs = [SIGNS[outcome] for outcome in ORDER]
@@ -132,7 +132,7 @@ def test_the_findings_of_the_readme_have_the_verdict_and_the_number_of_their_row
 
 def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():
     gains, losses = (
-        FIRST_SCREEN[name] for name in ("denseformer-better-at-equal-depth", "tokenformer-growth-beats-continuing")
+        README_CLAIMS[name] for name in ("denseformer-better-at-equal-depth", "tokenformer-growth-beats-continuing")
     )
     assert gains.convert(0.1) == losses.convert(-0.1) == pytest.approx(100 * (math.exp(-0.1) - 1))
 
@@ -144,15 +144,15 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
     lines = table_of_the_readme({"laptop": untested, "overnight": verdicts})
     assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
-    assert len(lines) - 2 == len(FIRST_SCREEN)
+    assert len(lines) - 2 == len(README_CLAIMS)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
 
 def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within_one(verdicts):
-    names = list(FIRST_SCREEN)
+    names = list(README_CLAIMS)
     outcomes = {name: ORDER[3 - place % 4] for place, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in verdicts]
-    expected = [f"**{FIRST_SCREEN[name].claim}**" for word in ORDER for name in names if outcomes[name] == word]
+    expected = [f"**{README_CLAIMS[name].claim}**" for word in ORDER for name in names if outcomes[name] == word]
     lines = table_of_the_readme({"laptop": mixed})[2:]
     assert [line.split(" | ")[1].partition("<br>")[0] for line in lines] == expected
 
@@ -176,7 +176,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
 
 def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(verdicts):
     registry = read_claims()
-    shown = [claim for claim in registry.claims if claim.id in FIRST_SCREEN]
+    shown = [claim for claim in registry.claims if claim.id in README_CLAIMS]
     assert all(any(registry.revisions(claim)) for claim in shown), "README says so of every claim"
     altered = {claim.id for claim in shown if registry.altered(claim)}
     assert {"tokenformer-growth-beats-continuing", "denseformer-better-at-equal-depth"} <= altered
