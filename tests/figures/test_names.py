@@ -60,7 +60,7 @@ from fixtures.rows import draw_one, make_decay, make_denseformer_study, make_run
 
 from formerlab.files import write_text
 from formerlab.report import write
-from formerlab.report.style import look
+from formerlab.report.style import plot_style
 
 write.save = lambda figure, *paths: [write_text(path, "drawn, and not saved") for path in paths]
 
@@ -107,9 +107,9 @@ for label, entries in shown.items():
     for name in entries:
         draw_one(name, root, Path("figures"))
         assert label in Path(f"figures/{name}.csv").read_text(), (label, name)
-assert look("Skips of rank 3")["color"] == "#123456"
-assert look("Low rank 8")["color"] == "#234567"
-assert look("peak")["color"] == "#345678"
+assert plot_style("Skips of rank 3")["color"] == "#123456"
+assert plot_style("Low rank 8")["color"] == "#234567"
+assert plot_style("peak")["color"] == "#345678"
 assert not {"torch"} & set(sys.modules)
 """
 

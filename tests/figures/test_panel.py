@@ -13,7 +13,7 @@ from formerlab.report.names import variant_styles
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_notes, summarize
 from formerlab.report.style import (
-    _LOOKS,
+    _STYLES,
     BLUE,
     GREEN,
     ORANGE,
@@ -21,7 +21,7 @@ from formerlab.report.style import (
     VERMILION,
     WIDEST,
     ink,
-    look,
+    plot_style,
 )
 
 
@@ -91,8 +91,8 @@ def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
 def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
     families = {BLUE: "Tokenformer|grown|final size", GREEN: "decay", VERMILION: "h2o", ORANGE: "DenseFormer 1x1"}
     policies, *others = (variant_styles()[axis] for axis in ("policy", "mixer", "projection"))
-    for name in [*_LOOKS, *policies, *(name.label for kinds in others for name in kinds.values())]:
-        colour = look(name)["color"]
+    for name in [*_STYLES, *policies, *(name.label for kinds in others for name in kinds.values())]:
+        colour = plot_style(name)["color"]
         red, green, blue = (((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in to_rgb(ink(colour)))
         assert 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) >= 4.5, name
         for family, names in families.items():
@@ -128,7 +128,7 @@ def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
 
 
 def test_a_panel_for_each_value_and_no_figure_is_wider_than_a_page(rows):
-    figure = layout(panel(each="size", name="legend"), columns=3, wanted=["Transformer", "Perceptron"])(rows)
+    figure = layout(panel(facet="size", name="legend"), columns=3, wanted=["Transformer", "Perceptron"])(rows)
     assert [axes.get_title() for axes in figure.axes] == ["1", "2"]
     assert figure.get_size_inches()[0] == WIDEST
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Transformer", "Tokenformer"}
@@ -164,7 +164,7 @@ def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
 )
 def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
     rows = pd.DataFrame({"source": "ours", "variant": "Tokenformer", "size": range(4), "loss_nats": values})
-    (axes,) = layout(panel(zero=0.0, far=2.0))(rows.assign(part="mean")).axes
+    (axes,) = layout(panel(zero=0.0, outlier_factor=2.0))(rows.assign(part="mean")).axes
     said = [text.get_text() for text in axes.texts if "\N{BLACK UP-POINTING TRIANGLE}" in text.get_text()]
     assert said == [f"1 point above:\n{value:g} \N{BLACK UP-POINTING TRIANGLE}" for value in far]
     if far:
@@ -175,7 +175,7 @@ def test_values_inside_the_final_limits_are_not_written_as_far():
     near, far = [0.3, 0.2, 0.2, 3.7], [5.0, 4.0, 0.2, 9.0]
     rows = pd.DataFrame({"source": "ours", "part": "mean", "variant": "Tokenformer", "size": [*range(4)] * 2})
     rows = rows.assign(loss_nats=near + far, stage=["short"] * 4 + ["long"] * 4)
-    left, right = layout(panel(each="stage", zero=0.0, far=2.0, alike="y"))(rows).axes
+    left, right = layout(panel(facet="stage", zero=0.0, outlier_factor=2.0, same_limits="y"))(rows).axes
     limit = left.get_ylim()[1]
     for axes, values in ((left, near), (right, far)):
         notes = [text.get_text() for text in axes.texts if "above" in text.get_text()]

@@ -34,7 +34,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
     offset.
     """
     if panel.kind == "heat":
-        shades = LinearSegmentedColormap.from_list("", ["white", panel.look("", rows)["color"]])
+        shades = LinearSegmentedColormap.from_list("", ["white", panel.plot_style("", rows)["color"]])
         heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or {"cmap": shades, "vmin": 0.0, "vmax": 1.0})
         axes.set_ylabel(panel.ylabel)
         panel.finish(axes, rows)
@@ -53,7 +53,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
     labels += [_level(axes, panel, str(name), level) for name, level in levels.groupby(panel.by, sort=False)]
-    if panel.far or (not forest and "y" not in panel.log):
+    if panel.outlier_factor or (not forest and "y" not in panel.log):
         _limit(axes, panel, means, rows)
     axes.set_ylabel(panel.ylabel)
     if rows["source"].eq("published").all():
@@ -105,7 +105,7 @@ def _logarithmic(axis: Axis, values: Series) -> None:
 
 def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
     """Draw a value without an x as a horizontal line, with its interval as a band."""
-    first, colour = level.iloc[0], panel.look(name, level)["color"]
+    first, colour = level.iloc[0], panel.plot_style(name, level)["color"]
     axes.axhline(first[panel.y], color=colour, linestyle="--", linewidth=1)
     if pd.notna(first.get(f"{panel.y}_low")):
         axes.axhspan(first[f"{panel.y}_low"], first[f"{panel.y}_high"], color=colour, alpha=0.15, lw=0)
@@ -136,10 +136,10 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
     `x` and `y` are the columns with the positions; the ends of intervals are in the columns that the panel names.
     """
     named = {str(name): points for name, points in means.groupby(panel.by, sort=False)}
-    looks = {name: panel.look(name, points) for name, points in named.items()}
+    styles = {name: panel.plot_style(name, points) for name, points in named.items()}
     means, seeds = (rows.assign(_series=rows[panel.by].astype(str)) for rows in (means, seeds))
     seeds, shared = seeds[seeds["_series"].isin(named)], {"x": x, "y": y, "legend": False}
-    plot = so.Plot().scale(color=so.Nominal({name: style["color"] for name, style in looks.items()}))
+    plot = so.Plot().scale(color=so.Nominal({name: style["color"] for name, style in styles.items()}))
     bars = so.Band(alpha=0.15) if panel.kind == "band" else so.Range(linewidth=1.1)
     for (axis, column), (kind, bar) in product(
         (("x", panel.x), ("y", panel.y)), (("_pooled", so.Range(linewidth=4.5, alpha=0.35)), ("", bars))
@@ -149,8 +149,8 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
             span = {f"{axis}min": low, f"{axis}max": high, "orient": "xy".replace(axis, "")}
             plot = plot.add(bar, data=means.dropna(subset=low), color="_series", **shared, **span)
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
-    for name in sorted(named, key=lambda name: looks[name]["linestyle"] == "--"):  # draw dashed lines on top
-        style, points = looks[name], named[name]
+    for name in sorted(named, key=lambda name: styles[name]["linestyle"] == "--"):  # draw dashed lines on top
+        style, points = styles[name], named[name]
         lines: Any = points[panel.unit].factorize()[0] if panel.unit else 0
         if panel.kind == "forest" or style["linestyle"] == "":  # one group per point: not connected
             lines = range(len(points))
@@ -177,7 +177,7 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
         line.set_markevery(max(1, np.size(line.get_xdata()) // 8))
     labels = []
     for name, points in measured.sort_values(at, kind="stable").groupby(panel.by, sort=False):
-        style = panel.look(str(name), points)
+        style = panel.plot_style(str(name), points)
         if panel.ring:
             ringed = points[points[panel.ring].eq(True)]
             axes.plot(ringed[at], ringed[panel.y], **style | {"linestyle": "", "zorder": 3} | _RING)
@@ -199,7 +199,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
     if len(means):
         _plot(axes, panel, means, seeds, panel.x, "_at")
     axes.set_yticks(range(len(names)), [str(name) for name in names])
-    colours = common or {name: panel.look(str(name), points)["color"] for name, points in means.groupby(panel.by)}
+    colours = common or {name: panel.plot_style(str(name), points)["color"] for name, points in means.groupby(panel.by)}
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
         if panel.by == panel.y:
             tick.set_color(ink(colours[name]))
@@ -221,7 +221,7 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     column = panel.x if across else panel.y
     values = rows[column].dropna().astype(float)
     start = values.min() if panel.zero is None else panel.zero
-    bound = start + panel.far * (values - start).abs().quantile(0.75) if panel.far else np.inf
+    bound = start + panel.outlier_factor * (values - start).abs().quantile(0.75) if panel.outlier_factor else np.inf
     near, outliers = values[values <= bound], means[means[column] > bound]
     columns = [f"{column}{end}" for end in ("_low", "_high", "_pooled_low", "_pooled_high")]
     ends = [means.drop(outliers.index)[end].dropna() for end in columns if end in means]
@@ -240,20 +240,20 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
 
 def note_off_scale(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     """Write the outliers above the upper limit of an axis as text. Call this when the limits are final."""
-    if not panel.far:
+    if not panel.outlier_factor:
         return
     across = panel.kind == "forest"
     column, limit = (panel.x, axes.get_xlim()[1]) if across else (panel.y, axes.get_ylim()[1])
-    gone = rows.drop(rows_of_seeds(rows).index).dropna(subset=[panel.x, panel.y])
-    gone = gone[gone[column] > limit]
+    outliers = rows.drop(rows_of_seeds(rows).index).dropna(subset=[panel.x, panel.y])
+    outliers = outliers[outliers[column] > limit]
     if across:
         heights = [label.get_text() for label in axes.get_yticklabels()]
-        for name, points in gone.groupby(panel.y, sort=False):
+        for name, points in outliers.groupby(panel.y, sort=False):
             axes.text(limit, heights.index(str(name)), f"off scale: {points[column].max():.2g} ", ha="right",
-                      va="center", color=ink(panel.look(str(name), points)["color"]))  # fmt: skip
-    elif len(gone):
-        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (gone[column].min(), gone[column].max())))
-        words = f"{len(gone)} point{'s' * (len(gone) > 1)} above:\n{span} \u25b2"
+                      va="center", color=ink(panel.plot_style(str(name), points)["color"]))  # fmt: skip
+    elif len(outliers):
+        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (outliers[column].min(), outliers[column].max())))
+        words = f"{len(outliers)} point{'s' * (len(outliers) > 1)} above:\n{span} \u25b2"
         axes.text(0.98, 0.985, words, ha="right", va="top", transform=axes.transAxes)
 
 

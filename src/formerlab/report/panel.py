@@ -6,7 +6,7 @@ A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thi
 `published`. Rows without an x are horizontal lines; rows without a series are not drawn. A panel of published values
 has its own background colour. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
-Some columns are only for the figure: `_look` overrides the name by which the plot style of a series is looked up;
+Some columns are only for the figure: `_style` overrides the name by which the plot style of a series is looked up;
 `_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
 """
 
@@ -24,7 +24,18 @@ from pandas import DataFrame
 
 from formerlab.report.marks import drawn_marks, mark, note_off_scale
 from formerlab.report.runs import seed_notes
-from formerlab.report.style import BLACK, EDGES, GREY, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, wrapped
+from formerlab.report.style import (
+    BLACK,
+    EDGES,
+    GREY,
+    HOLLOW,
+    LETTER,
+    PUBLISHED_INK,
+    WIDEST,
+    PlotStyle,
+    plot_style,
+    wrap,
+)
 
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
@@ -42,7 +53,7 @@ class Panel:
     """line: joined points with bars; band: curves in bands; forest: x with a bar, one line per y; heat: a heat map."""
     where: Mapping[str, Any] = field(default_factory=dict)
     """Selects rows by column: the wanted value or a list of wanted values."""
-    each: str = ""
+    facet: str = ""
     """Facet column: each value has its own panel."""
     title: str = SETTING
     """Title. Names in braces are columns of the first row; `{setting}` is the data set and the models of the rows."""
@@ -51,18 +62,18 @@ class Panel:
     ylabel: str = ""
     zero: float | None = None
     """Value of a reference line."""
-    far: float = 0.0
+    outlier_factor: float = 0.0
     """Outlier factor. Values above `zero` (by default the minimum) by more than this factor times the 75 % quantile of
     the distances are written at the edge, not plotted. 0 turns this off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "none"] = "edge"
     """edge: series are named beside their last points; legend: in one legend above all panels."""
-    style: str = "_look"
+    style: str = "_style"
     """Column by which the plot style of a series is looked up; by default, the name of the series."""
     unit: str = ""
     """Column that separates the lines of one series, such as the run."""
-    once: bool = False
+    share_y: bool = False
     """Whether adjacent panels share the y axis: only the first shows its label. Forest plots also share the categories
     of y; missing ones are blank rows."""
     ticks: Callable[[float], str] | None = None
@@ -76,13 +87,13 @@ class Panel:
     """Label of a colour bar above all panels; empty for no bar."""
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds details that only this panel has."""
-    alike: Literal["", "x", "y"] = ""
+    same_limits: Literal["", "x", "y"] = ""
     """Axis with the same limits in all panels."""
     published: Mapping[str, Any] | None = None
     """Settings of a second panel for the published rows; this panel then shows only our rows."""
 
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
-        """Return the panels with their rows: one panel, or one per value of `each`; an empty list without rows."""
+        """Return the panels with their rows: one panel, or one per value of `facet`; [] without rows."""
         if self.published is not None:
             panels = [replace(self, published=None, where={**self.where, "source": source}, **other)
                       for source, other in (("ours", {}), ("published", self.published))]  # fmt: skip
@@ -90,25 +101,25 @@ class Panel:
         for column, values in self.where.items():
             data = data[data[column].isin(values if isinstance(values, list) else [values])]
         data = data.dropna(subset=self.by)
-        if not self.each:
+        if not self.facet:
             return [(self, data)] if len(data) else []
-        panel = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
-        return [(panel, rows) for _, rows in data.groupby(self.each, sort=False)]
+        panel = replace(self, title=f"{{{self.facet}}}" if self.title == SETTING else self.title)
+        return [(panel, rows) for _, rows in data.groupby(self.facet, sort=False)]
 
-    def look(self, name: str, rows: DataFrame) -> Look:
+    def plot_style(self, name: str, rows: DataFrame) -> PlotStyle:
         """Return the plot style of a series; published points are hollow."""
         first = rows.iloc[0]
         overrides = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
         hollow = HOLLOW if rows["source"].eq("published").all() else {}
-        return look(str(first.get(self.style, name))) | overrides | hollow
+        return plot_style(str(first.get(self.style, name))) | overrides | hollow
 
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
-        words = filled(self.title, rows)
+        words = fill_names(self.title, rows)
         return f"PUBLISHED, not ours: {words}" if rows["source"].eq("published").all() else words
 
 
-def filled(text: str, rows: DataFrame) -> str:
+def fill_names(text: str, rows: DataFrame) -> str:
     """Return a text with the names in braces replaced by the columns of the first row and the setting."""
     return text.format_map({**rows.iloc[0], "setting": setting(rows)}).strip(": ")
 
@@ -133,21 +144,21 @@ def layout(
     height: float = 2.1,
     width: float = WIDEST,
     order: str = "",
-    together: str = "",
+    group_by: str = "",
 ) -> Callable[[DataFrame], Figure]:
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
-    Panels of the same value of the column `together` are adjacent. `columns` is the number of panels side by side; 0
-    means one per value of `each` of the first panel. `height` of a panel and `width` of the figure are in inches.
+    Panels of the same value of the column `group_by` are adjacent. `columns` is the number of panels side by side; 0
+    means one per value of `facet` of the first panel. `height` of a panel and `width` of the figure are in inches.
     `notes` returns notes on the shown rows for the caption; the first is also written below the panels. The caption
     also lists the series in `wanted` that have no rows.
     """
 
-    def drawn(data: DataFrame) -> Figure:
+    def render(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
         pairs = [pair for panel in panels for pair in panel.split(data)]
-        if together:
-            pairs.sort(key=lambda pair: list(data[together].unique()).index(pair[1][together].iloc[0]))
+        if group_by:
+            pairs.sort(key=lambda pair: list(data[group_by].unique()).index(pair[1][group_by].iloc[0]))
         numbers = [rows[panel.x if panel.kind == "forest" else panel.y] for panel, rows in pairs]
         pairs = [pair for pair, values in zip(pairs, numbers, strict=True) if values.notna().any()] or pairs
         visible_rows = data[data.index.isin({at for _, rows in pairs for at in rows.index})]
@@ -155,14 +166,14 @@ def layout(
         visible_rows.attrs["marks"] = set[str]().union(*(drawn_marks(*pair) for pair in pairs))
         note_texts = notes(visible_rows)
         figure = _figure(
-            data, pairs, columns or data[panels[0].each].nunique(), height, width, next(iter(note_texts), "")
+            data, pairs, columns or data[panels[0].facet].nunique(), height, width, next(iter(note_texts), "")
         )
         absent = [name for name in wanted if not any(series.startswith(name) for series in present)]
         missing = [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
         figure.set_label(" ".join(filter(None, [*note_texts, *missing])))
         return figure
 
-    return drawn
+    return render
 
 
 def _figure(
@@ -194,10 +205,10 @@ def _figure(
             axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
             (panel, rows), title = pairs[at], titles[at]
             mark(axes, panel, rows, letters, common)
-            if panel.once and at > line[0]:
+            if panel.share_y and at > line[0]:
                 axes.set_ylabel("")
                 axes.tick_params(axis="y", labelleft=panel.kind != "forest")
-            axes.set_xlabel(filled(panel.xlabel, rows))
+            axes.set_xlabel(fill_names(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under
@@ -215,20 +226,20 @@ def _figure(
 
 def _finish_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
     """Give all panels the same limits if the first panel asks for it, then write the values beyond the limits."""
-    if alike := pairs[0][0].alike:
-        ends = [getattr(axes, f"get_{alike}lim")() for axes in figure.axes]
+    if same_limits := pairs[0][0].same_limits:
+        ends = [getattr(axes, f"get_{same_limits}lim")() for axes in figure.axes]
         for axes in figure.axes:
-            axes.set(**{f"{alike}lim": (np.min(ends), np.max(ends))})
+            axes.set(**{f"{same_limits}lim": (np.min(ends), np.max(ends))})
     for axes, (panel, rows) in zip(figure.axes, pairs, strict=True):
         if panel.kind != "forest":
             note_off_scale(axes, panel, rows)
 
 
 def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
-    """Map the y categories that a line of panels shares to colours, in the order of all rows; empty without `once`."""
+    """Map the y categories that a line of panels shares to colours, in the order of all rows; {} without `share_y`."""
     first, colours = line[0][0], dict[Any, str]()
-    for panel, rows in line if first.once else ():
-        colours |= {name: panel.look(str(name), points)["color"] for name, points in rows.groupby(panel.y)}
+    for panel, rows in line if first.share_y else ():
+        colours |= {name: panel.plot_style(str(name), points)["color"] for name, points in rows.groupby(panel.y)}
     return {name: colours[name] for name in data[first.y].unique() if name in colours}
 
 
@@ -254,7 +265,7 @@ def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
     handles: dict[str, Line2D] = {}
     for panel, rows in (pair for pair in pairs if pair[0].name == "legend"):
         for name, points in rows.groupby(panel.by, sort=False):
-            handles.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
+            handles.setdefault(str(name), Line2D([], [], **panel.plot_style(str(name), points)))
     return handles
 
 
@@ -277,7 +288,7 @@ def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float
     if panel.kind == "heat":
         return height
     if panel.kind != "forest":
-        names = "\n".join(wrapped(name, letters) for name in rows[panel.by].unique()) if panel.name == "edge" else ""
+        names = "\n".join(wrap(name, letters) for name in rows[panel.by].unique()) if panel.name == "edge" else ""
         return max(height, 0.135 * (1 + names.count("\n")))
     rows = rows.dropna(subset=panel.x)
     series = rows[panel.by].nunique() if panel.by != panel.y else 1
@@ -288,9 +299,9 @@ def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float
 def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[float, float]:
     """Return the margins left and right of a panel, in inches."""
     if panel.kind == "forest":
-        return 0.15 if panel.once and column else 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
+        return 0.15 if panel.share_y and column else 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
     if panel.kind == "heat":
-        return 0.5 if panel.ylabel and not (panel.once and column) else 0.28, 0.12
-    names = [wrapped(name, letters) for name in rows[panel.by].unique()]
+        return 0.5 if panel.ylabel and not (panel.share_y and column) else 0.28, 0.12
+    names = [wrap(name, letters) for name in rows[panel.by].unique()]
     right = 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
     return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

@@ -55,74 +55,74 @@ PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
 
 
-Look = dict[str, Any]
+PlotStyle = dict[str, Any]
 """Plot style of a variant in every figure, as keyword arguments of matplotlib."""
-HOLLOW: Look = {"markerfacecolor": "white"}
+HOLLOW: PlotStyle = {"markerfacecolor": "white"}
 
 
-def _look(colour: str, marker: str, line: str = "-") -> Look:
+def _style(colour: str, marker: str, line: str = "-") -> PlotStyle:
     # dashed lines are drawn over solid lines of the same values, which stay visible between the dashes
     return {"color": colour, "marker": marker, "linestyle": line, "zorder": 2 if line == "-" else 2.1}
 
 
 _GROUPS = {
-    "grown: random keys, tau sqrt(n); grown as published; grown, 30B a stage": _look(BLUE, "^"),
-    "grown: random keys, tau kept; random keys, tau kept; recurrent": _look(TAN, "s", "--"),
-    "grown: zero keys, tau kept; grown with zero keys; by tokens, zero keys, tau kept": _look(SKY, "D"),
-    "grown: zero keys, tau sqrt(n); zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _look(VIOLET, "P"),
-    "grown: random keys, tau sqrt(n), optimizer carried; random keys, tau sqrt(n), optimizer carried": _look(
+    "grown: random keys, tau sqrt(n); grown as published; grown, 30B a stage": _style(BLUE, "^"),
+    "grown: random keys, tau kept; random keys, tau kept; recurrent": _style(TAN, "s", "--"),
+    "grown: zero keys, tau kept; grown with zero keys; by tokens, zero keys, tau kept": _style(SKY, "D"),
+    "grown: zero keys, tau sqrt(n); zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _style(VIOLET, "P"),
+    "grown: random keys, tau sqrt(n), optimizer carried; random keys, tau sqrt(n), optimizer carried": _style(
         YELLOW, "<", "--"
     ),
-    "grown: zero keys, tau kept, optimizer carried; zero keys, tau kept, optimizer carried": _look(PINK, ">", "--"),
-    "grown: random keys, tau sqrt(n), old tokens frozen; random keys, tau sqrt(n), old tokens frozen": _look(
+    "grown: zero keys, tau kept, optimizer carried; zero keys, tau kept, optimizer carried": _style(PINK, ">", "--"),
+    "grown: random keys, tau sqrt(n), old tokens frozen; random keys, tau sqrt(n), old tokens frozen": _style(
         BROWN, "X", ":"
     ),
-    "grown: zero keys, tau kept, old tokens frozen; zero keys, tau kept, old tokens frozen": _look(GREY, "p", ":"),
-    "grown: Net2Net by padding; Net2Net by padding; in width by new blocks (the paper's Net2Net)": _look(TAN, "v"),
-    "Tokenformer, trained further; parent trained further; parent trained further, equal FLOPs": _look(PURPLE, "*"),
-    "final size from scratch, steps of the stage": _look(BLUE, "d", ":"),
-    "final size from scratch; Tokenformer, not grown": _look(BLUE, "s"),
-    "Transformer, trained further": _look(BLACK, "*"),
-    "DenseFormer 1x1": _look(ORANGE, "s"),
-    "DenseFormer 4x1": _look(BROWN, "v"),
-    "DenseFormer 4x5": _look(RUST, "^"),
-    "DenseFormer 2x3": _look(LEAF, "D"),
-    "DenseFormer 2x1": _look(YELLOW, "P"),
-    "DenseFormer 8x1": _look(PURPLE, "d"),
-    "DenseFormer 4x3": _look(PINK, ">"),
-    "DenseFormer 4x8; h2o variant=global_statistics": _look(TAN, "<"),
-    "dynamic_cache": _look(GREY, "<"),
-    "Decay, half recent": _look(LEAF, "o"),
-    "h2o variant=local_statistics": _look(TAN, ">"),
-    "streaming_llm positions=reindexed": _look(YELLOW, "h"),
-    "Transformer, full budget; Transformer, 300B tokens": _look(BLACK, "o", "--"),
-    "Transformer, tokens of a stage": _look(GREY, "X", ":"),
-    "Transformer from scratch; Transformer, not grown; self-attention; main": _look(BLACK, "o"),
-    "Tokenformer from scratch": _look(BLUE, "s", "--"),
-    "grown, half the tokens; grown, 15B a stage": _look(BLUE, "v", ":"),
-    "grown, twice the tokens; grown, 60B a stage": _look(BLUE, "P", "--"),
-    "parent trained further, equal tokens": _look(PURPLE, "p", "--"),
-    "Transformer, 30B tokens": _look(GREY, "o", "--"),
-    "Net2Net (2015); in width by copies (Net2Net of 2015)": _look(BROWN, "P"),
-    "HyperCloning; in width by copies (HyperCloning)": _look(PINK, "X"),
-    "convolution": _look(VIOLET, "^"),
-    "restricted": _look(PINK, "D"),
-    "important": _look(PURPLE, ""),
-    "unimportant": _look(BLACK, ""),
+    "grown: zero keys, tau kept, old tokens frozen; zero keys, tau kept, old tokens frozen": _style(GREY, "p", ":"),
+    "grown: Net2Net by padding; Net2Net by padding; in width by new blocks (the paper's Net2Net)": _style(TAN, "v"),
+    "Tokenformer, trained further; parent trained further; parent trained further, equal FLOPs": _style(PURPLE, "*"),
+    "final size from scratch, steps of the stage": _style(BLUE, "d", ":"),
+    "final size from scratch; Tokenformer, not grown": _style(BLUE, "s"),
+    "Transformer, trained further": _style(BLACK, "*"),
+    "DenseFormer 1x1": _style(ORANGE, "s"),
+    "DenseFormer 4x1": _style(BROWN, "v"),
+    "DenseFormer 4x5": _style(RUST, "^"),
+    "DenseFormer 2x3": _style(LEAF, "D"),
+    "DenseFormer 2x1": _style(YELLOW, "P"),
+    "DenseFormer 8x1": _style(PURPLE, "d"),
+    "DenseFormer 4x3": _style(PINK, ">"),
+    "DenseFormer 4x8; h2o variant=global_statistics": _style(TAN, "<"),
+    "dynamic_cache": _style(GREY, "<"),
+    "Decay, half recent": _style(LEAF, "o"),
+    "h2o variant=local_statistics": _style(TAN, ">"),
+    "streaming_llm positions=reindexed": _style(YELLOW, "h"),
+    "Transformer, full budget; Transformer, 300B tokens": _style(BLACK, "o", "--"),
+    "Transformer, tokens of a stage": _style(GREY, "X", ":"),
+    "Transformer from scratch; Transformer, not grown; self-attention; main": _style(BLACK, "o"),
+    "Tokenformer from scratch": _style(BLUE, "s", "--"),
+    "grown, half the tokens; grown, 15B a stage": _style(BLUE, "v", ":"),
+    "grown, twice the tokens; grown, 60B a stage": _style(BLUE, "P", "--"),
+    "parent trained further, equal tokens": _style(PURPLE, "p", "--"),
+    "Transformer, 30B tokens": _style(GREY, "o", "--"),
+    "Net2Net (2015); in width by copies (Net2Net of 2015)": _style(BROWN, "P"),
+    "HyperCloning; in width by copies (HyperCloning)": _style(PINK, "X"),
+    "convolution": _style(VIOLET, "^"),
+    "restricted": _style(PINK, "D"),
+    "important": _style(PURPLE, ""),
+    "unimportant": _style(BLACK, ""),
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
 and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""
-_LOOKS = {name: look for names, look in _GROUPS.items() for name in names.split("; ")}
-_SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look(VIOLET, "h"))
+_STYLES = {name: style for names, style in _GROUPS.items() for name in names.split("; ")}
+_SPARE = (_style(YELLOW, "h"), _style(BROWN, "h"), _style(VIOLET, "h"))
 
 
-def look(name: str) -> Look:
+def plot_style(name: str) -> PlotStyle:
     """Return the plot style of a policy (by its kind) or of another variant or series (by its label).
 
     An unlisted name gets a spare style selected by its hash, so it is the same in all figures.
     """
     listed = color_and_marker(name)
-    return _LOOKS.get(name) or (_look(*listed) if listed else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
+    return _STYLES.get(name) or (_style(*listed) if listed else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 
 
 def ink(colour: str) -> str:
@@ -155,7 +155,7 @@ class Label(NamedTuple):
     colour: str
 
 
-def wrapped(name: object, letters: int = EDGES[0]) -> str:
+def wrap(name: object, letters: int = EDGES[0]) -> str:
     """Wrap a name at `letters` characters, as in the labels of series."""
     return "\n".join(textwrap.fill(line, letters) for line in str(name).split("\n"))
 
@@ -170,7 +170,7 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) 
         return
     axes.autoscale_view()  # otherwise the limits are computed only when the figure is rendered
     dots = axes.figure.dpi / 72
-    texts = [wrapped(label.text, letters) for label in labels]
+    texts = [wrap(label.text, letters) for label in labels]
     # the label of a point outside the panel moves to the edge
     ends = np.sort(axes.get_xlim()), np.sort(axes.get_ylim())
     points = [(np.clip(label.x, *ends[0]), np.clip(label.y, *ends[1])) for label in labels]

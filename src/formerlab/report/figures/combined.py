@@ -65,5 +65,5 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         _policy=rows["policy"].map(PRUNED),
         _label=rows["name"].str.replace(", ", ",\n").str.replace(" with", "\nwith"),
-        _look=rows["name"].map(styles).fillna(rows["policy"]),
+        _style=rows["name"].map(styles).fillna(rows["policy"]),
     )

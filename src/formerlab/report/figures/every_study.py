@@ -31,7 +31,7 @@ from formerlab.report.runs import (
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import BROWN, LEAF, PINK, TAN, VIOLET, look
+from formerlab.report.style import BROWN, LEAF, PINK, TAN, VIOLET, plot_style
 from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
 
@@ -104,7 +104,7 @@ def styled(rows: DataFrame, by: str) -> DataFrame:
     series = rows.drop_duplicates(["panel", by])[["panel", "variant", by]]
     of_variant = series.groupby(["panel", "variant"])[by]
     nth, counts = of_variant.cumcount(), of_variant.transform("size")
-    shades = [to_hex(sns.light_palette(look(name)["color"], 3 * count, reverse=True)[at])
+    shades = [to_hex(sns.light_palette(plot_style(name)["color"], 3 * count, reverse=True)[at])
               for name, at, count in zip(series["variant"], nth, counts, strict=True)]  # fmt: skip
     alone = series.groupby("panel")["variant"].transform("nunique").eq(1) & nth.between(1, len(_COLOURS))
     series = series.assign(
@@ -159,14 +159,15 @@ def minus_control(by_seed: DataFrame, means: DataFrame) -> DataFrame:
     return rows.merge(pairs[["run", "control", "_control"]])
 
 
-_curve = partial(Panel, "step", by="_series", unit="run", kind="band", each="_panel", style="variant",
+_curve = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",
                  xlabel="training step")  # fmt: skip
 
 
 @plot(every_study=True, reads="eval.csv", draw=layout(
     _curve("loss_nats", log="xy", ylabel="validation loss (nats)"),
-    _curve("difference_nats", log="x", zero=0.0, far=4.0, title="minus {_control}", ylabel="loss difference (nats)"),
-    together="_panel", height=1.9
+    _curve("difference_nats", log="x", zero=0.0, outlier_factor=4.0, title="minus {_control}",
+           ylabel="loss difference (nats)"),
+    group_by="_panel", height=1.9
 ))  # fmt: skip
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves: validation loss against the training step for every run of the study, as the mean over seeds;
@@ -215,7 +216,7 @@ def _notes(rows: DataFrame) -> list[str]:
 
 
 @plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=layout(
-    Panel("lr", "loss_nats", by="family", each="_panel", log="x", ring="chosen", style="variant",
+    Panel("lr", "loss_nats", by="family", facet="_panel", log="x", ring="chosen", style="variant",
           xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.3g}".format),
     notes=_notes, height=1.7
 ))  # fmt: skip

@@ -68,7 +68,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         _label=rows["run"].map(labels).fillna(rows["run"].str.replace("-", " ")),
         _series=rows["source"].map({"ours": "ours", "published": "the paper's, 65M parameters"}),
-        _look="Transformer",
+        _style="Transformer",
         _order=order,
     ).sort_values("_order", kind="stable", ignore_index=True)
 

@@ -84,8 +84,8 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 
 
 @plot(reads="test.csv floors.csv", draw=layout(
-    Panel(tables.COMPARED, "model", by="_series", kind="forest", each="question", zero=0.0, name="legend", alike="x",
-          xlabel="top-1 accuracy (points)"),
+    Panel(tables.COMPARED, "model", by="_series", kind="forest", facet="question", zero=0.0, name="legend",
+          same_limits="x", xlabel="top-1 accuracy (points)"),
     order="_rank"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
@@ -112,7 +112,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
         _series=rows["source"].map({"ours": "ours", "published": "the paper's, ImageNet-1K (B/16, L/16)"}),
-        _look=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
+        _style=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
     )
 
 
@@ -147,6 +147,6 @@ def vision_growth(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         flops_cumulative=rows["run"].map(costs).where(rows["part"] == "mean"),
         _below=-rows["run"].map(means),
-        _look=rows["model"].str.replace("\n", " "),
+        _style=rows["model"].str.replace("\n", " "),
         _label=rows["model"] + "\n" + rows["run"].map(costs).map(lambda cost: f"{cost / 1e12:.2g} TFLOP"),
     )

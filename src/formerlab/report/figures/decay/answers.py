@@ -72,11 +72,11 @@ def _mark_mean(axes: Axes, rows: DataFrame) -> None:
         axes.set_xlim(*rows[["_left", "_right"]].iloc[0])
 
 
-_levels = partial(Panel, y="_name", kind="forest", zero=0.0, once=True, finish=_mark_mean)
+_levels = partial(Panel, y="_name", kind="forest", zero=0.0, share_y=True, finish=_mark_mean)
 _draw_accuracy = layout(
     _levels("_minus_h2o", by="_model", where={"_panel": "pair"}, title="Decay minus H2O",
             xlabel="accuracy (points),\nright: Decay is better"),
-    _levels("_difference", by="_series", where={"_panel": "level"}, each="_title", name="legend",
+    _levels("_difference", by="_series", where={"_panel": "level"}, facet="_title", name="legend",
             xlabel="accuracy minus\nfull cache (points)"),
     notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=4, order="source run _order"
 )  # fmt: skip
@@ -124,7 +124,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _title=titles.fillna(rows["run"].map(model_label)),
         _model=rows["run"].map(model_label),
         _series=rows["series"].mask(full),
-        _look=rows["series"].str.lower(),
+        _style=rows["series"].str.lower(),
         _left=np.nanmin(compared) - 1,
         _right=np.nanmax(compared) + 1,
         _data_set="",
@@ -132,8 +132,8 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=layout(
-    Panel("alpha", "_minus_h2o", by="_series", each="_title", zero=0.0, name="legend", xlabel="forgetting factor alpha",
-          ylabel="accuracy minus\nH2O (points)", style="policy", finish=mark_alpha, alike="y"),
+    Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", style="policy",
+          xlabel="forgetting factor alpha", ylabel="accuracy minus\nH2O (points)", finish=mark_alpha),
     notes=lambda rows: [
         f"Cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {seed_count([rows['seeds'].max()])}; bars "
         "and band: 95 % interval of the difference to H2O (zero), paired by question."

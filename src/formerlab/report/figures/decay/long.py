@@ -44,10 +44,10 @@ def draw_decode(data: DataFrame) -> Figure:
     rows["_panel"] = rows["_case"] + rows["_beside"].map(budget_text)
     rows["_pruned"] = "Cache of " + rows["_beside"].map(budget_text)
     panel = partial(Panel, "length", ticks="{:g}".format, log="x", xlabel="prompt length (tokens)")
-    times = partial(panel, by="_policy", style="policy", each="_panel", name="legend")
+    times = partial(panel, by="_policy", style="policy", facet="_panel", name="legend")
     return layout(
         times("tokens_per_s", ylabel="decoded tokens\nper second", zero=0.0, title=f"{case}{{_pruned}}"),
-        panel("_megabytes", by="_size", each="_case", log="xy", ylabel="keys and values\n(MB)",
+        panel("_megabytes", by="_size", facet="_case", log="xy", ylabel="keys and values\n(MB)",
               title=f"{case}Memory of any policy"),
         times("prompt_ratio", ylabel="time of the prompt\n(full cache = 1)", zero=1.0, title=f"{case}{{_pruned}}"),
         notes=_notes, columns=len(budgets) + 1, height=1.7,
@@ -76,7 +76,7 @@ def decay_decode(results: Results, runs: list[str]) -> DataFrame:
             for name, budget in zip(rows["configuration"], rows["budget"], strict=True)
         ],
         _size=rows["budget"].map(lambda budget: "full" if budget == 1 else budget_text(budget)),
-        _look="full",
+        _style="full",
         _data_set="",
     )
 

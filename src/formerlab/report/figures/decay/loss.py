@@ -35,13 +35,13 @@ def with_half_recent(results: Results, table: DataFrame) -> DataFrame:
     return pruning.with_seeds(results, STUDY, configurations)
 
 
-def looks(rows: DataFrame) -> "Series[str]":
+def style_keys(rows: DataFrame) -> "Series[str]":
     """Return the key of the plot style of each row."""
     return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay, half recent")
 
 
 @plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=layout(
-    Panel("_percent", "increase_nats", by="_pruned", each="run", log="y",
+    Panel("_percent", "increase_nats", by="_pruned", facet="run", log="y",
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
           xlabel="measured cache size (% of the tokens)",
           ylabel="loss above that of the full\ncache (nats per token)"),
@@ -63,7 +63,7 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
         for record in results.runs(STUDY, runs).to_dict("records")
     }
     sizes = results.rows("prune.csv", STUDY, runs).groupby("run")["tokens"].max()
-    table = table.assign(text=table["run"].map(texts), window_tokens=table["run"].map(sizes), _look=looks(table))
+    table = table.assign(text=table["run"].map(texts), window_tokens=table["run"].map(sizes), _style=style_keys(table))
     return table.assign(
         _percent=100 * table["realised_budget"],
         _pruned=table["configuration"].mask(table["policy"] == "full"),
@@ -72,8 +72,8 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="prune.csv", runs="decoder released-*", draw=layout(
-    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5, once=True,
-          xlabel="loss minus full cache\n(nats per token)"),
+    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", facet="_cell", zero=0.0, outlier_factor=1.5,
+          share_y=True, xlabel="loss minus full cache\n(nats per token)"),
     notes=pruning.interval_notes, columns=3, order="run budget _rank"
 ))  # fmt: skip
 def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
@@ -92,7 +92,7 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
         _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Cache of " + sizes,
         _pruned=rows["configuration"].mask(rows["policy"] == "full"),
         _rank=rows["configuration"].map(rank),
-        _look=looks(rows),
+        _style=style_keys(rows),
     )
 
 
@@ -116,9 +116,9 @@ def league_notes(rows: DataFrame) -> list[str]:
 
 
 @plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(
-    Panel("minus_h2o_nats", "configuration", by="configuration", kind="forest", each="_panel", zero=0.0, far=1.5,
-          once=True, xlabel="loss minus H2O (nats),\nleft: lower loss", finish=few_ticks),
-    Panel("found_percent", "configuration", by="configuration", kind="forest", each="_panel", once=True,
+    Panel("minus_h2o_nats", "configuration", by="configuration", kind="forest", facet="_panel", zero=0.0,
+          outlier_factor=1.5, share_y=True, xlabel="loss minus H2O (nats),\nleft: lower loss", finish=few_ticks),
+    Panel("found_percent", "configuration", by="configuration", kind="forest", facet="_panel", share_y=True,
           xlabel="found (%)", finish=few_ticks),
     notes=league_notes, columns=4, order="_rank _row"
 ))  # fmt: skip
@@ -149,7 +149,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         source="ours",
         _rank=rows["configuration"].map(LEAGUE.index),
-        _look=rows["policy"].map(pruning.scorer).mask(rows["configuration"] == LEAGUE[0], "Decay, half recent"),
+        _style=rows["policy"].map(pruning.scorer).mask(rows["configuration"] == LEAGUE[0], "Decay, half recent"),
     )
 
 
@@ -167,8 +167,8 @@ def draw_alpha(data: DataFrame) -> Figure:
     full = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
     rows = pd.concat([data.merge(cells, on=["run", "budget"]), full], ignore_index=True)
     rows["_minus_h2o"] = rows["_series"].where(rows[pruning.MINUS_H2O].notna())
-    panel = partial(Panel, "alpha", style="policy", each="_cell", name="legend", xlabel="forgetting factor alpha",
-                    far=2.0, finish=mark_alpha)  # fmt: skip
+    panel = partial(Panel, "alpha", style="policy", facet="_cell", name="legend", xlabel="forgetting factor alpha",
+                    outlier_factor=2.0, finish=mark_alpha)  # fmt: skip
     return layout(
         panel("perplexity", by="_series", ylabel="perplexity"),
         panel(pruning.MINUS_H2O, by="_minus_h2o", ylabel="loss minus H2O\n(nats per token)", zero=0.0,

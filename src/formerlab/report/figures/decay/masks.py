@@ -35,12 +35,14 @@ def draw_masks(data: DataFrame) -> Figure:
     """Draw a row of panels per budget: the WANTED configurations, and all policies of other kinds."""
     kinds = data["policy"].str.split().str[0]
     rank = data["configuration"].map({name: place for place, name in enumerate(WANTED)})
-    data = data.assign(_rank=rank.fillna(len(WANTED)), _look=kinds, key=data["kept"].map(lambda kept: range(len(kept))))
+    data = data.assign(
+        _rank=rank.fillna(len(WANTED)), _style=kinds, key=data["kept"].map(lambda kept: range(len(kept)))
+    )
     data = data[rank.notna() | ~kinds.isin(["ideal", "local", "h2o", "decay"])]
     title = data["configuration"] + ": cache of " + data["budget"].map(budget_text)
     cells = data.assign(_title=title, _seen=data["kept"].map(list)).explode(["key", "_seen"])
-    panel = Panel("key", "query", by="_seen", kind="heat", each="_title", xlabel="key (token)", ylabel="query (token)",
-                  once=True)  # fmt: skip
+    panel = Panel("key", "query", by="_seen", kind="heat", facet="_title", xlabel="key (token)", ylabel="query (token)",
+                  share_y=True)  # fmt: skip
     return layout(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
 
 
@@ -103,12 +105,12 @@ def decay_bias(results: Results, runs: list[str]) -> DataFrame:
                         "source": "published", "metric": "distance_to_ideal", "value": 1 - cosine})  # fmt: skip
     nearest = min(rows["budget"].unique(), key=lambda budget: abs(budget - 0.2))
     plotted = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
-    rows = rows.assign(_series=rows["policy"].map(LEVELS).where(plotted), _look=rows["policy"])
+    rows = rows.assign(_series=rows["policy"].map(LEVELS).where(plotted), _style=rows["policy"])
     kinds = (
         published_rows["configuration"].str.split().str[0].str.lower().replace("a2sf", "decay")
     )  # a later form of it
     return pd.concat(
-        [rows, published_rows.assign(_series=published_rows["configuration"], _look=kinds)], ignore_index=True
+        [rows, published_rows.assign(_series=published_rows["configuration"], _style=kinds)], ignore_index=True
     )
 
 
@@ -133,8 +135,8 @@ def draw_scores(data: DataFrame) -> Figure:
     return layout(
         Panel("query", "_missed", by="_of_alpha", kind="band", title="Missed: important, but not in the best 40 %",
               xlabel=position, ylabel="missed (%)"),
-        Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, each="_alpha", log="y",
-              name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (sum of attention)",
+        Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, facet="_alpha",
+              log="y", name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (sum of attention)",
               finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
         notes=lambda rows: [f"{seed_count(rows['seeds'].unique())}; left: means over {SMOOTHED} queries, without "
                             "intervals; right: means, bands: middle 80 % of the tokens."],

@@ -10,7 +10,7 @@ from formerlab.report.catalogue import plot
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, load_runs, seed_count, summarize
-from formerlab.report.style import GREY, WIDEST, arrow, box, look
+from formerlab.report.style import GREY, WIDEST, arrow, box, plot_style
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 
@@ -38,7 +38,7 @@ def draw_architecture(data: DataFrame) -> Figure:
     figure = Figure((WIDEST, 1.55 * lines), layout="constrained", label=note)
     for number, (name, rows) in enumerate(groups, start=1):
         panel = figure.add_subplot(lines, 2, number)
-        _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks, look(str(name))["color"])
+        _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks, plot_style(str(name))["color"])
         panel.set_title(f"{name}: {(rows['after_block'] <= blocks).sum()} weights in {blocks} blocks")
     return figure
 
@@ -91,7 +91,7 @@ def _frame(axes: Axes, rows: DataFrame) -> None:
 
 
 _draw_weights = layout(
-    Panel("source_block", "destination", "weight", kind="heat", each="_title", finish=_frame,
+    Panel("source_block", "destination", "weight", kind="heat", facet="_title", finish=_frame,
           bar="mixing weight (0: not read; logarithmic beyond 0.05)",
           colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
           xlabel="source j (0: embedding)", ylabel="average after block i"),
@@ -188,7 +188,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
-    Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (fraction of all)",
+    Panel("place", "_value", kind="band", facet="matrix", name="legend", xlabel="rank (fraction of all)",
           ylabel="singular value / largest"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5
 ))  # fmt: skip

@@ -122,7 +122,7 @@ def _mark_front(axes: Axes, rows: DataFrame) -> None:
     axes.step(front["_slower"], front[_GAIN], where="post", color=GREY, linewidth=3, alpha=0.3, zorder=0)
 
 
-_compared = partial(Panel, y="_compared", by="_compared", kind="forest", zero=0.0, once=True)
+_compared = partial(Panel, y="_compared", by="_compared", kind="forest", zero=0.0, share_y=True)
 
 
 @plot(reads="test.csv speed.csv", draw=layout(
@@ -215,7 +215,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     rows = _pooled(rows, results, "plain", "run", "difference_nats")
     text = rows["_text"].where(rows["_text"].ne(rows["_text"].iloc[0]))
     text = text.mask(rows["source"].eq("published"), "published").add(", ").fillna("")
-    return rows.assign(_label=text + names.str.removesuffix(" tokens"), _look=f"{DENSEFORMER} 1x1")
+    return rows.assign(_label=text + names.str.removesuffix(" tokens"), _style=f"{DENSEFORMER} 1x1")
 
 
 def _published_sparsity() -> DataFrame:
@@ -238,7 +238,7 @@ def _same_limits(axes: Axes, rows: DataFrame) -> None:
         axes.annotate(f"{loss:.3f}", point, (6, 0), textcoords="offset points", va="center", fontsize=7)
 
 
-_forest = partial(Panel, y="_label", by="_look", kind="forest", zero=0.0, name="none")
+_forest = partial(Panel, y="_label", by="_style", kind="forest", zero=0.0, name="none")
 _sparse = partial(_forest, _BEHIND, xlabel="loss minus 1 x 1\n(nats per token)", finish=_same_limits)
 _time = partial(_forest, "_slower", xlabel="forward pass\n(% slower than 1 x 1)")
 
@@ -246,9 +246,9 @@ _time = partial(_forest, "_slower", xlabel="forward pass\n(% slower than 1 x 1)"
 @plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa",
       needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), within_regime=True,
       draw=layout(
-    _sparse(where={"source": "ours"}, each="_model", title="{_model}: loss"),
+    _sparse(where={"source": "ours"}, facet="_model", title="{_model}: loss"),
     _sparse(where={"source": "published"}, title="48 blocks: loss"),
-    _time(where={"source": "ours"}, each="_model", title="{_model}: time"),
+    _time(where={"source": "ours"}, facet="_model", title="{_model}: time"),
     _time(where={"source": "published"}, title="48 blocks: time"),
     notes=lambda rows: [f"Rows: dilation x period, a star: each average reads the block after the previous average; "
                         f"{seed_notes(rows.drop(columns='interval'))[0][:-1]}; bars of times: quartiles."],
@@ -293,7 +293,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     ends = rows.loc[shown].filter(regex=f"^{_BEHIND}").to_numpy(float)
     room = 0.05 * (np.nanmax(ends) - np.nanmin(ends))
     return rows.assign(
-        _look=shown.map({True: f"{DENSEFORMER} 1x1", False: None}),
+        _style=shown.map({True: f"{DENSEFORMER} 1x1", False: None}),
         _left=min(0.0, np.nanmin(ends)) - room,
         _right=np.nanmax(ends) + room,
     )

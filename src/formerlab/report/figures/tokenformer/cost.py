@@ -33,7 +33,7 @@ from formerlab.report.studies.tokenformer import (
     series_points,
     with_registered_controls,
 )
-from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, look
+from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
 from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
 
@@ -77,8 +77,8 @@ def _join_to_parents(axes: Axes, rows: DataFrame, by: str) -> None:
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
     for run, parent, series in zip(means.index, means["parent"], means[by], strict=True):
         if parent in means.index:
-            axes.plot(*means.loc[[parent, run], ["_at", "loss_nats"]].to_numpy(float).T, color=look(series)["color"],
-                      linewidth=1, zorder=1)  # fmt: skip
+            ends = means.loc[[parent, run], ["_at", "loss_nats"]].to_numpy(float)
+            axes.plot(*ends.T, color=plot_style(series)["color"], linewidth=1, zorder=1)
 
 
 def _name_stages(axes: Axes, rows: DataFrame) -> None:

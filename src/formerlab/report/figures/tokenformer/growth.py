@@ -46,8 +46,9 @@ _LOSS = "loss_minus_parent_nats"
       runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2 annealed-random-sqrt-* "
            "annealed-zero-keep-* annealed-trained-on-*",
       needs="grown-random-*-2 grown-zero-*-2", within_regime=True, draw=layout(
-    Panel("_tera", _LOSS, by="label", kind="band", each="stage", zero=0.0, far=4.0, alike="y", name="legend",
-          title="{stage}", ylabel="validation loss minus\nthe parent's (nats)", xlabel="TFLOP since growth"),
+    Panel("_tera", _LOSS, by="label", kind="band", facet="stage", zero=0.0, outlier_factor=4.0, same_limits="y",
+          name="legend", title="{stage}", xlabel="TFLOP since growth",
+          ylabel="validation loss minus\nthe parent's (nats)"),
     columns=0, order="_shortest step"
 ))  # fmt: skip
 def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
@@ -79,7 +80,7 @@ def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
     length = rows["run"].str.extract(f"^annealed-.*-({'|'.join(LENGTHS)})(?:-|$)")[0]
     cost = rows.groupby(length.fillna(""))["flops_of_stage"].transform("max")
     return rows.assign(stage=(length + " stage").fillna("first stage"), _shortest=cost,
-                       _tera=rows["flops_of_stage"] / 1e12, _look=rows["label"])  # fmt: skip
+                       _tera=rows["flops_of_stage"] / 1e12, _style=rows["label"])  # fmt: skip
 
 
 def _minus_parent(curves: DataFrame, runs: DataFrame) -> DataFrame:
@@ -109,12 +110,12 @@ ARMS = {
     "continued-net2net": "in width by copies (Net2Net of 2015)",
     "continued-hypercloning": "in width by copies (HyperCloning)",
 }
-_domain = partial(Panel, "step", "loss_nats", by="variant", kind="band", far=2.5, name="legend",
+_domain = partial(Panel, "step", "loss_nats", by="variant", kind="band", outlier_factor=2.5, name="legend",
                   xlabel="step on the second domain")  # fmt: skip
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=layout(
-    _domain(where={"part": "loss"}, each="_family", title="{_family}", ylabel="validation loss (nats)"),
+    _domain(where={"part": "loss"}, facet="_family", title="{_family}", ylabel="validation loss (nats)"),
     _domain(where={"part": "relative"}, zero=0.0, title="Grown minus not grown", ylabel="loss difference (nats)"),
     wanted=list(ARMS.values()), columns=3, order="_order step"
 ))  # fmt: skip
@@ -139,7 +140,7 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 @plot(reads="eval.csv test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
+    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_text", zero=0.0, same_limits="x",
           title="Loss of the Tokenformer ... (test text: {_text})", xlabel="nats per token (left is better)",
           published={"each": "", "title": "minus a modern Transformer, one model of each"}),
     columns=1
@@ -163,7 +164,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     rows = differences(losses, pairs, "run", "rival")
     if len(rows):
         rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
-    return with_published(rows, gap, "third party, 124M parameters").assign(_look=TOKENFORMER)
+    return with_published(rows, gap, "third party, 124M parameters").assign(_style=TOKENFORMER)
 
 
 _PRINTED = {
