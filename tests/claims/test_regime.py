@@ -1,7 +1,6 @@
 """The quantities of `regime` on synthetic runs."""
 
 import json
-import math
 
 import pandas as pd
 import pytest
@@ -61,14 +60,14 @@ def test_growth_counts_new_parameters_and_the_tokens_of_the_parent(root):
     assert lines == ["parent does not start from a run of this scale"]
 
 
-def write_curve(folder, losses, lrs=(1.0,), train=(3.0,)):
+def write_curve(folder, losses, lrs=(1.0,), train=(3.0,), **columns):
     steps = range(0, 10 * len(losses), 10)
     table = pd.DataFrame({"step": steps, "split": "valid", "batch": 0, "tokens": 8, "loss_nats": losses})
     table.to_csv(folder / "eval.csv", index=False)
     lrs = [*lrs, *[lrs[-1]] * (len(train) - len(lrs))]
     train = [*train, *[train[-1]] * (len(lrs) - len(train))]
     rows = {"step": range(1, len(lrs) + 1), "tokens": 8, "loss_nats": train, "lr": lrs, "grad_norm": 1.0}
-    pd.DataFrame(rows).to_csv(folder / "train.csv", index=False)
+    pd.DataFrame(rows | columns).to_csv(folder / "train.csv", index=False)
 
 
 def test_quantities_of_the_validation_curve(root):
@@ -117,17 +116,20 @@ def test_examples_of_masks_are_windows(root):
         assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
 
-def test_overfit_is_corrected_for_label_smoothing(root):
-    """A vocabulary of V = 4000 words; the smoothed training loss of a perfect fit is 0.1 ln V."""
-    folder = make_run(root, "study", "a", spec=model() | {"vocabulary": 4000})
-    record = json.loads((folder / "run.json").read_text())
-    record["spec"]["task"] = {"kind": "translation", "label_smoothing": 0.1}
-    change(folder, spec=record["spec"])
-    write_curve(folder, [4.0, 2.0], train=[0.1 * math.log(4000) + 0.9 * 1.5] * 20)
+def test_overfit_needs_the_training_loss_without_label_smoothing(root):
+    """The smoothed loss only bounds the loss without smoothing, so it gives no value."""
+    tasks = {"plain": ("translation", 0.0), "a": ("translation", 0.1), "text": ("language_modeling", 0.0)}
+    for name, (kind, smoothing) in tasks.items():
+        folder = make_run(root, "study", name)
+        spec = json.loads((folder / "run.json").read_text())["spec"]
+        change(folder, spec=spec | {"task": {"kind": kind, "label_smoothing": smoothing}})
+        write_curve(folder, [4.0, 2.0], train=[1.8])
+    assert value(root, "overfit", "plain") == pytest.approx(0.2)
+    condition = {"quantity": "overfit", "of": "arm", "at_least": -9}
+    (line,) = unmet_conditions(*claim_and_runs(root, condition, arm="a"))
+    assert line.endswith("of a: not known, because the rows have only the training loss with label smoothing")
+    write_curve(root / "study/a/seed0", [4.0, 2.0], train=[1.8], unsmoothed_nats=1.5)
     assert value(root, "overfit", "a") == pytest.approx(0.5)
-    make_run(root, "study", "text")
-    record["spec"]["task"] = {"kind": "language_modeling"}
-    change(root / "study/text/seed0", spec=record["spec"])
     assert not holds(root, "overfit", {"at_least": -9}, arm="text"), "documents of a text are not drawn from one pool"
 
 

@@ -157,18 +157,25 @@ def _gain_after(curve: DataFrame, fraction: float, run: str) -> tuple[float, flo
 
 
 def overfit(runs: ArmRuns) -> float:
-    """Return the last validation loss minus the training loss of the last tenth, corrected for label smoothing."""
-    kind = runs.records["spec.task.kind"].iloc[0]
-    if kind not in ("translation", "classification"):
+    """Return the last validation loss minus the training loss of the last tenth without label smoothing, in nats.
+
+    Raises MissingRowsError for language modelling, and for rows that have only the loss with label smoothing.
+    """
+    if runs.records["spec.task.kind"].iloc[0] not in ("translation", "classification"):
         raise MissingRowsError(
             "overfit is undefined for language modelling: training and validation text are different documents"
         )
     smoothing = runs.mean("spec.task.label_smoothing", runs.mean("spec.task.smoothing", 0.0))
-    classes = runs.mean("spec.model.vocabulary" if kind == "translation" else "spec.model.classes")
 
     def final_loss(rows: DataFrame) -> float:
-        loss = rows.loc[rows["step"] > 0.9 * rows["step"].max(), "loss_nats"].mean()
-        return float((loss - smoothing * math.log(classes)) / (1 - smoothing))
+        last = rows[rows["step"] > 0.9 * rows["step"].max()]
+        losses = last.get("unsmoothed_nats", Series(np.nan, last.index)) if smoothing else last["loss_nats"]
+        if losses.isna().any():
+            raise MissingRowsError(
+                f"validation loss minus training loss of {runs.name}: not known, because the rows have only the "
+                "training loss with label smoothing"
+            )
+        return float(losses.mean())
 
     validation = runs.over_seeds("curve", lambda curve: curve["loss_nats"].iloc[-1])
     return validation - runs.over_seeds("train.csv", final_loss)
