@@ -199,7 +199,7 @@ def _verdict_cells(verdict: Verdict) -> dict[str, str]:
     items = [item for item in verdict.counted or verdict.items if item.values or item.reason]
     return {
         "claim": f"{claim.id}\n{claim.statement}",
-        "published": claim.published,
+        "published": claim.labels.get("published", claim.published),
         "ours": _our_numbers(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
         "word": verdict_text(verdict.outcome, verdict, verdict.items),
