@@ -231,9 +231,9 @@ def test_variants_are_read_from_the_spec():
     dwa = {"spec.model.depth.kind": "dwa", "spec.model.depth.dilation": 4.0, "spec.model.depth.period": 5.0}
     assert variant_label(spec | dwa) == "DenseFormer 4x5"
     growth = {"spec.growth.keys": "zero", "spec.growth.tau": "keep", "spec.growth.optimizer": "carry"}
-    assert variant_label(spec | growth) == "grown: zero keys, tau kept, optimizer carried"
+    assert variant_label(spec | growth) == "grown: zero keys, tau kept, optimizer state kept"
     held = variant_label(spec | growth | {"spec.growth.method": "tokens", "spec.growth.old_tokens": "freeze"})
-    assert held == "grown: zero keys, tau kept, optimizer carried, old tokens frozen"
+    assert held == "grown: zero keys, tau kept, optimizer state kept, old tokens frozen"
     wide = growth | {"spec.growth.method": "hypercloning", "spec.growth.noise": 0.0}
     assert variant_label(spec | wide) == "grown: HyperCloning"
     assert variant_label(spec | wide | {"spec.growth.noise": 0.1}) == "grown: HyperCloning, noise 0.1"

@@ -2,10 +2,9 @@
 
 A module below `figures/` or `tables/` declares a figure or table by a function of the same name that returns its rows:
 `@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`.
-The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
-`figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
-`<study>_<name>`.
-The plan reads the runs, the files and the caption from the source, so they must be literals.
+The docstring is the caption in reStructuredText. It describes the content and says what to look for. The folder or file
+below `figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
+`<study>_<name>`. The plan reads the runs, the files and the caption from the source, so they must be literals.
 """
 
 import ast
@@ -26,16 +25,16 @@ if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalog
 
 REPORT = Path(__file__).parent
 _STRING_LISTS = ("reads", "runs", "needs")
-"""Fields whose declared value may be one string, separated by spaces."""
+"""Fields that may be declared as one string of words separated by spaces."""
 
 
 class Declaration(NamedTuple):
-    """The executable fields of a declaration, which are only needed for rendering."""
+    """The fields of a declaration that are not literals. Only rendering needs them."""
 
     rows: "Callable[..., DataFrame]"
-    """Returns the rows, given the results and the names of the finished runs among `runs`, and the `study` if the
-    declaration is for several studies. It is called only if a file of `reads` has rows. For a table it returns only our
-    rows. Columns whose names begin with _ are used by the figure and are not written to the CSV."""
+    """Returns the rows (of a table: only our rows), given the results and the names of the finished runs among `runs`,
+    and the `study` if the declaration has `every_study`. It is called only if a file of `reads` has rows. Columns whose
+    names begin with _ are for the figure and are not written to the CSV."""
     draw: Any = None
     """Renders the rows of a figure (`panel.layout`)."""
     published: "Callable[[], DataFrame] | None" = None
@@ -79,33 +78,33 @@ class CatalogueEntry:
     function: str
     """Name of the decorated function in the module."""
     caption: str
-    """Caption in reStructuredText: what is shown and what to look for."""
+    """Caption in reStructuredText: the content and what to look for."""
     reads: Sequence[str]
     """Files of a run or of the study that it reads, including run.json."""
     runs: Sequence[str] = ("*",)
     """Patterns of the runs that it shows (`families.matches`)."""
     varied: str = ""
-    """Key of the spec, such as optimizer.lr. Only runs with a sibling whose spec differs in exactly this key are shown.
+    """Key of the spec, such as optimizer.lr. A run is shown only if the spec of another run differs in this key alone.
     """
     needs: Sequence[str] = ()
     """The figure is rendered only at scales with a run that matches one of these patterns."""
     every_study: bool = False
     """Whether the declaration is rendered once for each study that has a figure or table of its own."""
     within_regime: bool = False
-    """Whether all comparisons are within a regime. The figure may then show runs of several regimes."""
+    """Whether all comparisons are within a regime, so that the figure may show runs of several regimes."""
 
     def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure of one study shows runs of one regime, unless it compares within each regime. Of the regimes with a run
-        that matches `needs`, it shows the one with the most runs of the study.
+        A figure of one study shows one regime, unless it compares within each regime. The regime must have a run that
+        matches `needs`. If several regimes do, the figure shows the regime with the most runs of the study.
         """
         of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}
         indices = [index for index, run in of_study.items() if matches(*run, self.runs)]
         if self.varied:
             numbers = families([runs[index][2] for index in indices], self.varied)
             indices = [index for index, family in zip(indices, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure" and not (self.within_regime or self.every_study):  # others have a panel per data set
+        elif self.kind == "figure" and not (self.within_regime or self.every_study):
             regimes = {index: regime(spec) for index, (_, spec) in of_study.items()}
             complete = {regimes[index] for index, run in of_study.items() if matches(*run, self.needs or ("*",))}
             candidates = [regimes[index] for index in indices if regimes[index] in complete - {""}]
@@ -129,7 +128,7 @@ class CatalogueEntry:
 
 @cache
 def catalogue() -> dict[str, CatalogueEntry]:
-    """Return every figure and table by name, without importing their modules."""
+    """Return the entry of every figure and table by name, without importing their modules."""
     declared = list[tuple[str, dict[str, Any]]]()
     for kind in ("figure", "table"):
         for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
@@ -166,8 +165,7 @@ def load_declaration(name: str) -> Declaration:
 
 
 def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
-    """Return the rows that a figure or table shows. Our rows are left out if no finished run has rows in the files of
-    `reads`.
+    """Return the rows of a figure or table. Our rows are left out if no finished run has rows in the files of `reads`.
 
     The column `source` distinguishes our rows from published rows; in a table it is the first column.
     """
@@ -188,5 +186,5 @@ def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
 
 
 def failure_file(out: Path, name: str) -> Path:
-    """Return the file with the error of a figure or table that failed; its last line, the summary, is for `status`."""
+    """Return the file with the error of a figure or table that failed. `status` shows its last line, the summary."""
     return out / f".{name}.failed"

@@ -1,6 +1,6 @@
 """Headings, directions and meanings of the columns of tables, and the digits of their numbers.
 
-A heading ends in ↓ where lower is better, and in ↑ where higher is better.
+A heading ends in ↓ if lower is better, and in ↑ if higher is better.
 """
 
 import math
@@ -15,7 +15,7 @@ ARROWS = {"↓": "↓: lower is better", "↑": "↑: higher is better"}
 
 
 class Column(NamedTuple):
-    """A column as readers see it; its numbers are multiplied by `factor` and have `places` decimals, if given."""
+    """How tables show a column: its numbers are multiplied by `factor` and have `places` decimals, if given."""
 
     heading: str
     meaning: str = ""
@@ -32,12 +32,12 @@ COLUMNS = {
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
     "schedule": Column("schedule", "of the learning rate, and its end as a fraction of the peak"),
     **{
-        f"{cost}_exponent_{axis}": Column(f"{cost}, exponent of {axis}", places=2)
-        for cost in ("counted", "time", "memory")
+        f"{cost}_exponent_{axis}": Column(f"{words}, exponent of {axis}", places=2)
+        for cost, words in (("counted", "operations"), ("time", "time"), ("memory", "memory"))
         for axis in ("n", "d")
     },
     "parameters_non_embedding": Column("parameters without embedding"),
-    "tokens": Column("training tokens", "each pass counted; a grown model's parent not counted"),
+    "tokens": Column("training tokens", "every epoch counts; the tokens of a grown model's parent do not"),
     "tokens_cumulative": Column("cumulative tokens", "training tokens of the model and its ancestors"),
     "flops_cumulative": Column("cumulative FLOPs", "training FLOPs of the model and its ancestors"),
     "loss_nats": Column("held-out loss (nats) ↓", LOSS),
@@ -45,8 +45,12 @@ COLUMNS = {
     "loss_minus_plain_nats": Column(
         "loss minus Transformer (nats) ↓", "below zero: lower loss than the Transformer of the same depth and training"
     ),
-    "gain_nats": Column("gain (nats) ↑", "loss of the model that is compared with, minus the loss of this one"),
-    "kept": Column("gain kept (%) ↑", "mean gain in percent of the gain with weights that learn from the start", 100),
+    "gain_nats": Column("gain (nats) ↑", "loss of the reference model minus loss of this model"),
+    "kept": Column(
+        "gain retained (%) ↑",
+        "mean gain in percent of the gain when the mixing weights are trained from the first step",
+        100,
+    ),
     "start_share": Column(
         "weights learn after (% of steps)", "0: from the start; 100: never, which is the plain Transformer", 100
     ),
@@ -57,14 +61,18 @@ COLUMNS = {
     "training_steps_per_s": Column("training steps/s ↑"),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     **{
-        f"{measure}_time_ratio": Column(f"{words} time / plain ↓", "over the time of the Transformer of equal depth")
+        f"{measure}_time_ratio": Column(f"{words} time / plain ↓", "plain: the Transformer of equal depth")
         for measure, words in (("training_step", "step"), ("forward", "forward"), ("decode", "decoding"))
     },
-    "step_time_ratio": Column("step time ratio", "time of a step of the DenseFormer over that of the Transformer"),
+    "step_time_ratio": Column(
+        "step time ratio", "time of a DenseFormer's step divided by the time of a Transformer's step"
+    ),
     "training_time_hours": Column("training time (h)"),
     "old_tokens": Column("parent's parameters"),
     "start_minus_parent_nats": Column(
-        "jump at growth (nats) ↓", "validation loss before the first step minus the parent's last; zero: unchanged"
+        "jump at growth (nats) ↓",
+        "validation loss before the first step minus the parent's last validation loss; zero: growth leaves the loss "
+        "unchanged",
     ),
     "loss_minus_published_nats": Column(
         "loss minus published recipe (nats) ↓", "below zero: lower loss than the model grown as published"
@@ -74,14 +82,15 @@ COLUMNS = {
         "Tokenformer minus this model (nats)", "above zero: the Tokenformer has the higher loss"
     ),
     "tokenformers_lead_nats": Column(
-        "Tokenformer's lead (nats)", "gain by parameter tokens minus this gain; above zero: parameter tokens gain more"
+        "Tokenformer's lead (nats)",
+        "gain by growth in parameter tokens minus gain by this method; above zero: parameter tokens gain more",
     ),
     "loss_minus_tokenformers_nats": Column(
         "loss minus Tokenformer (nats) ↓", "below zero: lower loss than the grown Tokenformer"
     ),
     "chosen": Column("rate chosen", "the rate with the lowest validation loss among the measured ones"),
     "flops_ratio": Column(
-        "FLOPs ratio ↓", "cumulative FLOPs over the FLOPs of a Transformer from scratch with the same loss"
+        "FLOPs ratio ↓", "cumulative FLOPs divided by the FLOPs of a Transformer from scratch with the same loss"
     ),
     "parameters_formula": Column("parameters by formula"),
     "flops_formula": Column("FLOPs by formula"),
@@ -112,29 +121,41 @@ COLUMNS = {
     "acc_float32": Column("accuracy, float32 (%) ↑", factor=100),
     "acc_model": Column("accuracy, model's precision (%) ↑", factor=100),
     "difference": Column("difference (points)", factor=100),
-    "judged_alike": Column("same outcome (%)", "questions that both answer rightly, or both wrongly", 100),
+    "judged_alike": Column(
+        "same outcome (%)", "questions that both runs answer correctly, or both incorrectly", 100
+    ),
     "length": Column("prompt length (tokens)"),
-    "task": Column("questions of"),
+    "task": Column("task"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
     "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100),
-    "recent_share": Column("recent (%)", "tokens that are kept for being the last, in percent of all tokens", 100),
+    "recent_share": Column(
+        "recent (%)", "most recent tokens, which are always retained, in percent of all tokens", 100
+    ),
     "selected_share": Column("selected (%)", "tokens that the score selects, in percent of all tokens", 100),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
     "minus_best_single_nats": Column(
-        "minus single by loss (nats) ↓", "below zero: lower loss than with the best alpha that all heads share"
+        "minus best shared alpha (nats) ↓", "below zero: lower loss than with the best alpha that all heads share"
     ),
     "minus_published_alpha_nats": Column("minus alpha 0.2 (nats) ↓", "below zero: lower loss than with alpha 0.2"),
-    "speed_ratio": Column("speed / Full ↑", "decoding speed over that of the full cache in the same repetition"),
-    "prompt_ratio": Column("prompt time / Full ↓", "time to read the prompt over that of the full cache"),
-    "cache_share": Column("cache (% of Full) ↓", "bytes of keys and values over those of the full cache", 100),
-    "metadata_megabytes": Column("metadata (MB) ↓", "scores and positions that a pruned cache keeps beside the keys"),
+    "speed_ratio": Column(
+        "speed / Full ↑", "decoding speed divided by the speed of the full cache in the same repetition"
+    ),
+    "prompt_ratio": Column(
+        "prompt time / Full ↓", "time to read the prompt divided by the time with the full cache"
+    ),
+    "cache_share": Column(
+        "cache (% of Full) ↓", "bytes of keys and values in percent of the bytes of the full cache", 100
+    ),
+    "metadata_megabytes": Column(
+        "metadata (MB) ↓", "scores and positions that a pruned cache stores in addition to keys and values"
+    ),
 }  # fmt: skip
 UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 
 
 def column(name: str) -> Column:
-    """Return a column as readers see it; the heading of an unlisted one has its unit in brackets."""
+    """Return how tables show a column. The heading of an unlisted column has its unit in brackets."""
     if name in COLUMNS or "(" in name:
         return COLUMNS.get(name) or Column(name.replace("_", " "))
     words = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")

@@ -1,6 +1,6 @@
 """Update the committed figures and tables below `figures/cached`, and the page that shows them.
 
-They are rendered from the committed rows, so that readers of the repository see them without running anything.
+They are rendered from the committed rows, so that readers of the repository see them without running a command.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from formerlab.yaml_files import read_scale, read_yaml, study_names
 
 INDEX = Path("figures", "README.md")
 SUFFIXES = {"figure": ("png", "csv"), "table": ("md", "csv")}
-"""Suffixes of the committed files, by kind."""
+"""Suffixes of the committed files of each kind."""
 _HEAD = """# Figures and tables of the committed rows
 
 `make readme` writes this page. All figures and tables are rendered from the rows in `results/cached`; `make figures`
@@ -49,14 +49,17 @@ def evidence_scales(root: Path) -> list[str]:
 
 
 def is_committed(root: Path, entry: CatalogueEntry, scale: str) -> bool:
-    """Return whether the scale commits this figure or table once it has rows."""
+    """Return whether the repository keeps the files of a figure or table at this scale.
+
+    Learning rate searches are kept at scales with `evidence: rates`, all others at scales with `evidence: true`.
+    """
     return read_scale(root, scale).get("evidence") == ("rates" if entry.varied else True)
 
 
 def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
-    """Render each figure or table whose rows or table caption changed, write the page, and return the changed files.
+    """Render each figure or table whose rows changed and each table whose caption changed. Write the page.
 
-    With `dry_run`, return the files that would change and write nothing.
+    Return the changed files. With `dry_run`, write nothing and return the files that would change.
     """
     changed = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
@@ -82,19 +85,19 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
 
 
 def _has_caption(file: Path, entry: CatalogueEntry) -> bool:
-    """Return whether the file of a table has the current caption; always true for figures, which commit no caption."""
+    """Return whether a table's file has the current caption. True for figures, whose captions are not committed."""
     return entry.kind == "figure" or pages.body(entry.caption) in file.read_text(encoding="utf-8")
 
 
 def stale_message(root: Path) -> str:
-    """Return one line that names stale files and the remedy, or "" if all files are up to date."""
+    """Return a line that names the first stale file and the remedy, or "" if all files are up to date."""
     stale = refresh(root, dry_run=True)
     more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
     return f"{stale[0]}{more}: do not match results/cached; run `make readme` and commit figures/" if stale else ""
 
 
 def index(root: Path) -> str:
-    """Return the page with the figures of every study as images and its tables as links."""
+    """Return the page in Markdown: for each study, its figures as images and its tables as links."""
     lines = [_HEAD]
     for study in study_names(root):
         entries = [entry for entry in catalogue().values() if entry.study == study]
@@ -108,7 +111,10 @@ def index(root: Path) -> str:
 
 
 def _index_texts(root: Path, entry: CatalogueEntry) -> Iterator[str]:
-    """Yield the text of a figure (a heading and its images by scale) or a table (a line of links by scale), if any."""
+    """Yield the Markdown of a figure (a heading and an image per scale) or a table (one line with a link per scale).
+
+    Yield nothing if no scale has committed files.
+    """
     title = escape(pages.caption_title(entry.caption), quote=False)
     by_scale = []
     for path in sorted((root / "figures" / "cached").glob(f"*/{entry.name}.{SUFFIXES[entry.kind][0]}")):

@@ -1,6 +1,6 @@
 """Group runs: by name, by kind of layer, or by specs that differ in a single key.
 
-The last grouping does not depend on names, so it recognises a hyperparameter search with any names of runs.
+The last grouping recognises a hyperparameter search whatever the names of its runs.
 """
 
 import json
@@ -10,9 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 _IGNORED = ("study", "name", "seed", "compile")
-"""Keys of a spec that are ignored in comparisons: those that identify the run, and `compile`, which changes only
-rounding.
-"""
+"""Keys of a spec that comparisons ignore: three keys identify the run, and `compile` changes only rounding."""
 
 Spec = Mapping[str, Any]
 
@@ -31,10 +29,10 @@ def run_setting(run: str) -> str:
 
 
 def matches(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
-    """Return whether a run matches one of the patterns: a glob of its name, or globs of keys of its model.
+    """Return whether a run matches one of the patterns: a glob for its name, or `key=glob` conditions on its model.
 
-    `depth.kind=dwa depth.period=1` requires both keys, so it matches any run with this model whatever its name. A
-    pattern of keys matches only runs whose setting is `main`.
+    `depth.kind=dwa depth.period=1` matches every run whose model meets both conditions, whatever its name. Patterns
+    with conditions match only runs whose setting is `main`.
     """
     return any(_matches_pattern(run, spec, pattern) for pattern in patterns)
 
@@ -52,7 +50,7 @@ def _matches_pattern(run: str, spec: Spec, pattern: str) -> bool:
 
 
 def regime(spec: Spec) -> str:
-    """Return the data set and the end of the learning rate schedule of a run, such as `novels, cosine to 0`.
+    """Return the data set and the learning rate schedule of a run, such as `novels, cosine to 0`.
 
     Losses are comparable within a regime. The result is "" for a run that was not trained here.
     """
@@ -66,8 +64,8 @@ def regime(spec: Spec) -> str:
 def families(specs: Sequence[Spec], varied: str) -> list[int]:
     """Return the family number of each spec. Specs of one family differ only in the key `varied`.
 
-    Families are numbered from 0 in the order of their first spec. The number is -1 if no otherwise equal spec has
-    another value of the key. A key that is a mapping (`model.depth`) is compared as one value.
+    Families are numbered from 0 in the order of their first spec. A spec gets -1 if no other spec differs from it in
+    the key `varied` alone. A key that is a mapping (`model.depth`) is compared as one value.
     """
     pairs = [_split_key(spec, varied) for spec in specs]
     values_by_common = defaultdict(set)
@@ -78,7 +76,7 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
 
 
 def _split_key(spec: Spec, varied: str) -> tuple[str, str]:
-    """Return a spec without the key and the ignored keys, and the value of the key, both as JSON."""
+    """Return a spec without the key `varied` and the ignored keys, and the value of `varied`, both as JSON."""
     copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _IGNORED}))
     *outer, last = varied.split(".")
     section = copy

@@ -23,12 +23,12 @@ HEADLINE_TABLES = {
     "Vision: scores of the parameter attention":
         "vision_scores: run parameters top1_percent top1_points compared_with interval seeds",
 }  # fmt: skip
-"""The tables and their columns, by title."""
+"""Name and columns of each table, by title."""
 NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over test windows of one model."
 
 
 def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str:
-    """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
+    """Return the headline tables of the results in `root` (results/<tree>/<scale>) as aligned text."""
     results = Results(root, staleness_reason)
     tables = headline_tables(results)
     texts = [f"{title} (scale {results.scale})\n\n{text_table(table)}" for title, table in tables.items()]

@@ -66,8 +66,8 @@ def html_report(
 ) -> str:
     """Return the page as HTML.
 
-    `figures` is the folder with the rendered files. `studies` has the title and question of each study, `runs` the runs
-    of each figure and table. `stages` has the number of jobs of every stage, in groups that run in sequence.
+    `figures` is the folder with the rendered files. `studies` has the title and question of each study. `runs` has the
+    runs of each figure and table. `stages` has the number of jobs of every stage, in groups that run in sequence.
     """
     path, columns = figures / "claims.csv", ["claim", "item", "outcome", "verdict", "ours", "runs", "statement"]
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
@@ -104,7 +104,7 @@ def html_report(
 
 
 def _scope(results: Results) -> str:
-    """Return a sentence on the number of runs, their training time and devices, and a warning on excluded runs."""
+    """Return sentences on the number of runs, their training time and devices, and on excluded runs."""
     rows = run_table(results)
     if rows.empty:
         return f"No run of scale {results.scale} is finished yet."
@@ -125,8 +125,9 @@ def _main_figures(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
 
 
 def _thumbnails(entries: Sequence[CatalogueEntry], figures: Path, *, takeaway: bool = False) -> str:
-    """Return thumbnails that link to the section of each figure, captioned with its title and, with `takeaway`, its
-    sentence "To see".
+    """Return thumbnails that link to the section of each figure, with its title as caption.
+
+    With `takeaway`, the caption also says what to look for (the sentence of the figure's caption after `To see:`).
     """
     links = []
     for entry in entries:
@@ -144,7 +145,7 @@ def _article(entry: CatalogueEntry, runs: Sequence[str], figures: Path, claims: 
     else:
         tables = _body(figures / f"{entry.name}.html").partition("</p>")[2].replace("h2>", "h4>")  # without caption
         content = f'<details open><summary>table</summary><div class="wide">{tables}</div></details>'
-    # the caption with its notes; the only reStructuredText markup in it is code and bold
+    # The caption has notes. Code and bold are its only reStructuredText markup.
     caption = (figures / entry.outputs[-1]).read_text(encoding="utf-8").partition(COMMAND)[0]
     caption = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(caption, quote=False))
     caption = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", caption)
@@ -182,7 +183,7 @@ def _chip(outcome: str, text: str) -> str:
 
 
 def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
-    """Return the stages as boxes with their numbers of jobs, from left to right."""
+    """Return boxes from left to right, each with the stages of a group and their numbers of jobs."""
     boxes = [
         "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
         for group in stages
@@ -192,7 +193,7 @@ def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
 
 
 def _provenance(results: Results, figures: Path) -> str:
-    """Return the costs by study, followed by the folded list of all runs."""
+    """Return the costs by study, followed by a collapsed list of all runs."""
     rows, page = run_table(results), figures / "runs.html"
     if rows.empty:
         return pages.paragraph("No finished run.")

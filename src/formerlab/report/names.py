@@ -26,7 +26,7 @@ class VariantStyle(NamedTuple):
 
 @cache
 def variant_styles() -> dict[str, dict[str, VariantStyle]]:
-    """Return {"mixer" | "projection" | "policy": {kind: name}}, in the order of names.yaml."""
+    """Return {"mixer" | "projection" | "policy": {kind: style}}, in the order of names.yaml."""
     table = yaml.safe_load(NAMES_FILE.read_text(encoding="utf-8"))
     return {axis: {kind: VariantStyle(**name) for kind, name in kinds.items()} for axis, kinds in table.items()}
 
@@ -66,18 +66,18 @@ RELEASED_NAMES = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
 
 
 def data_set_label(name: str, released: str | None, scale: str) -> str:
-    """Return the label that the scale file gives a data set. The suffix `released` (a model name) is removed first."""
+    """Return the label of a data set in the scale file, after removing the suffix `released`, the name of a model."""
     name = name.removesuffix(released).strip("-") or "text" if released else name
     return _scale_labels(scale).get(name, name)
 
 
 TABLE_LABELS = {"novels": "English novels", "books": "six test books", "docstrings": "Python docstrings"}
-"""Names of data sets in tables and documents; figures have their short labels."""
+"""Labels of data sets in tables and documents. Figures use the shorter labels of the scale file."""
 _SCHEDULES = {"onecycle": "one-cycle", "noam": "inverse square root"}
 
 
 def regime_label(regime: str, scale: str) -> str:
-    """Return the label of a regime (`families.regime`): the data set and the end of the learning rate schedule."""
+    """Return the label of a regime (`families.regime`): the data set and the learning rate schedule."""
     name, _, schedule = regime.partition(", ")
     kind, _, end = schedule.partition(" to ")
     words = f"{_SCHEDULES.get(kind, kind)} learning rate" * bool(kind)

@@ -1,6 +1,6 @@
 """Tables for readers, and self-contained HTML pages without scripts, fonts or images.
 
-The content may come from other people's results, so all of it is escaped as text.
+The content may come from other people's results, so all of it is escaped.
 """
 
 import math
@@ -43,7 +43,7 @@ def paragraph(text: str) -> str:
 
 
 def html_table(frame: DataFrame) -> str:
-    """Return a table as HTML; a line feed in a cell begins a new line."""
+    """Return a table as HTML. A line feed in a cell begins a new line."""
     cells = frame.astype(object).where(frame.notna(), "").map(_escape_lines)
     return str(cells.rename(columns=_escape_lines).to_html(index=False, escape=False, border=0, justify="left"))
 
@@ -53,7 +53,7 @@ def _escape_lines(value: object) -> str:
 
 
 def caption_title(caption: str) -> str:
-    """Return the first sentence of a caption without its source in brackets; a long sentence is cut at a comma."""
+    """Return the first sentence of a caption without its source in brackets, cut at a comma if it is long."""
     first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", caption, maxsplit=1)[0].rstrip(".")
     first = re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
     clauses = re.match(r"(.{30,110}), ", first)
@@ -61,7 +61,7 @@ def caption_title(caption: str) -> str:
 
 
 def takeaway(caption: str) -> str:
-    """Return the sentence of a caption that says what to look for; empty if there is none."""
+    """Return the sentence of a caption after `To see:`, or an empty string."""
     sentence = caption.partition("To see: ")[2].split(". ")[0].rstrip(".")
     return f"To see: {sentence}." if sentence else ""
 
@@ -73,7 +73,7 @@ def body(caption: str) -> str:
 
 
 def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
-    """Return the columns that readers see: columns with values, except ends of intervals and `hidden` columns.
+    """Return the names of the columns with values, except `source`, ends of intervals, errors and `hidden` columns.
 
     The policy and its settings are also left out if a column `configuration` already names them.
     """
@@ -83,8 +83,8 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
 
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
-    """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
-    `x ± se`.
+    """Return the columns of `visible_columns` as text: `x [low, high]` if there are columns `x_low` and `x_high`, or
+    `x ± se` if there is a column `x_se`.
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     for name in visible_columns(table, hidden):
@@ -112,6 +112,6 @@ def markdown_table(cells: DataFrame) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text escaped for a cell of a Markdown table: one line without HTML, links and images."""
+    """Escape a text for a cell of a Markdown table, so that it contains no HTML, links, images or line feeds."""
     text = escape(text, quote=False).replace("\\", "&#92;").replace("](", "]&#40;")
     return text.replace("|", "\\|").replace("\r", " ").replace("\n", "<br>")

@@ -15,8 +15,8 @@ COLUMNS = (
     *("device", "threads", "host", "git.commit", "git.dirty_hash", "code_hash", "spec_hash"),
     *("versions.python", "versions.torch", "versions.formerlab", "started", "finished"),
 )
-"""Columns of runs.csv: keys of run.json; `plan`, whether the run is as planned (if known); and `outside_steps`, the
-fraction of the run's time outside training steps."""
+"""Columns of runs.csv: keys of run.json; `plan`, which is `as planned`, a reason why the run is stale, or empty; and
+`outside_steps`, the fraction of the run's wall-clock time outside training steps."""
 HTML_COLUMNS = (
     *("run", "seed", "status", "plan", "parameters", "tokens", "flops", "flops_cumulative", "training_time_s"),
     *("outside_steps", "peak_memory_megabytes", "data", "device", "commit_code_spec", "torch", "finished_UTC"),
@@ -25,7 +25,7 @@ HTML_COLUMNS = (
 
 
 def run_table(results: Results) -> DataFrame:
-    """Return a row per finished run and seed, including runs that are not as planned; missing keys are empty."""
+    """Return a row per finished run and seed, including stale runs. Cells of missing keys are empty."""
     staleness_reason = results.staleness_reason
     records = [
         flatten(record)
@@ -37,7 +37,7 @@ def run_table(results: Results) -> DataFrame:
 
 
 def costs_by_study(rows: DataFrame) -> DataFrame:
-    """Return the cost of each study: runs, tokens, FLOPs (each run counted once), training and wall-clock hours."""
+    """Return the cost of each study: runs, tokens, FLOPs without ancestors, training and wall-clock hours."""
     groups = rows.assign(diverged=rows["status"] == "diverged").groupby("study")
     sums = groups[["diverged", "tokens", "flops", "training_time_s", "wall_time_s"]].sum()
     training, wall = sums["training_time_s"] / 3600, sums["wall_time_s"] / 3600
@@ -60,8 +60,8 @@ def write_run_table(results: Results, out: Path) -> list[Path]:
     write_text(paths[0], rows.to_csv(index=False, lineterminator="\n"))
     notes = (
         "Cumulative FLOPs include the ancestors of a run; FLOPs do not. Times are wall-clock times on the named "
-        "device. Time outside steps is for startup, validation, tests and writing. The folder of a run has its rows "
-        "and run.json, with all of these values and the resolved spec."
+        "device. Time outside steps is for startup, validation, tests and writing files. The folder of a run has its "
+        "rows and run.json, with all of these values and the resolved spec."
     )
     blocks = [paragraph(notes), heading("Cost by study"), html_table(costs_by_study(rows))]
     for study, group in rows.groupby("study"):
@@ -74,7 +74,7 @@ def format_text(results: Results) -> str:
     """Return the costs by study and a line per run, for a terminal."""
     rows = run_table(results)
     if rows.empty:
-        return f"no finished run in {results.root} yet; make demo trains the runs of scale laptop"
+        return f"no finished run in {results.root} yet; `make demo` trains the runs of scale laptop"
     lines = _readable(rows).drop(columns=["data", "commit code spec", "torch", "device"], errors="ignore")
     lines.insert(0, "study", rows["study"])
     return f"{costs_by_study(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"

@@ -34,7 +34,7 @@ RUN_COLUMNS = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
     *("tokens_per_s", "training_time_s", "layers"),
 )
-"""Numbers of run.json that are equal for all seeds of a run, or whose mean over seeds is shown."""
+"""Numbers of run.json that tables and figures show, as means over seeds."""
 
 
 def variant_label(record: Mapping[Any, Any]) -> str:
@@ -52,19 +52,19 @@ def _growth_label(record: Mapping[Any, Any]) -> str:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
     keys, tau, optimizer, old_tokens = token_growth_labels(record).values()
-    carried = ", optimizer carried" if optimizer == "carried" else ""
+    state_kept = f", optimizer {optimizer}" if optimizer != "fresh" else ""
     slowed = "" if old_tokens == "trained" else f", old tokens {old_tokens.replace('learning ', '')}"
-    return f"{keys} keys, tau {tau}{carried}{slowed}"
+    return f"{keys} keys, tau {tau}{state_kept}{slowed}"
 
 
 def token_growth_labels(record: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the labels of the options of a run that grew by parameter tokens: keys, tau, optimizer, old_tokens."""
+    """Return labels for the growth options of a run that grew by parameter tokens: keys, tau, optimizer, old_tokens."""
     old = record.get("spec.growth.old_tokens")
     slower = isinstance(old, float) and 0 < old < 1  # older records do not have this key
     return {
         "keys": record["spec.growth.keys"],
         "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
-        "optimizer": "carried" if record.get("spec.growth.optimizer") == "carry" else "fresh",
+        "optimizer": "state kept" if record.get("spec.growth.optimizer") == "carry" else "fresh",
         "old_tokens": f"at {old:g} of the learning rate" if slower else "frozen" if old == "freeze" else "trained",
     }
 
@@ -82,7 +82,9 @@ def cached_reader(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
 
 @cached_reader
 def load_runs(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the rows of `Results.runs`, one per run and seed, with `variant`, `layers`, `regime` and `diverged`."""
+    """Return the rows of `Results.runs`, one per run and seed, with the further columns `variant`, `layers`, `regime`,
+    `diverged` and `bytes_per_token`.
+    """
     records = results.runs(study, runs)
     if records.empty:
         return records
@@ -116,14 +118,14 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
 def comparable_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return `held_out_losses` on comparable text.
 
-    If the tokenizer of a run comes from another data set, its loss is on the test text of that data set
-    (lender_test.csv); `lent` marks these runs.
+    `lent` marks runs whose tokenizer comes from another data set. Their loss is on the test text of that data set
+    (lender_test.csv).
     """
     losses, rows = held_out_losses(results, study, runs), results.rows("lender_test.csv", study, runs)
     if losses.empty or rows.empty:
         return losses.assign(lent=False)
     lent = losses[["run", "seed"]].join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])["loss_nats"]
-    bytes_per_token = losses["bytes_per_token"].where(lent.isna())  # unknown for the text of the lender
+    bytes_per_token = losses["bytes_per_token"].where(lent.isna())  # unknown for the text of the other data set
     return losses.assign(lent=lent.notna(), loss_nats=lent.fillna(losses["loss_nats"]), bytes_per_token=bytes_per_token)
 
 
@@ -142,7 +144,7 @@ def last_step_rows(curves: DataFrame) -> DataFrame:
 def means_by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
     """Return a row per run with the mean of each value over seeds, Student's interval, and the columns RUN_COLUMNS.
 
-    `rows` has one row per run and seed (`load_runs`). `first` names further columns, with the value of the first seed.
+    `rows` has one row per run and seed (`load_runs`). `first` lists further columns, copied from the first seed.
     """
     means = []
     for run, group in rows.groupby("run", sort=False):
@@ -156,20 +158,22 @@ def means_by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first:
 
 
 def with_perplexity(rows: DataFrame) -> DataFrame:
-    """Return rows with perplexity, its interval ends, and bits per byte of the text, computed from `loss_nats`."""
+    """Add the perplexity with its interval ends, and the bits per byte of text, both computed from `loss_nats`."""
     rows = rows.assign(bits_per_byte=rows["loss_nats"] / math.log(2) / rows.pop("bytes_per_token"))
     ends = [end for end in ("", "_low", "_high") if f"loss_nats{end}" in rows]
     return rows.assign(**{f"perplexity{end}": np.exp(rows[f"loss_nats{end}"]) for end in ends})
 
 
 def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
-    """Return the rows of runs (`part` is mean), then a row per run and seed (`part` is seed) with `shared` columns."""
+    """Return `rows`, one per run (`part` is `mean`), then a row per run and seed (`part` is `seed`) with its loss and
+    the `shared` columns of the run.
+    """
     seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
     return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
 
 
 def baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return floors.csv once per baseline and data set; `run` is `<baseline> on <data set>`."""
+    """Return the rows of floors.csv, one per baseline, data set and window; `run` is `<baseline> on <data set>`."""
     rows = results.rows("floors.csv", study, runs)
     of_run = load_runs(results, study, runs).set_index(["run", "seed"])[["data.name", "bytes_per_token"]]
     rows = rows.join(of_run, on=["run", "seed"]).drop_duplicates(["floor", "data.name", "window"])
@@ -177,7 +181,7 @@ def baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def language_baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per baseline that predicts text, with the columns of `means_by_run`."""
+    """Return a row per language baseline and data set, with the loss columns of `means_by_run`."""
     rows = baselines(results, study, runs)
     return with_perplexity(weighted_means(rows, ["run", "variant", "bytes_per_token"]).reset_index())
 
@@ -209,8 +213,9 @@ def difference(
 ) -> dict[Any, Any]:
     """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
 
-    Return {} if a is b or the runs share no seed. With `results`, `interval` names the resampled unit. For one
-    shared seed, the interval is a bootstrap over windows or images and does not cover the variance between seeds.
+    Return {} if a is b or the runs share no seed. With `results`, the key `interval` names the unit that is resampled;
+    if the runs share only one seed, the interval is a bootstrap over windows or images, without the variance between
+    seeds.
     """
     values = subtract(by_seed(rows, a, value), by_seed(rows, b, value))
     interval = student(values)
@@ -234,9 +239,9 @@ def summarize(
 ) -> DataFrame:
     """Return the mean over seeds of a value for each group of `by`, then its values by seed.
 
-    `rows` has one value per group and seed (`statistics.weighted_means`). `minus` maps a run to the run whose value is
-    subtracted, with the same seed and the same other keys of `by`, such as the step; runs that it does not name are
-    left out. `name` is the column of the result, by default `value`.
+    `rows` has one value per group and seed (`statistics.weighted_means`). `minus` maps each run to a reference run,
+    whose value with the same seed (and the same step, or other keys of `by`) is subtracted. Runs that are not in
+    `minus` are left out. `name` is the column of the result, by default `value`.
     """
     name = name or value
     if minus is not None:
@@ -264,8 +269,9 @@ def differences(
     value: str = "loss_nats",
     results: Results | None = None,
 ) -> DataFrame:
-    """Return the difference of a value for each row of `pairs`: the run in column `a` minus the run in column `b`, by
-    seed (`part` is `seed`), and the mean with the interval of `difference` (`part` is `mean`).
+    """Return the difference of a value for each row of `pairs`: the run in column `a` minus the run in column `b`.
+
+    A row per seed (`part` is `seed`) is followed by the mean with the interval of `difference` (`part` is `mean`).
     """
     rows = []
     for pair in pairs.to_dict("records"):
@@ -278,8 +284,8 @@ def differences(
 
 
 def with_published(ours: DataFrame, nats: float, series: str) -> DataFrame:
-    """Split the column `series`, `<label>, <text>`, into `_label` and `_text`, and append a row with the published
-    difference `nats`.
+    """Split the column `series`, `<label>, <text>`, into `_label` (with the number of tokens) and `_text`, and append a
+    row with the published difference `nats`.
     """
     if ours.empty:
         return ours
@@ -316,7 +322,7 @@ def seed_count(counts: Iterable[float]) -> str:
 def seed_notes(rows: DataFrame) -> list[str]:
     """Return notes for a caption: the number of seeds, the meaning of bars and bands, and the runs that diverged.
 
-    `rows.attrs["marks"]`, if a figure has set it, are the marks to explain: bars, bands, dots and thin lines.
+    `rows.attrs["marks"]`, if set, is the set of marks to explain: bars, bands, dots and thin lines.
     """
     marks = rows.attrs.get("marks", {"bars", "bands", "dots", "thin lines"})
     intervals, seeds = (

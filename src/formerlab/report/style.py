@@ -70,10 +70,12 @@ _GROUPS = {
     "grown: random keys, tau kept; random keys, tau kept; recurrent": _style(TAN, "s", "--"),
     "grown: zero keys, tau kept; grown with zero keys; by tokens, zero keys, tau kept": _style(SKY, "D"),
     "grown: zero keys, tau sqrt(n); zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _style(VIOLET, "P"),
-    "grown: random keys, tau sqrt(n), optimizer carried; random keys, tau sqrt(n), optimizer carried": _style(
+    "grown: random keys, tau sqrt(n), optimizer state kept; random keys, tau sqrt(n), optimizer state kept": _style(
         YELLOW, "<", "--"
     ),
-    "grown: zero keys, tau kept, optimizer carried; zero keys, tau kept, optimizer carried": _style(PINK, ">", "--"),
+    "grown: zero keys, tau kept, optimizer state kept; zero keys, tau kept, optimizer state kept": _style(
+        PINK, ">", "--"
+    ),
     "grown: random keys, tau sqrt(n), old tokens frozen; random keys, tau sqrt(n), old tokens frozen": _style(
         BROWN, "X", ":"
     ),

@@ -44,14 +44,14 @@ subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unuse
 Selection = Callable[[CatalogueEntry, str], bool]
 """Returns whether a figure or table is rendered at a scale."""
 COMMAND = "\n\nCommand: "
-"""Separates a caption with its notes from the command that renders the figure or table."""
+"""Separator between a caption with its notes and the command that renders the figure or table."""
 
 
 def draw(name: str, results: Results, out: Path, *, skip_empty: bool = False, pdf: bool = True) -> list[Path]:
     """Render one figure or table into the folder `out` and return the written files.
 
-    If there are no rows of our runs, the files name the missing rows; with `skip_empty`, no files are written in this
-    case and earlier files are removed. Without `pdf`, an earlier PDF is removed.
+    If our runs have no rows, the files say which rows are missing; with `skip_empty`, earlier files are removed instead
+    and no files are written. Without `pdf`, an earlier PDF is removed.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
@@ -72,9 +72,9 @@ def draw_each(
     *,
     skip_empty: bool = False,
 ) -> list[str]:
-    """Render several figures and tables from the rows in `root` (results/<tree>/<scale>); return the names that fail.
+    """Render figures and tables from the rows in `root` (results/<tree>/<scale>) and return the names that failed.
 
-    With `skip_empty`, figures and tables without rows of our runs are skipped. Raises NoRoom if the disk is full.
+    With `skip_empty`, skip figures and tables without rows of our runs. Raises NoRoom if the disk is full.
     """
     by_name = _draw_names(Results(root, staleness_reason), out, names, skip_empty=skip_empty)
     return [name for name, files in by_name.items() if files is None]
@@ -89,11 +89,10 @@ def draw_all(
     pdf: bool = True,
     selects: Selection | None = None,
 ) -> list[Path]:
-    """Render every figure and table for each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
+    """Render the figures and tables of each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
 
-    A figure or table without rows has no files there, and a figure has a PDF only with `pdf`. `scale` is a pattern of
-    scales, and `selects` selects figures and tables. The processes of a `pool` take the studies in order of decreasing
-    size of their rows.
+    Figures and tables without rows have no files, and figures have a PDF only with `pdf`. `scale` is a glob of scales,
+    and `selects` chooses figures and tables. The processes of a `pool` render the studies with the most rows first.
     """
     roots = [root for root in sorted(tree_root.glob(f"{scale}/")) if has_runs(root)]
     jobs = [(root, study) for root in roots for study in sorted({entry.study for entry in catalogue().values()})]
@@ -111,25 +110,25 @@ def draw_all(
     if failed := sorted(name for name, files in by_name.items() if files is None):
         raise UserError(f"{', '.join(failed)} could not be rendered, for the reasons above")
     if not (written := [path for files in by_name.values() for path in files or ()]):
-        raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
+        raise UserError(f"{tree_root}: no finished runs at any scale; run the workflow first")
     return written
 
 
 def _draw_study(
     root: Path, study: str, out_root: Path, pdf: bool, selects: Selection | None
 ) -> dict[str, list[Path] | None]:
-    """Render the figures and tables of a study at a scale that have rows."""
+    """Render those figures and tables of a study that have rows at this scale."""
     entries = [entry for entry in catalogue().values() if entry.study == study]
     names = [entry.name for entry in entries if selects is None or selects(entry, root.name)]
     return _draw_names(read_once(root), out_root / root.name, names, skip_empty=True, pdf=pdf)
 
 
 def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bool) -> dict[str, list[Path] | None]:
-    """Render several figures and tables; return their files by name, or None for a failure. Warn about excluded rows.
+    """Render figures and tables, warn about excluded rows, and return the files by name, or None if rendering failed.
 
-    A failure does not stop the others, and each reason is printed once. If rendering fails, existing files are kept,
-    and missing files are created with an error message, since Snakemake requires all outputs. Raises NoRoom if the disk
-    is full.
+    A failure does not stop the others, and each reason is printed once. Existing files of a failed figure or table are
+    kept, and missing files are created with an error message, since Snakemake requires all outputs. Raises NoRoom if
+    the disk is full.
     """
     files, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
@@ -154,7 +153,7 @@ def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bo
 
 
 def _write_missing_files(entry: CatalogueEntry, out: Path) -> None:
-    """Write the missing files of a figure or table that failed, with a message that says so."""
+    """Write the missing files of a figure or table that could not be rendered; they contain an error message."""
     message = f"{entry.name} could not be rendered; `python -m formerlab status` says why."
     for path in (path for file in entry.outputs if not (path := out / file).exists()):
         if path.suffix in (".pdf", ".png"):
@@ -164,7 +163,7 @@ def _write_missing_files(entry: CatalogueEntry, out: Path) -> None:
 
 
 def write(entry: CatalogueEntry, results: Results, out: Path, rows: DataFrame, *, pdf: bool = True) -> list[Path]:
-    """Write the files of a figure or table with the rows of `load_rows` into `out`; return their paths."""
+    """Write the files of a figure or table into `out` and return their paths; `rows` is the result of `load_rows`."""
     paths, notes = [out / name for name in entry.outputs], ""
     if entry.kind == "figure":
         if not pdf:
@@ -220,7 +219,7 @@ def _write_pictures(entry: CatalogueEntry, results: Results, paths: Sequence[Pat
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Save a figure atomically as PDF or PNG, by the suffix of each path; the same figure gives the same bytes."""
+    """Save a figure atomically as PDF or PNG, by the suffix of each path. The same figure gives the same bytes."""
     for path in paths:
         with replacing(path) as temporary:
             if path.suffix == ".pdf":
@@ -236,8 +235,8 @@ def save(figure: Figure, *paths: Path) -> None:
 def fewer_colours(colours: Image.Image) -> Image.Image:
     """Return an image with 256 colours, which looks the same in a third of the bytes.
 
-    The palette covers the whole range of colours, so rare colours, as in a colour bar, stay right. One step of k-means
-    makes the frequent colours exact.
+    The palette covers the whole range of colours, so that rare colours (in a colour bar) keep their hue. One step of
+    k-means makes the frequent colours exact.
     """
     return colours.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
 
@@ -245,7 +244,8 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     """Add the data set and model of each run as columns for titles, unless the rows have them.
 
-    Rows marked `lent` get no data set; the title takes it from the runs that were trained on that text.
+    Runs whose tokenizer comes from another data set (`lent`) get no data set, since they were tested on the text of
+    another one; titles name the data set of the other runs.
     """
     if "run" not in rows:
         return rows
@@ -265,9 +265,9 @@ BASELINE = " (baseline)"
 
 
 def with_labels(rows: DataFrame, scale: str) -> DataFrame:
-    """Return our rows of a table with labels: data sets and schedules in `regime`, and baselines in `variant`.
+    """Return our rows of a table with labels for `regime` (data set and schedule), and for baselines in `variant`.
 
-    The run of a baseline is `<baseline> on <data set>`; its regime becomes the label of the data set.
+    The run of a baseline is `<baseline> on <data set>`. Its regime becomes the label of the data set.
     """
     if "regime" not in rows or rows.empty:
         return rows
@@ -281,7 +281,7 @@ def with_labels(rows: DataFrame, scale: str) -> DataFrame:
 
 
 def _blocks(declaration: Declaration, table: DataFrame, results: Results, origin: str) -> list[tuple[str, DataFrame]]:
-    """Return the blocks of a table with their headings: ours as readers see them, then the published rows."""
+    """Return the blocks of a table for readers as (heading, rows): our blocks first, then the published ones."""
     ours, published = (table[table["source"] == source] for source in ("ours", "published"))
     blocks = []
     for heading, rows in (f"Ours ({origin})", with_labels(ours, results.scale)), ("Published, not ours", published):
@@ -293,7 +293,7 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results, origin
 
 
 def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
-    """Return a table as Markdown and as HTML: its caption, our rows, the published rows and the meaning of columns."""
+    """Return a table as Markdown and as HTML: caption, our rows, published rows and the meaning of the columns."""
     declaration, origin = load_declaration(entry.name), results.origin(entry.study, entry.runs)
     hidden = {expand_columns(word)[0] for word in declaration.columns.split() if word.startswith("-")}
     heading, caption = pages.caption_title(entry.caption), pages.body(entry.caption)

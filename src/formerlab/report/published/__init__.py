@@ -1,4 +1,4 @@
-"""Published results of the papers and of others who repeated them, as printed. They are shown separately from ours."""
+"""Published results of the papers and of replications, as printed. Reports show them separately from our results."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -21,7 +21,8 @@ def _all_rows() -> DataFrame:
 
 
 def published(paper: str, *sources: str) -> DataFrame:
-    """Return the published values of some tables or figures of a paper (`Table 1`, `Fig 3`, ...); by default of all.
+    """Return the published values of some tables or figures of a paper (`Table 1`, `Fig 3`, ...), by default of all its
+    tables and figures.
 
     Columns: paper, table_or_figure, model, setting, metric, value, unit, source_kind (table, text, figure-read, ...),
     note.
@@ -37,9 +38,10 @@ def published_rows(
     names: Mapping[str, str] | None = None,
     factors: Mapping[str, float] | None = None,
 ) -> DataFrame:
-    """Return published numbers in the printed order, with a row per value of `by` and a column per metric.
+    """Return the published numbers of some tables or figures: a row per value of `by`, in the printed order, and a
+    column per metric.
 
-    `names` renames columns, and `factors` multiplies the numbers of renamed columns.
+    `names` maps metrics and columns to new names, and `factors` maps new names to a factor for their numbers.
     """
     rows, names = published(paper, *sources), dict(names or {})
     rows = rows.assign(value=pd.to_numeric(rows["value"]), metric=rows["metric"].replace(names))

@@ -34,7 +34,7 @@ LABELS = {
 NEEDLES = ("needle_single.csv", "needle_multikey.csv")
 """Files of a scale that `formerlab answer-tasks` writes for the model of the comparison."""
 MIN_FULL_SCORE_PERCENT = 50.0
-"""`long_context.MIN_FULL_SCORE` in percent. It is copied, so that a change of the evaluation code does not make figures
+"""`long_context.MIN_FULL_SCORE` in percent. It is copied so that changes of the evaluation code do not make figures
 stale; a test checks that both are equal."""
 _SETTINGS = CONFIGURATION[1:]
 
@@ -54,11 +54,11 @@ def labelled(rows: DataFrame) -> DataFrame:
 
 
 def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return one row per text, model, budget and policy. The full cache is repeated for every budget.
+    """Return one row per text, model (`run`), budget and policy. The full cache is repeated for every budget.
 
     `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` is the loss minus the loss of H2O
-    (half recent) at the same budget. Both are paired on common windows, also across runs, and have 95 % intervals. If
-    there are at least MIN_UNITS documents, the bootstrap resamples documents. `run` is the model.
+    (half recent) at the same budget. Both are paired on the windows that both policies read, also in different runs,
+    and have 95 % intervals (`pruning.paired_losses`).
     """
     rows, records = results.rows("prune.csv", study, runs), results.runs(study, runs).to_dict("records")
     texts = {run["run"]: data_set_label(run["data.name"], run.get("spec.released"), results.scale) for run in records}
@@ -76,10 +76,7 @@ def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
-    """Return the loss of a configuration and its paired differences to the full cache and to H2O.
-
-    The difference of a configuration to itself is 0.
-    """
+    """Return the loss of a configuration and its paired differences to the full cache and to H2O, 0 to itself."""
     row = dict[Hashable, Any]()
     for base, column in (("full", "increase_nats"), ("h2o", MINUS_H2O)):
         arm, columns = rows["configuration"] == name, expand_columns(f"{column}[]")

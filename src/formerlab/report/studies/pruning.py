@@ -1,4 +1,4 @@
-"""Rows of pruned caches for figures and tables: configurations, and their loss paired with that of the full cache."""
+"""Rows of pruned caches for figures and tables: configurations and their loss minus the loss of the full cache."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ RELEASED_RUNS = "released-"
 
 
 def first_model_rows(rows: DataFrame) -> DataFrame:
-    """Return the rows of the run that a figure of a single model shows; released models come before ours."""
+    """Return the rows of one run, for figures of a single model: the first released model, otherwise our first run."""
     runs = sorted(rows["run"].unique(), key=lambda run: not str(run).startswith(RELEASED_RUNS))
     return rows[rows["run"] == runs[0]] if runs else rows
 
@@ -44,7 +44,7 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     `increase_nats` is the loss minus the loss of the full cache on the same windows of the same model. Its 95 %
     interval is over windows, and over seeds if there are at least two (`statistics.mean_ends`). `perplexity_low` and
     `perplexity_high` add this interval to the loss of the full cache, so they show the uncertainty of the comparison.
-    The difference and these ends are empty without rows of the full cache.
+    Without rows of the full cache, the difference and these ends are empty.
     """
     table = paired_losses(on_common_windows(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
     full = table["policy"] == "full"
@@ -60,7 +60,7 @@ def policy_labels(kinds: "Series[str]") -> "Series[str]":
 
 
 def scorer(policy: str) -> str:
-    """Return the kind of the policy that scores the keys: `h2o` of `pyramid(h2o) layers=30` and of `h2o`."""
+    """Return the kind of the policy that scores the keys, such as `h2o` for `h2o` and `pyramid(h2o) layers=30`."""
     return policy.split()[0].rstrip(")").rpartition("(")[2]
 
 
@@ -76,11 +76,11 @@ def label_and_sort(table: DataFrame) -> DataFrame:
 def paired_losses(
     rows: DataFrame, by: Sequence[str], base: str, name: str, keys: Sequence[str] = CONFIGURATION
 ) -> DataFrame:
-    """Return a row per configuration (combination of `keys`) with its `loss_nats` and its paired difference to the
-    `base`, for each group of `by`.
+    """Return a row per group of `by` and configuration (combination of `keys`) with its loss and its difference to the
+    loss of the configuration `base`.
 
-    The columns `name`, `<name>_low` and `<name>_high` have the loss minus the loss with the `base` (a value of one of
-    the `keys`) on the same windows of the same model. They are empty for the base itself, and without rows of the base.
+    `base` is a value of one of the `keys`. The column `name`, with the ends of its 95 % interval, has the difference on
+    the same windows of the same model. It is empty for the base itself, and without rows of the base.
     """
     tables = [_paired_losses_of_group(group, base, name, [*keys]) for _, group in rows.groupby([*by], sort=False)]
     columns = [*keys, "loss_nats", *expand_columns(f"{name}[]")]
@@ -115,7 +115,7 @@ def _per_document(
 ) -> tuple[Float[np.ndarray, "arms seeds units"], Float[np.ndarray, " units"]]:
     """Return losses and token counts per document if there are at least MIN_UNITS documents, otherwise per window.
 
-    The mean over tokens is the same. Windows of one document are correlated, so the bootstrap resamples documents.
+    Both give the same mean over tokens. Windows of one document are correlated, so the bootstrap resamples documents.
     """
     tokens, documents = windows["tokens"].to_numpy(dtype=float), windows.get("document", Series(dtype=float))
     if documents.nunique() < MIN_UNITS or documents.isna().any():
@@ -127,7 +127,7 @@ def _per_document(
 def decay_minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the loss of Decay minus the loss of H2O (half recent) by configuration, paired as in `configurations`.
 
-    Budgets without H2O have no rows.
+    Budgets without rows of H2O are left out.
     """
     rows = results.rows("prune.csv", study, runs)
     rows = on_common_windows(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
@@ -142,9 +142,8 @@ def on_common_windows(rows: DataFrame) -> DataFrame:
 
 
 def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
-    """Return the configurations (`part` is mean) and, for runs with several seeds, a row per seed (`part` is seed).
-
-    The rows of seeds have `increase_nats`.
+    """Return the configurations (`part` is `mean`) and, for runs with several seeds, a row per configuration and seed
+    with `increase_nats` (`part` is `seed`).
     """
     keys = ["run", "seed", "window"]
     rows = on_common_windows(results.rows("prune.csv", study, list(table["run"].unique())))
@@ -162,8 +161,9 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
 def _configuration_labels(table: DataFrame) -> list[str]:
     """Return a label per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
 
-    In the rows, a policy is its kind followed by its other options that differ from the defaults
-    (`h2o variant=local_statistics`). A policy that divides a cache names its scorer: `pyramid(h2o) layers=30`.
+    In the rows, a policy is its kind, followed by its other options that differ from the defaults
+    (`h2o variant=local_statistics`). A policy that allocates the budget over layers or heads has the scoring policy in
+    brackets (`pyramid(h2o) layers=30`).
     """
     several_recent = table.groupby("policy")["recent"].nunique() > 1
     labels = []
@@ -180,7 +180,7 @@ def _configuration_labels(table: DataFrame) -> list[str]:
 
 
 def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":
-    """Mark the rows of the published settings: H2O with half of the budget recent, Decay with alpha 0.2 and no recent
+    """Return a mask of the published settings: H2O with half of the budget recent, Decay with alpha 0.2 and no recent
     window.
     """
     policy, recent = rows["policy"], rows["recent"]
@@ -188,7 +188,7 @@ def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":
 
 
 def nearest_budget_rows(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
-    """Return the rows of the full cache, and of pruned caches at the budget of each run that is nearest to `budget`."""
+    """Return the rows of the full cache and, for each run, the rows at the budget nearest to `budget`."""
     pruned = rows["policy"] != "full"
     distance = (rows["budget"] - budget).abs().where(pruned)
     return rows[~pruned | (distance == distance.groupby(rows["run"]).transform("min"))]
@@ -214,7 +214,7 @@ def main_configurations(table: DataFrame) -> DataFrame:
 def interval_notes(table: DataFrame) -> list[str]:
     """Return notes on seeds, windows and the meaning of the bars, for the caption of a figure."""
     windows = " to ".join(dict.fromkeys(str(int(count)) for count in (table["windows"].min(), table["windows"].max())))
-    models = "of this one model only" if table["seeds"].max() == 1 else "and over seeds where there are several"
+    models = "of this one model only" if table["seeds"].max() == 1 else "and over seeds if there are at least two"
     bars = f"bars: 95 % interval of the paired difference to the full cache, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():
         bars = "no rows of the full cache, so no paired interval"
@@ -229,17 +229,17 @@ MASK_METRICS = {
     "distance_to_ideal": ("Distance to Ideal", None),
     "distance_to_ideal_without_first": ("Distance without position 0", None),
 }
-"""Metrics of masks: their heading, and their value if the retained keys are spread evenly."""
+"""Heading of each mask metric, and its value if the retained keys are spread evenly."""
 
 _DECODE_KEYS = ["run", "sequences", "length"]
 
 
 def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return the medians and quartiles over repetitions, in a row per run, number of sequences, cache and length.
+    """Return a row per run, number of sequences, cache and length with medians and quartiles over repetitions.
 
-    `tokens_per_s` counts the tokens of all sequences. The ratios divide by our full cache in the same repetition:
-    `speed_ratio` is a ratio of speeds, `prompt_ratio` a ratio of the prompt times in seconds (if the rows have them),
-    and `cache_share` a ratio of the bytes of keys and values.
+    `tokens_per_s` counts the tokens of all sequences. Three columns divide by our full cache in the same repetition:
+    `speed_ratio` the decoding speed, `prompt_ratio` the time to read the prompt (if it was measured), and `cache_share`
+    the bytes of keys and values.
     """
     rows = results.rows_of("decode.csv", study)
     rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]
@@ -266,7 +266,7 @@ def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFram
 
 
 def budget_text(budget: float, of: str = "") -> str:
-    """Return the budget of a pruned cache in words; `of` is appended to a percentage, such as ` of the tokens`."""
+    """Return the budget of a pruned cache in words; the suffix `of`, such as ` of the tokens`, follows a percentage."""
     return f"{100 * budget:g} %{of}" if budget < 1 else f"{budget:g} entries"
 
 

@@ -1,4 +1,4 @@
-"""Accuracy on questions with pruned caches, for figures and tables: the metric of a task, and paired differences."""
+"""Accuracy on questions with pruned caches, for figures and tables: metrics of tasks and paired differences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,12 +32,12 @@ def load_answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> 
     exceptions = {"embedded": "acc_mutual_info", "hellaswag": "acc_norm"}
     metrics = {
         task: exceptions.get(task.split("_")[0], "acc") for task in rows["task"].unique()
-    }  # one look-up per task, not per row
+    }  # one look-up per task is faster than one per row
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
 def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
-    """Return the configurations of a run (one per row), their answers by task, and the names of the examples by task.
+    """Return the configurations of a run (one per row), and by task their answers and the names of the examples.
 
     Only examples that every configuration and seed answered are used, so all comparisons are paired.
     """
@@ -54,7 +54,7 @@ def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str,
 
 
 def _with_mean(values: dict[str, Any], reduce: Callable[..., Any] = np.mean) -> dict[str, Any]:
-    """Add the unweighted mean over the five suites of the article, if all are present (local or official)."""
+    """Add the unweighted mean over the article's five suites (local or official), if all five are present."""
     for suffix, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
         names = [f"{suite}{suffix}" for suite in SUITES]
         if all(name in values for name in names):
@@ -63,7 +63,7 @@ def _with_mean(values: dict[str, Any], reduce: Callable[..., Any] = np.mean) -> 
 
 
 RESAMPLES = 2_000
-"""Resamples for an interval in a figure or table. Its ends have a Monte Carlo error of at most a tenth of its width."""
+"""Resamples per interval. The ends have a Monte Carlo error of at most a tenth of the width of the interval."""
 
 
 DIFFERENCES = {"full": "difference", "h2o": "minus_h2o"}
@@ -73,9 +73,9 @@ DIFFERENCES = {"full": "difference", "h2o": "minus_h2o"}
 def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
 
-    `difference` is the accuracy minus the accuracy of the full cache on the same questions of the same models, and
-    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` lists keys of `DIFFERENCES`. Intervals are
-    over questions and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
+    `against` lists keys of `DIFFERENCES`: `difference` is the accuracy minus the accuracy of the full cache on the same
+    questions of the same models, and `minus_h2o` is the accuracy minus the accuracy of H2O. Intervals are over
+    questions and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
     """
     tables = []
     for run, of_run in rows.groupby("run", sort=False):
@@ -107,7 +107,7 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
 
 
 def chance_accuracy(rows: DataFrame) -> dict[str, float]:
-    """Return the accuracy of guessing by task, for tasks whose number of choices is known."""
+    """Return the accuracy of a uniform guess by task, for tasks whose number of choices is known."""
     if "choices" not in rows:
         return {}
     rows = rows[rows["choices"].notna()]
@@ -135,8 +135,8 @@ def task_label(task: str) -> str:
 def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Return a row per combination of `keys`, with columns `<task> (<metric>)` and standard errors `..._se`.
 
-    `seeds` and `questions` count the seeds and questions of the row. If the rows have `choices`, a last row gives the
-    accuracy of guessing.
+    `seeds` and `questions` count the seeds and questions of the row. If the rows have `choices`, a last row has the
+    accuracy of a uniform guess.
     """
     table = []
     for values, group in rows.groupby([*keys], sort=False, dropna=False):

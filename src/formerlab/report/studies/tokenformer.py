@@ -1,4 +1,4 @@
-"""Helpers shared by figures and tables of the Tokenformer study: series of sizes, cost, formulas and curves."""
+"""Helpers for figures and tables of the Tokenformer study: series of sizes, costs, curves and model sizes."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -37,16 +37,16 @@ SERIES = {
     "parent trained further, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}*",
     "parent trained further, equal tokens": "trained-on-tokens-{size}",
 }
-"""Series that a figure joins by a line, with the name patterns of their runs; `{size}` is a size or a stage length."""
+"""Name patterns of the runs of each series, which figures join by a line; `{size}` is a size or a stage length."""
 WAYS_TO_GROW = {
     f"{GROWN}: random keys, tau sqrt(n)": "grown as published",
     f"{GROWN}: zero keys, tau kept": "grown with zero keys",
 }
 """Labels of the two main ways to grow."""
 LENGTHS = ("short", "medium", "long")
-"""Lengths of one stage from one parent; medium has 4 times and long has 8 times the tokens of short."""
+"""Lengths of one stage from one parent. Medium has 4 times and long has 8 times the tokens of short."""
 GROWTH_PATTERNS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
-"""Name patterns of the ways to grow in the first stage."""
+"""Name patterns of the runs that grew in the first stage, in different ways."""
 
 
 METHODS = {
@@ -55,20 +55,21 @@ METHODS = {
     "Net2Net (2015)": ("transformer-1", "net2net-{size}"),
     "HyperCloning": ("transformer-1", "hypercloning-{size}"),
 }
-"""Default model before growth, and name pattern of the run of a stage, by method."""
+"""Default model before growth and name pattern of the runs after growth, by method."""
 STAGES = (2, 3)
 
 
 def run_before_growth(losses: DataFrame, method: str) -> str:
-    """Return the run from which the first stage of a method of METHODS grew."""
+    """Return the run before the first stage of a method (a key of METHODS)."""
     start, pattern = METHODS[method]
     return parent_run(losses, pattern.format(size=STAGES[0])) or start
 
 
 FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
-"""Name prefixes of the Transformers trained from scratch, each with its own full schedule.
+"""Name prefixes of the Transformers trained from scratch, each with a full schedule.
 
-Other comparisons also use the smallest models of the shortest and longest budget, which have their own names.
+Other comparisons also use `modern-chosen` and `long-modern-chosen`, the smallest models of the shortest and longest
+budget, so they lack the prefix `envelope-`.
 """
 
 
@@ -80,7 +81,7 @@ def scratch_points(losses: DataFrame) -> DataFrame:
 
 
 def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
-    """Return a row per run with its `parent`, and for each of `sums` a `<name>_cumulative` that includes ancestors."""
+    """Return a row per run with its `parent` and, for each of `sums`, `<name>_cumulative`, which adds its ancestors."""
     points = means_by_run(losses, first=["lent"]).set_index("run", drop=False)
     points["parent"] = [parent_run(losses, run) for run in points.index]
     for name in sums:
@@ -89,7 +90,8 @@ def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
 
 
 def runs_with_ancestors(losses: DataFrame) -> DataFrame:
-    """Return the rows of the runs that have a parent and were tested on the text of the envelope, with their ancestors.
+    """Return the runs that started from a parent and were tested on the same text as the runs of the envelope, with
+    their ancestors.
 
     `losses` is the result of `comparable_losses`.
     """
@@ -101,9 +103,8 @@ def runs_with_ancestors(losses: DataFrame) -> DataFrame:
 
 
 def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
-    """Drop controls (parents trained further) whose learning rate is not the registered one.
-
-    The scale file maps each stage length to its registered control.
+    """Drop controls (parents trained further) with another learning rate than the control that the scale file registers
+    for the stage length.
     """
     claims = read_scale(Path(), scale).get("studies", {}).get(STUDY, {}).get("claims", {})
     stages = claims.get("tokenformer-growth-beats-continuing", {}).get("items", {})
@@ -113,8 +114,10 @@ def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
 
 
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses on one text, with the controls that the claims use. Drop continued runs that are not annealed to 0
-    if any continued run is, as in section 4.1.
+    """Return losses on comparable text, with the controls that the claims use.
+
+    If the learning rate of any continued run ends at 0, leave out continued runs whose rate does not (TokenFormer,
+    arXiv:2410.23168, section 4.1).
     """
     losses = with_registered_controls(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
@@ -153,11 +156,12 @@ def series_points(results: Results, runs: Sequence[str], *, with_parents: bool =
 
 
 _SEED_COLUMNS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
-"""Prefixes of the columns that differ between seeds."""
+"""Name prefixes of the columns that differ between seeds."""
 
 
 def budgets_equal_to_grown(points: DataFrame) -> dict[str, str]:
-    """Return whether each continued parent has the `tokens` or the `FLOPs` of a model grown from it, or "" for neither.
+    """Return by continued run which budget it shares (within 5 %) with a model grown from the same parent: `tokens`,
+    `FLOPs` or an empty string.
 
     `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
     """
@@ -184,8 +188,8 @@ OWN_FIGURE_PREFIXES = (
 def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run of the arms `matched` (Tokenformers), `modern` and `classic` (Transformers).
 
-    `chosen` marks the run with the lowest final validation loss of its arm, text and token budget; a run that diverged
-    is never chosen. `tokenformer` is the chosen matched run of the same text and budget.
+    `chosen` marks the run with the lowest final validation loss of its arm, text and token budget. Runs that diverged
+    are never chosen. `tokenformer` is the chosen matched run of the same text and budget.
     """
     losses = held_out_losses(results, STUDY, runs)
     shared = {"data.name": "first", "regime": "first", "tokens": "first", "diverged": "any"}
@@ -200,16 +204,16 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
-    """Return the mean over seeds of each run and step with Student's interval; see `minus` in `summarize`."""
+    """Return the mean loss over seeds of each run and step with Student's interval; `summarize` explains `minus`."""
     means = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     return means.drop(columns=["part", "seed"]).astype({"step": float})
 
 
 class Shape(NamedTuple):
-    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
+    """FLOPs of a forward pass over T tokens: 2 N T + 4 L d T^2 (arXiv:2410.23168, Table 3).
 
-    N = 2 L d (n_q + n_k + n_v + n_o + n_ff) also excludes norms. A d x d matrix has as many parameters as d / 2
-    parameter tokens, so the 12 L d^2 of a Transformer follow from the same formula.
+    N = 2 L d (n_q + n_k + n_v + n_o + n_ff) counts parameters without embedding and norms. A d x d matrix has as many
+    parameters as d / 2 parameter tokens, so the formula also gives the 12 L d^2 parameters of a Transformer.
     """
 
     layers: int
@@ -221,7 +225,7 @@ class Shape(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """N, the parameters without embedding and norms."""
+        """N, the number of parameters without embedding and norms."""
         return 2 * self.layers * self.width * (4 * self.attention + self.feedforward)
 
     def token_token_flops(self, time: int) -> int:
@@ -234,7 +238,7 @@ class Shape(NamedTuple):
 
 
 def model_shape(record: Mapping[Hashable, Any]) -> Shape:
-    """Return the shape of a run's model from the flat columns of its record; the feed-forward must be GeLU."""
+    """Return the shape of a run's model from the flat columns of its record. The feed-forward must be a GeLU MLP."""
     layers, width = (int(record[f"spec.model.{key}"]) for key in ("layers", "width"))
     if record["spec.model.projection.kind"] == "pattention":
         return Shape(layers, width, *(int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward")))

@@ -1,7 +1,7 @@
-"""Two-fold selection of alpha: choose it on one half of the questions and evaluate it on the other half.
+"""Two-fold cross-validation of alpha, per model (seed).
 
-The chosen alpha has the best accuracy on the other half of the same task (own), or the best mean accuracy over the
-other halves of all tasks (common). Every model (seed) has its own choice.
+For each half of the questions, alpha is chosen on the other half: by its accuracy on the same task (own), or by its
+mean accuracy over all tasks (common).
 """
 
 import hashlib
@@ -16,12 +16,12 @@ Choice = Int[ndarray, "seeds halves"]
 
 
 def half_index(example: str) -> int:
-    """Return 0 or 1 by a hash of an example's id, so that every machine and run has the same halves."""
+    """Return 0 or 1 by a hash of an example's id, so that halves are equal on all machines and in all runs."""
     return hashlib.blake2b(example.encode()).digest()[0] % 2
 
 
 def half_indices(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, " examples"]]:
-    """Return the half of each example, by task."""
+    """Return the half (0 or 1) of each example, by task."""
     return {task: np.array([half_index(example) for example in examples]) for task, examples in names.items()}
 
 
@@ -38,7 +38,7 @@ def choose_alphas(
 
 
 def chosen_answers(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) -> Float[ndarray, "seeds examples"]:
-    """Return the answers of a task, each with the alpha that is chosen for its half."""
+    """Return the scores of a task's examples with the alpha that is chosen for their half."""
     answers: Float[ndarray, "seeds examples"] = np.take_along_axis(grid, choice[None][:, :, halves], axis=0)[0]
     return answers
 
@@ -46,7 +46,7 @@ def chosen_answers(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]
 def split_halves(
     answers: Mapping[str, Float[ndarray, "seeds _ alphas"]], halves: Mapping[str, Int[ndarray, " _"]]
 ) -> tuple[Float[ndarray, "seeds _ alphas"], ...]:
-    """Return the answers of the first and second half of every task, as consecutive entries."""
+    """Split the answers of every task into two consecutive entries, the first and the second half."""
     return tuple(of_task[:, halves[task] == half] for task, of_task in answers.items() for half in (0, 1))
 
 
@@ -56,10 +56,9 @@ def two_fold_means(
     *,
     common: bool,
 ) -> Float[ndarray, "resamples seeds"]:
-    """Return the mean accuracy over tasks; every resample makes its own choice.
+    """Return the mean accuracy over tasks. Alpha is chosen anew in every resample.
 
-    `halves` has the answers of the two halves of every task, and `counts` has the number of times that a resample draws
-    each question.
+    `halves` is the result of `split_halves`, and `counts` has the number of times that a resample draws each question.
     """
     pairs = zip(counts, halves, strict=True)
     means = [np.einsum("re,sea->ras", n, answers) / n.sum(axis=1)[:, None, None] for n, answers in pairs]
