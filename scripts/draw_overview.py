@@ -104,7 +104,7 @@ def drawing() -> str:
     for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):
         x = 230 + column * 260
         verdict = verdicts[claim]
-        item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.values)
+        item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.texts)
         parts += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
         parts += (tokens, averages, cache)[column](x)
         word = outcome_text(verdict.outcome, verdict.items)

@@ -86,7 +86,7 @@ def test_envelope_variance_matches_finite_differences():
 
 
 CLAIM = next(claim for claim in read_claims().claims if claim.id == "tokenformer-growth-saves-cost")
-CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_regime.py has
+CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_conditions.py has
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
@@ -123,11 +123,11 @@ def write_run(root, run, seed, loss, flops, **changes):
 def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
     verdict = evaluated(tmp_path / "overnight")
     assert verdict.outcome == "agrees"
-    assert verdict.items[0].values["cost"] == "0.5000 [0.5000, 0.5000]"
+    assert verdict.items[0].texts["cost"] == "0.5000 [0.5000, 0.5000]"
     assert "envelope-2-4" in verdict.runs
     assert evaluated(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
     lent = evaluated(tmp_path / "lent/overnight", lent=10)
-    assert lent.items[0].values == verdict.items[0].values, "its loss on their text, not on its own"
+    assert lent.items[0].texts == verdict.items[0].texts, "its loss on their text, not on its own"
     single = evaluated(tmp_path / "single/overnight", seeds=(0,))
     assert (single.outcome, single.items[0].seeds) == ("agrees", 3), "one seed of the envelope serves all of the chain"
 
@@ -135,7 +135,7 @@ def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
 def test_spread_of_the_envelope_widens_the_interval(tmp_path):
     """The chain has the same loss in every seed; the losses of the envelope differ between seeds."""
     verdict = evaluated(tmp_path / "overnight", flops=3e12, spread=0.02)
-    cost = verdict.items[0].names["cost"]
+    cost = verdict.items[0].quantities["cost"]
     assert cost.by_seed.std() < 1e-12
     found = cost.interval(0.95)
     assert found.mean == pytest.approx(3 / 8, rel=1e-3)

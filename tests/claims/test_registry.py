@@ -7,8 +7,8 @@ from importlib.resources import files
 import pytest
 
 from formerlab.evaluation.exact import CHECKS
+from formerlab.report.claims.conditions import QUANTITIES
 from formerlab.report.claims.quantity import BATCHES, MIN_UNITS, MONTE_CARLO_GUARD, POOL_CHECK
-from formerlab.report.claims.regime import QUANTITIES
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.rows import POOL_FACTOR
 from formerlab.report.claims.verdict import MIN_SEEDS

@@ -161,7 +161,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     """In the README, on the page of verdicts and in claims.csv; the README names the condition."""
     by_scale = verdicts_by_scale(ROOT)
     untested = [verdict for verdict in best_verdicts(by_scale) if verdict.outcome == "not_tested"]
-    measured = {verdict.claim.id for verdict in untested if any(item.names for item in verdict.items)}
+    measured = {verdict.claim.id for verdict in untested if any(item.quantities for item in verdict.items)}
     words = {verdict.claim.id: verdict_frame([verdict])["verdict"].iloc[0] for verdict in untested}
     assert {name for name, word in words.items() if word == CONDITION_NOT_MET} == measured
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
@@ -191,7 +191,7 @@ def test_cards_show_numbers_in_the_unit_of_their_label():
     shown = {"decay-beats-h2o": "{:.1f} [{:.1f}, {:.1f}] points", "vision-gelu-over-exp": "{:.2f} [{:.2f}, {:.2f}];"}
     for (name, form), convert in zip(shown.items(), (lambda x: 100 * x, math.exp), strict=True):
         (item,) = cards[name].items
-        interval = item.names["effect"].interval(item.confidence)
+        interval = item.quantities["effect"].interval(item.confidence)
         text = form.format(*map(convert, (interval.mean, interval.low, interval.high)))
         assert f": {text}" in verdict_card(cards[name])
 

@@ -37,7 +37,7 @@ class SyntheticRows(ClaimRows):
 
 
 def claim_of(name) -> Claim:
-    """Return a claim without its regime, which test_regime.py tests."""
+    """Return a claim without its regime, which test_conditions.py tests."""
     return next(claim for claim in REGISTRY.claims if claim.id == name).model_copy(update={"regime": ()})
 
 
@@ -72,7 +72,7 @@ def test_untested_items_show_their_values_and_the_reason():
     two = {key: values[:2] for key, values in grown(3.001, 3.0, 3.002).items()}
     (item,) = evaluated(MATCHES, two).items
     assert (item.outcome, item.reason) == ("not_tested", "number of seeds: 2 (needed: at least 3)")
-    assert item.values["cost"].startswith("0.3333")
+    assert item.texts["cost"].startswith("0.3333")
     (item,) = evaluated(MATCHES, grown(3.001, 3.0, 3.002), scale="laptop").items
     assert item.reason.startswith("scale laptop does not test it: ")
 
@@ -131,9 +131,9 @@ def test_policies_are_compared_over_the_same_examples():
     found = evaluated(claim, examples=policies(worse, better))
     assert found.outcome == "agrees"
     exact = (better - worse).mean()
-    assert found.items[0].values["effect"].startswith(f"{exact:.4f} ["), "the point estimate, not that of replicates"
+    assert found.items[0].texts["effect"].startswith(f"{exact:.4f} ["), "the point estimate, not that of replicates"
     assert evaluated(claim, examples=policies(better, worse)).outcome == "contradicts"
-    assert evaluated(claim, examples=policies(worse, worse)).items[0].values["effect"] == "0 [0, 0]"
+    assert evaluated(claim, examples=policies(worse, worse)).items[0].texts["effect"] == "0 [0, 0]"
     (item,) = evaluated(claim, examples=policies(worse, better[:, :300])).items
     assert item.reason == "the arms have rows of different examples"
 

@@ -156,7 +156,7 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     for name in sorted(README_CLAIMS, key=lambda name: ORDER.index(by_id[name].outcome)):
         verdict, line = by_id[name], README_CLAIMS[name]
         every_item = verdict.claim.criterion.combine == "tested"
-        items = [item for item in verdict.items if item.names and (every_item or item.outcome == verdict.outcome)]
+        items = [item for item in verdict.items if item.quantities and (every_item or item.outcome == verdict.outcome)]
         mark = " †" * read_claims().altered(verdict.claim)
         sign, word = SIGNS[verdict.outcome], outcome_text(verdict.outcome, verdict.items)
         if line.topic:
@@ -187,7 +187,7 @@ def _finding_number(item: Item, line: ReadmeClaim) -> str:
 
 def _converted(item: Item, line: ReadmeClaim) -> tuple[float, float, float]:
     """Return the mean and the ends of the interval of the first number of a criterion, in the unit of the line."""
-    interval = next(iter(item.names.values())).interval(item.confidence)
+    interval = next(iter(item.quantities.values())).interval(item.confidence)
     low, high = sorted(map(line.convert, (interval.low, interval.high)))
     return line.convert(interval.mean), low, high
 

@@ -105,7 +105,7 @@ def outcome_text(outcome: str, items: Iterable[Item]) -> str:
     """Return an outcome of `items` in words; `not_tested` includes its cause, a missing run or an unmet condition."""
     if outcome != "not_tested":
         return outcome.replace("_", " ")
-    measured = any(item.names for item in items if item.outcome == outcome)
+    measured = any(item.quantities for item in items if item.outcome == outcome)
     return CONDITION_NOT_MET if measured else "not tested: no run"
 
 
@@ -146,7 +146,7 @@ def best_verdicts(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
     """
 
     def rank(verdict: Verdict) -> int:
-        return 0 if verdict.outcome != "not_tested" else 1 if any(item.names for item in verdict.items) else 2
+        return 0 if verdict.outcome != "not_tested" else 1 if any(item.quantities for item in verdict.items) else 2
 
     return [min(of_claim, key=rank) for of_claim in zip(*by_scale.values(), strict=True)]
 
@@ -196,7 +196,7 @@ def verdict_table(evaluated: Sequence[Verdict]) -> DataFrame:
 
 def _verdict_cells(verdict: Verdict) -> dict[str, str]:
     claim = verdict.claim
-    items = [item for item in verdict.counted or verdict.items if item.values or item.reason]
+    items = [item for item in verdict.counted or verdict.items if item.texts or item.reason]
     return {
         "claim": f"{claim.id}\n{claim.statement}",
         "published": claim.labels.get("published", claim.published),
@@ -214,9 +214,9 @@ def _verdict_cells(verdict: Verdict) -> dict[str, str]:
 
 def _our_numbers(verdict: Verdict) -> str:
     """Return each number of a claim after its label, by item if there are several."""
-    items = [item for item in verdict.items if item.values]
+    items = [item for item in verdict.items if item.texts]
     numbers_by_name = []
-    for name in dict.fromkeys(name for item in items for name in item.values):
+    for name in dict.fromkeys(name for item in items for name in item.texts):
         texts = {item_name(item): in_unit(item, name) for item in items}
         same = len({*texts.values()}) == 1 or len(verdict.items) == 1
         numbers = [*texts.values()][:1] if same else [f"{item} {text}" for item, text in texts.items()]
@@ -226,12 +226,12 @@ def _our_numbers(verdict: Verdict) -> str:
 
 def in_unit(item: Item, name: str) -> str:
     """Return a number of a criterion in the unit of its label, with an interval if it is measured."""
-    own_units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.names}
+    own_units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.quantities}
     unit = own_units[name] or next(filter(None, own_units.values()), "")
-    value = item.names[name]
+    value = item.quantities[name]
     interval = value.interval(item.confidence) if isinstance(value, Quantity) else None
     if not unit or (interval and not interval.known):
-        return item.values[name].partition(" (SD ")[0]
+        return item.texts[name].partition(" (SD ")[0]
     form, convert, suffix = UNITS[unit]
     if interval is None:
         return f"{convert(value):{form}}{suffix}"

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from simpleeval import simple_eval
 
+from formerlab.report.claims.conditions import ArmRuns, arm_runs, model_sizes, unmet_conditions
 from formerlab.report.claims.quantity import Agreement, Combination, MissingRowsError, PairedMean, Quantity, RunMetric
-from formerlab.report.claims.regime import ArmRuns, arm_runs, model_sizes, unmet_conditions
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import WINDOW_METRICS, ClaimRows
 from formerlab.results.read import Results
@@ -37,7 +37,7 @@ class Item:
         self._rows, self._numbers = rows, numbers
         self.outcome: Outcome = "not_tested"
         self.reason = self.ran = ""
-        self.names: dict[str, Any] = {}
+        self.quantities: dict[str, Any] = {}
         self.examples = self._seeds_of_pairs = 0
         self._fewest_seeds = math.inf
         self.one_text = False
@@ -55,7 +55,7 @@ class Item:
         return self._seeds_of_pairs if math.isinf(self._fewest_seeds) else int(self._fewest_seeds)
 
     @cached_property
-    def values(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """The mean and interval of each name of `let`, as text."""
 
         def text(value: Any) -> str:
@@ -64,12 +64,12 @@ class Item:
             spread = float(value.by_seed.std()) if isinstance(value, Combination) and len(value.by_seed) > 1 else 0.0
             return str(value.interval(self.confidence)) + (f" (SD {spread:.2g})" if spread > 1e-12 else "")
 
-        return {name: text(value) for name, value in self.names.items()}
+        return {name: text(value) for name, value in self.quantities.items()}
 
     @property
     def ours(self) -> str:
         """The values in one line."""
-        return "; ".join(f"{name} = {text}" for name, text in self.values.items())
+        return "; ".join(f"{name} = {text}" for name, text in self.texts.items())
 
     def decide(self, scale: str) -> "Item":
         """Set the outcome and return self. The reason names missing rows and conditions that are not met."""
@@ -122,7 +122,7 @@ class Item:
     def _define(self) -> None:
         """Evaluate the expressions of `let`."""
         for name, expression in self.claim.criterion.let.items():
-            self.names[name] = value = self._evaluate(expression)
+            self.quantities[name] = value = self._evaluate(expression)
             if isinstance(value, Combination):  # its interval uses the seeds that all arms share
                 self._fewest_seeds = min(self._fewest_seeds, len(value.by_seed))
 
@@ -142,7 +142,7 @@ class Item:
             "slope": lambda cost, size: self._number(f"slope:{cost}:{size}"),
             **{"log": math.log, "abs": abs, "min": min, "max": max},
         }
-        return simple_eval(expression, names=self.names, functions=functions)
+        return simple_eval(expression, names=self.quantities, functions=functions)
 
     def _arm(self, name: str) -> Arm:
         arms = self.rows.arms.for_item(self.item)

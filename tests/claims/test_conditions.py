@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import dwa, make_run, model, write_csv
 
-from formerlab.report.claims.regime import QUANTITIES, arm_runs, shots, unmet_conditions
+from formerlab.report.claims.conditions import QUANTITIES, arm_runs, shots, unmet_conditions
 from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_claims
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.results.read import Results
