@@ -85,7 +85,7 @@ def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
     for wide, narrow in zip(thick.get_segments(), thin.get_segments(), strict=True):
         assert wide[0][1] == pytest.approx(narrow[0][1] - 0.05)
     assert axes.get_ylim()[0] < pooled["loss_nats_pooled_low"].min()
-    assert seed_notes(pooled)[0].startswith("n = 3 seeds; thick bars: 95 % interval on which verdicts rest")
+    assert seed_notes(pooled)[0].startswith("n = 3 seeds; thick bars: 95 % interval with the spread of similar runs")
 
 
 def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
@@ -209,9 +209,9 @@ def test_the_label_of_a_colour_bar_does_not_overlap_the_heading():
 def test_titles_and_headings_name_data_set_and_model(rows):
     known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
     titled, plain = layout(panel())(known), layout(panel(title="Loss"))(known)
-    assert titled.axes[0].get_title() == "books, 4 blocks x 64 to 128"
+    assert titled.axes[0].get_title() == "books, 4 blocks, width 64 to 128"
     note, heading = (text.get_text() for text in plain.texts)
-    assert heading == "books, 4 blocks x 64 to 128"
+    assert heading == "books, 4 blocks, width 64 to 128"
     assert note == "n = 3 seeds; bars: 95 % Student t interval over seeds; dots: seeds"
     released = known.assign(_released="SmolLM2")
     assert layout(panel())(released).axes[0].get_title() == "books, SmolLM2"

@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, LETTER, PUBLISHED_GROUND, Label, ink, label_at_edge
+from formerlab.report.style import BLACK, GREY, LETTER, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink, label_at_edge
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -64,6 +64,14 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
         label_at_edge(axes, labels, letters)
 
 
+def _draw_legend(axes: Axes, panel: "Panel", means: DataFrame) -> None:
+    """Draw a legend in the upper right of a panel, and extend the y axis so that it covers no points."""
+    handles, (low, high) = panel.handles(means), axes.get_ylim()
+    room = 0.15 * len(handles) * axes.figure.dpi / axes.bbox.height
+    axes.set_ylim(low, low + (high - low) / (1 - room))
+    axes.legend(handles.values(), handles, loc="upper right", borderaxespad=0.1, labelspacing=0.2, fontsize=7)
+
+
 def rows_of_seeds(rows: DataFrame) -> DataFrame:
     """Return the rows of single seeds beside their means; empty if there are no means."""
     return rows[rows["seed"].notna()] if "seed" in rows and rows["seed"].isna().any() else rows[:0]
@@ -94,13 +102,18 @@ def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any
 
 
 def _logarithmic(axis: Axis, values: Series) -> None:
-    """Make an axis logarithmic; short ranges have ticks at 1, 2 and 5 times powers of ten, or linear ticks."""
+    """Make an axis logarithmic; short ranges have ticks at 1, 2 and 5 times powers of ten, or linear ticks.
+
+    Labels have no superscripts, which would be too small to read.
+    """
     axis._set_axes_scale("log")  # type: ignore[attr-defined]
     axis.set_minor_formatter(NullFormatter())
-    if values.max() < 20 * values.min():
+    if values.max() < 60 * values.min():
         few = values.max() < 4 * values.min()
         axis.set_major_locator(MaxNLocator(4) if few else LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(lambda value, _: f"{value:g}" if value < 1e5 else f"{value:.3g}".replace("e+", "e"))
+    axis.set_major_formatter(
+        lambda value, _: f"{value:g}" if 1e-3 <= value < 1e5 else f"{value:.2g}".replace("e+", "e").replace("e-0", "e-")
+    )
 
 
 def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
@@ -198,11 +211,18 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
         rows.insert(0, "_at", np.array(heights, dtype=float))
     if len(means):
         _plot(axes, panel, means, seeds, panel.x, "_at")
+    published = means[means["source"].eq("published")]
+    alone = set(published[panel.y]) - set(means.drop(published.index)[panel.y])
+    for name, at in zip(published[panel.y], published["_at"], strict=True):
+        middle, half = (names.index(name), 0.5) if name in alone else (at, 0.11)
+        axes.axhspan(middle - half, middle + half, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+    for name, limit in means.dropna(subset="_limit")[[panel.y, "_limit"]].to_numpy() if "_limit" in means else ():
+        axes.vlines(limit, names.index(name) - 0.45, names.index(name) + 0.45, color=GREY, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     colours = common or {name: panel.plot_style(str(name), points)["color"] for name, points in means.groupby(panel.by)}
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
-        if panel.by == panel.y:
-            tick.set_color(ink(colours[name]))
+        if panel.by == panel.y or name in alone:
+            tick.set_color(PUBLISHED_INK if name in alone else ink(colours[name]))
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":
@@ -263,6 +283,8 @@ def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
         (axes.axvline if panel.kind == "forest" else axes.axhline)(panel.zero, color=BLACK, linewidth=0.9, zorder=1)
     if panel.kind == "forest":  # before `finish`, which may rename the ticks
         note_off_scale(axes, panel, means)
+    if panel.name == "inside":
+        _draw_legend(axes, panel, means)
     if panel.ticks is None:
         return
     values = sorted(means[panel.x].astype(float).unique())

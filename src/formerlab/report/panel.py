@@ -3,11 +3,12 @@
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
 `<y>_pooled_high` are the ends of the pooled interval that verdicts use (`pooled_differences`, thick bar). Rows with a
 `seed` are the values of single seeds, which are dots or thin lines beside their mean. `source` is `ours` or
-`published`. Rows without an x are horizontal lines; rows without a series are not drawn. A panel of published values
-has its own background colour. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
+`published`. Rows without an x are horizontal lines; rows without a series are not drawn. Published values are on a
+tinted background. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
 Some columns are only for the figure: `_style` overrides the name by which the plot style of a series is looked up;
-`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
+`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style; `_limit` is the value of x in
+a forest plot at which the criterion of a claim changes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,8 +68,9 @@ class Panel:
     the distances are written at the edge, not plotted. 0 turns this off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
-    name: Literal["edge", "legend", "none"] = "edge"
-    """edge: series are named beside their last points; legend: in one legend above all panels."""
+    name: Literal["edge", "legend", "inside", "none"] = "edge"
+    """edge: series are named beside their last points; legend: in one legend above all panels; inside: in a legend in
+    the upper right of the panel."""
     style: str = "_style"
     """Column by which the plot style of a series is looked up; by default, the name of the series."""
     unit: str = ""
@@ -113,6 +115,11 @@ class Panel:
         hollow = HOLLOW if rows["source"].eq("published").all() else {}
         return plot_style(str(first.get(self.style, name))) | overrides | hollow
 
+    def handles(self, rows: DataFrame) -> dict[str, Line2D]:
+        """Return the legend handles of the series of these rows."""
+        groups = rows.groupby(self.by, sort=False)
+        return {str(name): Line2D([], [], **self.plot_style(str(name), points)) for name, points in groups}
+
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
         words = fill_names(self.title, rows)
@@ -125,14 +132,14 @@ def fill_names(text: str, rows: DataFrame) -> str:
 
 
 def setting(rows: DataFrame) -> str:
-    """Return the data sets and models of our rows, such as `books, 4 blocks x 64`, or "" if they are unknown."""
+    """Return the data sets and models of our rows, such as `books, 4 blocks, width 64`, or "" if they are unknown."""
     ours = rows[rows["source"].eq("ours") & rows["_data_set"].notna()] if "_released" in rows else rows[:0]
     if ours.empty:
         return ""
     named = list(ours["_released"].dropna().unique())
     ends = [sorted({int(value) for value in ours[name].dropna()}) for name in ("_blocks", "_wide")]
     blocks, wide = (" to ".join(map(str, dict.fromkeys([*values[:1], *values[-1:]]))) for values in ends)
-    models = named or [f"{blocks} blocks x {wide}"] * bool(blocks)
+    models = named or [f"{blocks} blocks, width {wide}"] * bool(blocks)
     return ", ".join([*filter(None, ours["_data_set"].unique()), *models])
 
 
@@ -219,7 +226,9 @@ def _figure(
 
     if handles:
         top = 1 - 0.17 * bool(heading) / total
-        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(0, top), ncols=across,
+        left = next((k for k, pair in enumerate(pairs[: len(lefts)]) if pair[0].name == "legend"), 0)
+        beside = figure.axes[left].get_position().x0 if left else 0.0
+        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(beside, top), ncols=across,
                       borderaxespad=0.1)  # fmt: skip
     return figure
 
@@ -262,10 +271,14 @@ def _sides_of_columns(
 
 
 def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
+    """Return the legend handles of all panels with `name="legend"`, and of the limits of claims."""
     handles: dict[str, Line2D] = {}
-    for panel, rows in (pair for pair in pairs if pair[0].name == "legend"):
-        for name, points in rows.groupby(panel.by, sort=False):
-            handles.setdefault(str(name), Line2D([], [], **panel.plot_style(str(name), points)))
+    for panel, rows in pairs:
+        if panel.name == "legend":
+            drawn = rows.dropna(subset=[panel.x] if panel.kind == "forest" else panel.y)
+            handles |= {name: line for name, line in panel.handles(drawn).items() if name not in handles}
+    if any("_limit" in rows and rows["_limit"].notna().any() for _, rows in pairs):
+        handles["limit of the claim"] = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
     return handles
 
 

@@ -340,8 +340,8 @@ def seed_notes(rows: DataFrame) -> list[str]:
         interval = of_seeds.removeprefix("; ")
     elif any(str(name).endswith("_pooled_low") for name in lows):
         interval = (
-            "thick bars: 95 % interval on which verdicts rest, with a spread pooled over similar runs; thin bars: "
-            f"Student t interval of these seeds alone{of_seeds}"
+            "thick bars: 95 % interval with the spread of similar runs, as used for verdicts; thin bars: Student t "
+            f"interval of these seeds alone{of_seeds}"
         )
     elif lows and counts.max() > 1:
         interval = f"{intervals}: 95 % Student t interval over seeds{of_seeds}"

@@ -7,6 +7,7 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import by_seed, estimate, held_out_losses, subtract
+from formerlab.report.style import NARROW
 from formerlab.report.tables.combined import PRUNED, STUDY, cells, contrasts, levels
 from formerlab.results.read import Results
 from formerlab.statistics import student
@@ -41,17 +42,19 @@ def effects_on_loss(losses: DataFrame) -> DataFrame:
 @plot(reads="test.csv prune.csv", draw=layout(
     Panel("effect_nats", "_label", by="_label", kind="forest", where={"kind": "effect"}, zero=0.0,
           title="{setting}: effect on the loss", xlabel="nats per token (left is better)"),
-    Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED]}, zero=0.0, name="legend",
-          title="Loss that a cache of 40 % adds", xlabel="nats per token (left is better)")
+    Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED]}, zero=0.0, name="inside",
+          title="Loss that a cache of 40 % adds", xlabel="nats per token (left is better)"),
+    width=NARROW, columns=1
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     """Parameter tokens, averages over depth and a pruned cache together, at equal training tokens and about equal
-    parameters. Left: held-out loss with averages minus without, and with parameter tokens minus with linear layers,
+    parameters. Above: held-out loss with averages minus without, and with parameter tokens minus with linear layers,
     each without and with the other, on the whole test text. The interaction is the difference between the two effects
-    of averages, which equals the difference between the two effects of parameter tokens. Right: the loss that H2O and
-    Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer windows and another scale. Differences are
-    paired by seed. To see: if the interval of the interaction includes zero, these seeds do not show that one idea
-    changes the effect of another. The intervals are not corrected for their number. No paper combines the three.
+    of averages, which equals the difference between the two effects of parameter tokens. Below: the loss that H2O and
+    Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer windows and another scale; a bar that is
+    not visible is shorter than its mark. Differences are paired by seed. To see: if the interval of the interaction
+    includes zero, these seeds do not show that one idea changes the effect of another. The intervals are not corrected
+    for their number. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (
@@ -61,6 +64,11 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     if not (frames := [*frames, *([effects] if len(effects) else [])]):
         return DataFrame()
     rows = pd.concat(frames, ignore_index=True).assign(source="ours")
+    mean = rows[rows["name"].isin(PRUNED.values())]  # the main effect of a policy is its mean cost
+    policies = mean["name"].map({label: policy for policy, label in PRUNED.items()})
+    mean = mean.rename(columns=lambda name: name.replace("cost_", "_").replace("effect_", "cost_"))
+    mean = mean.assign(name="mean of the four", policy=policies)
+    rows = pd.concat([rows, mean.loc[:, ~mean.columns.str.startswith("_")]], ignore_index=True)
     styles = {name: style for name, (_, _, style) in PAIRS.items()} | {INTERACTION: "main"}
     return rows.assign(
         _policy=rows["policy"].map(PRUNED),

@@ -1,12 +1,13 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import by_seed, differences
+from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
 
@@ -22,6 +23,7 @@ GROUPS = {
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 _SIZES, _SCORES, _NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
 _GROWTH, _DEPTH, _OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
+_FURTHER = "parent trained further"
 _VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
 _MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
 _WITH_NORM = "TokenFormer-{}/16, LayerNorm "
@@ -85,15 +87,17 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 
 @plot(reads="test.csv floors.csv", draw=layout(
     Panel(tables.COMPARED, "model", by="_series", kind="forest", facet="question", zero=0.0, name="legend",
-          same_limits="x", xlabel="top-1 accuracy (points)"),
-    order="_rank"
+          xlabel="top-1 accuracy (points;\nright is better)"),
+    order="_rank", width=NARROW, columns=1
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
-    for each question, paired by seed; right of zero is better. The differences are those of the tables vision_sizes,
-    vision_scores and vision_growth. Hollow: the paper's values on ImageNet-1K, each from a single run, for B/16 and
-    L/16 if it has both. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
-    than GeLU, and whether a grown model beats its parent. The accuracies themselves are in the CSV and in the tables.
+    for each question with its own scale, paired by seed; right of zero is better. Hollow: the paper's values on
+    ImageNet-1K, each from a single run. Dashed: the limit of the claim, which is about ratios of error rates, at the
+    error rate of the model that is subtracted. Equal to the ViT means right of it, and a change counts right of it.
+    Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
+    than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies
+    are in the CSV and in the tables vision_sizes, vision_scores and vision_growth_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -109,11 +113,35 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     if "question" not in rows:
         return levels
     rank = {(question, label): number for number, (question, label, *_) in enumerate(ASKED)}
+    size = rows["run"].str.extract("-([BL]/16)")[0]
+    further = rows["run"].eq("trained-on") & rows["question"].notna()
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
-        _series=rows["source"].map({"ours": "ours", "published": "the paper's, ImageNet-1K (B/16, L/16)"}),
-        _style=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
+        _series=("the paper, " + size).fillna("ours").mask(further, f"ours, {_FURTHER}"),
+        _style=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer").mask(further, _FURTHER),
+        _marker=size.map({"B/16": "o", "L/16": "D"}),
+        _limit=_limits(rows),
     )
+
+
+LEAST_RATIO = 1.05
+"""Ratio of error rates up to which the claim calls a Tokenformer as good as the ViT."""
+
+
+def _limits(rows: DataFrame) -> Series:
+    """Return the limits of claims in points of accuracy: a quarter of the published change in the logarithm of the
+    error rate, or LEAST_RATIO for the comparison with the ViT.
+    """
+    levels = rows[rows["part"].eq("mean") | rows["source"].eq("published")].dropna(subset="top1_percent")
+    errors = 100 - levels.set_index(levels["run"].fillna(levels["model"]))["top1_percent"].astype(float)
+    errors, limits = errors[~errors.index.duplicated()], {}
+    for question, label, _, other, *models in ASKED:
+        model, reference = (name.format("B") for name in models)
+        if question in (_SIZES, _SCORES) and {other, model, reference} <= {*errors.index}:
+            ratio = 1 / LEAST_RATIO if other == "vit" else (errors[reference] / errors[model]) ** 0.25
+            limits[question, label] = errors[other] * (1 - 1 / ratio)
+    keys = zip(rows["question"], rows["model"], strict=True)
+    return Series([limits.get(key) for key in keys], rows.index, dtype=float).where(rows["part"].eq("difference"))
 
 
 _PARENT = "tokenformer-small"

@@ -219,7 +219,14 @@ def interval_notes(table: DataFrame) -> list[str]:
     if table["increase_nats_low"].isna().all():
         bars = "no rows of the full cache, so no paired interval"
     dots = "; small dots: seeds" if "part" in table and (table["part"] == "seed").any() else ""
-    return [f"{seed_count(table['seeds'])}; {bars}{dots}."]
+    return [f"{pruning_sample(table)}; {bars}{dots}."]
+
+
+def pruning_sample(rows: DataFrame) -> str:
+    """Return the number of seeds in words, or `one model` if all of our rows are of one released model."""
+    ours = rows[rows["source"] == "ours"]
+    released = ours["_released"].notna().all() and ours["_released"].nunique() == 1 if "_released" in ours else False
+    return "one model" if released else seed_count(rows["seeds"])
 
 
 MASK_METRICS = {

@@ -1,7 +1,5 @@
 """Zero-shot accuracy under pruning, by suite and by alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +10,6 @@ from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
-from formerlab.report.runs import seed_count
 from formerlab.report.studies.pruning import (
     budget_text,
     first_model_rows,
@@ -20,8 +17,10 @@ from formerlab.report.studies.pruning import (
     model_label,
     nearest_budget_rows,
     policy_labels,
+    pruning_sample,
 )
 from formerlab.report.studies.questions import MEAN_LABEL, SUITES, accuracies, chance_accuracy, load_answers, task_label
+from formerlab.report.style import NARROW
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -45,9 +44,12 @@ def published_accuracies() -> DataFrame:
     return table.assign(difference=table["accuracy"] - table["full"]).drop(columns="full")
 
 
+_MEAN = "mean of five"
+
+
 def _task(task: str) -> str:
     label = task_label(task).removesuffix(" (local)")
-    return "mean of five" if label in (MEAN_LABEL, "average") else label
+    return _MEAN if label in (MEAN_LABEL, "average") else label
 
 
 def _accuracy_notes(rows: DataFrame) -> list[str]:
@@ -55,50 +57,46 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
     sizes = " or ".join(dict.fromkeys(ours["budget"].map(budget_text)))
     measured = " to ".join(sorted(set((100 * ours["realised_budget"].dropna()).map("{:.1f}".format))))
     return [
-        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {seed_count(rows['seeds'])}, "
-        f"{rows['questions'].min():.0f} to {rows['questions'].max():.0f} questions; bars: 95 % interval over them, "
-        "paired; hollow: published, in the first panel LLaMA as diamonds and OPT as squares; (chance): with the full "
-        "cache our model is not above guessing."
+        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {pruning_sample(rows)}, "
+        f"{rows['questions'].min():.0f} to {rows['questions'].max():.0f} questions (mean of five: "
+        f"{ours.loc[ours['_name'].eq(_MEAN), 'questions'].max():.0f}); bars: 95 % interval, paired by question."
     ]
 
 
 def _mark_mean(axes: Axes, rows: DataFrame) -> None:
-    """Set the first row, the mean, off from the others, and give the panels of levels the same limits."""
-    labels = axes.get_yticklabels()
-    labels[-1].set_fontweight("bold")
-    axes.axhspan(len(labels) - 1.45, len(labels) - 0.4, color="#e9e9e9", linewidth=0, zorder=0)
-
-    if (rows["_panel"] == "level").all():
-        axes.set_xlim(*rows[["_left", "_right"]].iloc[0])
+    """Write the name of the first row, the mean, in bold."""
+    axes.get_yticklabels()[-1].set_fontweight("bold")
 
 
-_levels = partial(Panel, y="_name", kind="forest", zero=0.0, share_y=True, finish=_mark_mean)
 _draw_accuracy = layout(
-    _levels("_minus_h2o", by="_model", where={"_panel": "pair"}, title="Decay minus H2O",
-            xlabel="accuracy (points),\nright: Decay is better"),
-    _levels("_difference", by="_series", where={"_panel": "level"}, facet="_title", name="legend",
-            xlabel="accuracy minus\nfull cache (points)"),
-    notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=4, order="source run _order"
+    Panel("_minus_h2o", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "pair"}, name="legend",
+          title="Decay minus H2O", xlabel="accuracy (points;\nright: Decay is better)", finish=_mark_mean),
+    Panel("_difference", "_name", by="_name", kind="forest", zero=0.0, where={"_panel": "level"},
+          title="Minus full cache, mean of five", xlabel="accuracy (points)"),
+    notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=1, width=NARROW, order="source run _order"
 )  # fmt: skip
 
 
 def draw_accuracy(data: DataFrame) -> Figure:
-    """Draw Decay minus H2O for all models in one panel, and for each model the policies minus the full cache."""
+    """Draw Decay minus H2O for all models above, and the policies minus the full cache below."""
     pairs = data[data["policy"].eq("decay") | data["source"].eq("published") & data["series"].eq("Decay")]
-    pairs = pairs.assign(_panel="pair", _marker=pairs["_model"].map({"LLaMA-2-7B-chat": "D"}))
-    return _draw_accuracy(pd.concat([pairs, data.assign(_panel="level")], ignore_index=True))
+    markers = pairs["_model"].map({"LLaMA-2-7B-chat": "D", "OPT-2.7B": "^"})
+    levels = data[data["_name"].eq(_MEAN)].dropna(subset="_series")
+    models = levels["_model"].str.replace("-Instruct", "").str.replace("-chat", "")
+    levels = levels.assign(_panel="level", _name=levels["_series"] + ", " + models)
+    return _draw_accuracy(pd.concat([pairs.assign(_panel="pair", _marker=markers), levels], ignore_index=True))
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=draw_accuracy)
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. First panel: accuracy with
-    Decay minus accuracy with H2O, ours and published, which is the difference that the claim is about. Other panels:
-    accuracy minus accuracy with the full cache. The published values are from other models and other questions. H2O
-    (half recent), Decay (alpha 0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The
-    suites are read from local files, with our own prompts; answers to embedded questions are scored by mutual
-    information. Bars are 95 % intervals, paired by question; the article gives no intervals, and no alpha for
-    LLaMA-2-7B-chat. To see: whether the interval of the mean of five suites excludes zero in the first panel. A model
-    near chance loses nothing by pruning, so its suites show nothing about pruning.
+    """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. Above: accuracy with Decay
+    minus accuracy with H2O, which is the difference that the claim is about. Below: the mean of five suites minus that
+    with the full cache. Hollow: the article's values, from other models and questions. H2O (half recent), Decay (alpha
+    0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The suites are read from local
+    files, with our own prompts; answers to embedded questions are scored by mutual information. The article gives no
+    intervals, and no alpha for LLaMA-2-7B-chat. (chance): with the full cache our model is not above guessing, so the
+    suite shows nothing about pruning. To see: whether the interval of the mean of five suites excludes zero. The CSV
+    has each suite minus the full cache.
     """
     rows = load_answers(results, STUDY, runs)
     chosen = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])])
@@ -116,7 +114,6 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     names = rows["task"].map(_task)
     accuracy = rows[full & rows["task"].isin(suites[:3])].set_index("run")["accuracy"].map("{:.0%}".format)
     titles = rows["run"].map(model_label) + ", full cache " + rows["run"].map(accuracy).str.replace("%", " %")
-    compared = 100 * rows.loc[~full, [*ENDS]].to_numpy(dtype=float)
     return rows.assign(
         **(100 * rows[[*ENDS, *ends]]).add_prefix("_"),
         _name=names + names.isin(at_chance).map({True: " (chance)", False: ""}),
@@ -125,8 +122,6 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _model=rows["run"].map(model_label),
         _series=rows["series"].mask(full),
         _style=rows["series"].str.lower(),
-        _left=np.nanmin(compared) - 1,
-        _right=np.nanmax(compared) + 1,
         _data_set="",
     )
 
@@ -135,7 +130,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", style="policy",
           xlabel="forgetting factor alpha", ylabel="accuracy minus\nH2O (points)", finish=mark_alpha),
     notes=lambda rows: [
-        f"Cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {seed_count([rows['seeds'].max()])}; bars "
+        f"Cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "
         "and band: 95 % interval of the difference to H2O (zero), paired by question."
     ],
     columns=3, height=1.4, order="_order"

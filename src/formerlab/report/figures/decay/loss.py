@@ -12,7 +12,6 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import plot
 from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
@@ -112,7 +111,7 @@ def few_ticks(axes: Axes, rows: DataFrame) -> None:
 def league_notes(rows: DataFrame) -> list[str]:
     """Return the note on the bars of `decay_league`."""
     note = "bars: 95 % intervals for this one model, of the paired difference to H2O over novels or windows of books"
-    return [f"{seed_count(rows['seeds'])}; {note}, of needles over examples."]
+    return [f"{pruning.pruning_sample(rows)}; {note}, of needles over examples."]
 
 
 @plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(

@@ -9,7 +9,6 @@ from formerlab.report.catalogue import plot
 from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
-from formerlab.report.runs import seed_count
 from formerlab.report.studies.pruning import (
     MASK_METRICS,
     PUBLISHED_ALPHA,
@@ -17,6 +16,7 @@ from formerlab.report.studies.pruning import (
     first_model_rows,
     label_and_sort,
     mask_metrics,
+    pruning_sample,
 )
 from formerlab.report.style import GREEN, GREY, PINK
 from formerlab.results.read import Results
@@ -138,7 +138,7 @@ def draw_scores(data: DataFrame) -> Figure:
         Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, facet="_alpha",
               log="y", name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (sum of attention)",
               finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
-        notes=lambda rows: [f"{seed_count(rows['seeds'].unique())}; left: means over {SMOOTHED} queries, without "
+        notes=lambda rows: [f"{pruning_sample(rows)}; left: means over {SMOOTHED} queries, without "
                             "intervals; right: means, bands: middle 80 % of the tokens."],
         columns=3, height=1.9,
     )(pd.concat([missed, data], ignore_index=True))  # fmt: skip

@@ -9,23 +9,25 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.rows import pooled_differences
-from formerlab.report.names import data_set_labels
+from formerlab.report.names import TABLE_LABELS, data_set_labels
 from formerlab.report.panel import Panel, layout
+from formerlab.report.published import DENSEFORMER as PAPER
+from formerlab.report.published import published
 from formerlab.report.runs import (
     DENSEFORMER,
     INTERVALS,
     TRANSFORMER,
     comparable_losses,
     differences,
+    format_count,
     held_out_losses,
     means_by_run,
     seed_count,
     seed_notes,
     summarize,
-    with_published,
     with_seeds,
 )
-from formerlab.report.style import GREY, NARROW, PUBLISHED_GROUND, PUBLISHED_INK
+from formerlab.report.style import GREY, NARROW
 from formerlab.report.tables import denseformer as tables
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -178,44 +180,66 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(_text=rows["run"].map(texts).fillna(""), _base=shallowest, _compared=compared)
 
 
-def _mark_published(axes: Axes, rows: DataFrame) -> None:
-    """Tint the ground of the published row, which is the last."""
-    if rows["source"].eq("published").any():
-        axes.axhspan(-0.5, 0.5, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
-        axes.get_yticklabels()[0].set_color(PUBLISHED_INK)
+def _percent(nats: float) -> float:
+    """Return the percentage by which a perplexity falls if the loss falls by `nats`."""
+    return 100 * float(-np.expm1(-nats))
+
+
+PUBLISHED_GAINS = {"48 blocks,\nOpenWebText2": ("Table 1", 48), "24 blocks,\nPG-19": ("Table 2", 24)}
+"""Label to the table of the paper and the depth of its pair of models."""
+
+
+def _published_pairs() -> DataFrame:
+    """Return the published gains of 1x1 over the plain Transformer, with their standard errors if printed."""
+    rows = published(PAPER, *(table for table, _ in PUBLISHED_GAINS.values()))
+    values, pairs = rows.set_index(["table_or_figure", "model", "metric"])["value"].astype(float), []
+    for label, (table, depth) in PUBLISHED_GAINS.items():
+        both = [f"{name} {depth} blocks" for name in (TRANSFORMER, f"{DENSEFORMER} 1x1")]
+        plain, dense = (values[table, model, "perplexity"] for model in both)
+        errors = [values.get((table, model, "perplexity_standard_error"), np.nan) for model in both]
+        gain, error = float(np.log(plain / dense)), float(np.hypot(errors[0] / plain, errors[1] / dense))
+        pairs.append({"_label": label, "difference_nats": gain} | {
+            f"difference_nats_{end}": gain + sign * error for end, sign in (("low", -1), ("high", 1))})  # fmt: skip
+    return DataFrame(pairs).assign(source="published", part="published", run="published")
+
+
+def _show_percent(axes: Axes, rows: DataFrame) -> None:
+    """Write the percentage of perplexity below each tick."""
+    axes.xaxis.set_major_formatter(lambda nats, _: f"{nats:g}\n{_percent(nats):.0f} %".replace("-", "\N{MINUS SIGN}"))
 
 
 @plot(reads="test.csv",
       runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
       needs="long-dwa-1x1-*", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, title="Tested on {_text}",
-          xlabel="plain minus DenseFormer 1x1\n(nats per token)", finish=_mark_published),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million tokens; thick bars: 95 % interval of "
-                        "verdicts; thin: Student t; tinted: published."],
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, title="Plain minus DenseFormer 1x1",
+          xlabel="loss (nats per token), % of perplexity\n(right: DenseFormer is better)\n", finish=_show_percent),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; thick bars: pooled 95 % "
+                        "interval, as used for verdicts; thin: Student t; tinted: published, bar: standard error."],
     width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
-    of training tokens (arXiv:2402.02622), paired by seed. Every run has its own full
-    schedule. Thick bars have the variance between seeds that verdicts use, pooled over similar runs, and the choice of
-    texts if there are 20 of them. To see: whether the gain grows with depth, and whether it lasts when both train
-    longer or only makes the first steps easier.
+    of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. Every run has its own full
+    schedule. Thick bars have the variance between seeds pooled over similar runs, and the choice of texts if there are
+    20 of them. Published: Tables 1 and 2. To see: whether the gain grows with depth, and whether it lasts when both
+    train longer or only makes the first steps easier.
     """
     losses = held_out_losses(results, STUDY, runs)
     losses["plain"] = losses["run"].map(tables.plains(losses))
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
     dense = dense.sort_values(["layers", "variant", "tokens"]).astype({"tokens": float})
-    texts = data_set_labels(dense["data.name"], results.scale)
-    pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks, ".format) + texts)
-    rows = differences(losses, pairs[["series", "tokens", "run", "plain"]], "plain", "run")
-    rows = with_published(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
+    rows = differences(losses, dense[["layers", "tokens", "run", "plain"]], "plain", "run")
     if rows.empty:
         return rows
-    names = rows["_label"].str.replace(f"^({DENSEFORMER} )?1x1(,| at) | [(]Table 1[)]", "", regex=True)
     rows = _pooled(rows, results, "plain", "run", "difference_nats")
-    text = rows["_text"].where(rows["_text"].ne(rows["_text"].iloc[0]))
-    text = text.mask(rows["source"].eq("published"), "published").add(", ").fillna("")
-    return rows.assign(_label=text + names.str.removesuffix(" tokens"), _style=f"{DENSEFORMER} 1x1")
+    tests = results.rows("test.csv", STUDY, runs)
+    texts = data_set_labels(dense.set_index("run")["data.name"], results.scale).replace(TABLE_LABELS)
+    if "document" in tests:
+        counts = tests.groupby("run")["document"].nunique().replace(0, np.nan).map("{:.0f} ".format, "ignore")
+        texts = counts.reindex(texts.index).fillna("") + texts
+    labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ",\n"
+    rows = pd.concat([rows.assign(_label=labels + rows["run"].map(texts)), _published_pairs()], ignore_index=True)
+    return rows.assign(_style=f"{DENSEFORMER} 1x1")
 
 
 def _published_sparsity() -> DataFrame:

@@ -16,11 +16,21 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.claims.envelope import flops_at_loss
-from formerlab.report.claims.rows import pooled_differences
+from formerlab.report.claims.quantity import Combination, MissingRowsError
+from formerlab.report.claims.registry import Arm, ClaimArms
+from formerlab.report.claims.rows import ClaimRows, pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_FURTHER, differences, format_count, held_out_losses
+from formerlab.report.runs import (
+    GROWN,
+    TOKENFORMER,
+    TRAINED_FURTHER,
+    differences,
+    format_count,
+    held_out_losses,
+    seed_notes,
+)
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     LENGTHS,
@@ -36,6 +46,7 @@ from formerlab.report.studies.tokenformer import (
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
 from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
 
@@ -82,21 +93,31 @@ def _join_to_parents(axes: Axes, rows: DataFrame, by: str) -> None:
 
 
 def _name_stages(axes: Axes, rows: DataFrame) -> None:
-    """Join runs to their parents, and name the lengths of the stages above their points."""
+    """Join runs to their parents, and name the lengths of the stages above their points, the sizes of Transformers, and
+    the FLOPs of a grown model relative to a Transformer of equal loss.
+    """
     _join_to_parents(axes, rows, by="series")
+    write = partial(axes.annotate, textcoords="offset points", ha="center", color=GREY, fontsize=7)
     for length in LENGTHS:
         points = rows[rows["run"].str.endswith(f"-{length}") & rows["parent"].notna()]
         if len(points):
             top = points["loss_nats_high"].fillna(points["loss_nats"]).max()
-            axes.annotate(f"{length}\nstage", (points["_at"].max(), top), (0, 4), textcoords="offset points",
-                          ha="center", color=GREY)  # fmt: skip
+            write(length, (points["_at"].max(), top), (0, 3))
+    for point in rows[rows["series"].eq(_LOWEST)].to_dict("records"):
+        words = format_count(point["parameters_non_embedding"]) + ",\none seed" * (point["seeds"] == 1)
+        write(words, (point["_at"], point["loss_nats"]), (-5, -2), ha="right", va="top")
+        axes.set_xlim(left=min(axes.get_xlim()[0], 0.5 * point["_at"]))
+    for x, y, ratio in rows[["_at", "loss_nats", "_ratio"]].dropna().to_numpy(float):
+        axes.annotate("", (x / ratio, y), (x, y), arrowprops={"arrowstyle": "->", "color": GREY, "shrinkB": 0})
+        write(f"{ratio:.1f}x", (x / ratio**0.5, y), (0, 2))
 
 
-def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
-    """Return a function that plots our points against `column`, and the published points against TPU hours."""
-    hours = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=hours)
-    return layout(panel, columns=1, height=2.8)
+def _costs(label: str, title: str) -> Callable[[DataFrame], Figure]:
+    """Return a function that plots our points against `_tera`, and the published points against TPU hours."""
+    hours = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B"}
+    panel = _loss_panel("_tera", by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=hours,
+                        name="inside")  # fmt: skip
+    return layout(panel, columns=1, height=2.5, width=NARROW)
 
 
 _LOWEST = "Transformer from scratch"
@@ -105,24 +126,30 @@ _LOWEST = "Transformer from scratch"
 @plot(
     reads="test.csv",
     within_regime=True,
-    draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: cost with all ancestors"),
+    draw=_costs("training cost with all ancestors (TFLOP)", "{setting}"),
 )
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
-    products and attention. The cost of a grown model includes all its ancestors; Tokenformers from scratch have the
-    FLOPs of the chain. Lines join a run to the runs that started from it, and the sizes of models from scratch. Points
-    of equal cost are plotted side by side. All losses are on one test text. If the learning rates of some runs fell to
-    zero, only these runs are shown. To see: growing saves cost if its point is below and to the left of models trained
-    from scratch, and helps if it is below the parent that was trained further, at equal FLOPs. The black line joins the
-    Transformers from scratch with the lowest loss at their cost; tokenformer_scaling has all of them. The published
-    models are a thousand times larger, and their Transformers are single models, so only the shape compares.
+    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168): above in FLOPs of
+    matrix products and attention, below in TPU hours. The cost of a grown model includes all its ancestors; the
+    Tokenformer from scratch has the FLOPs of the chain of the long stage. Lines join the parent, at the upper left, to
+    the runs that started from it, which are named by the length of their stage; marks of equal cost are shifted
+    sideways. The black line joins the Transformers from scratch with the lowest loss at their cost, with their
+    parameters. The arrow is the cost of the grown model after the long stage relative to a Transformer of equal loss.
+    To see: growing saves cost if its mark is left of the black line, and helps if it is below the parent that was
+    trained further, at equal FLOPs. Growth with zero keys, and all Transformers, are in tokenformer_scaling. The
+    published models are a thousand times larger, and their Transformers are single models, so only the shape compares.
+    If the learning rates of some runs fell to zero, only these runs are shown. All losses are on one test text.
     """
-    ours, losses = series_points(results, runs), fully_annealed_losses(results, runs)
+    ours, losses = series_points(results, runs).assign(_ratio=np.nan), fully_annealed_losses(results, runs)
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
         ours = pd.concat([ours, lowest.reindex(columns=ours.columns)], ignore_index=True)
+        ratios = tokenformer_envelope.rows(results, runs).set_index("run")["flops_ratio"]
+        longest = ours["run"].eq("annealed-random-sqrt-long") & ours["part"].eq("mean")
+        ours["_ratio"] = ours["run"].map(ratios).where(longest)
+    shown = ours["series"].ne(WAYS_TO_GROW[f"{GROWN}: zero keys, tau kept"])
     return _with_published(
-        ours,
+        ours.assign(_tera=ours["flops_cumulative"] / 1e12, series=ours["series"].where(shown)),
         ("Fig 3", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 3", "grown, 60B a stage"),
@@ -134,7 +161,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
 @plot(
     reads="test.csv",
     needs="transformer-short-* grown-random-sqrt-3",
-    draw=_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
+    draw=_costs("training cost of the stage (TFLOP)", "{setting}: one stage"),
 )
 def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): the cost
@@ -142,8 +169,9 @@ def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     the tokens of one stage. tokenformer_cost includes the cost of the ancestors. Below: the published points, in TPU
     hours read from the figure.
     """
+    points = series_points(results, runs, with_parents=False)
     return _with_published(
-        series_points(results, runs, with_parents=False),
+        points.assign(_tera=points["flops"] / 1e12, _ratio=np.nan),
         ("Fig 4", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 4", "grown, 30B a stage"),
@@ -177,23 +205,41 @@ def _named(data: DataFrame) -> DataFrame:
 
 CLAIMED_RATIO = 0.5
 """Largest ratio of FLOPs that the paper claims."""
+ENVELOPE = (*(f"{name}*" if name.endswith("-") else name for name in FROM_SCRATCH),)
+"""Name patterns of FROM_SCRATCH."""
+
+
+def _draw_envelope(axes: Axes, rows: DataFrame) -> None:
+    """Draw the lower envelope."""
+    lowest = rows[rows["lowest"].eq(True)].sort_values("_tera")
+    axes.plot(lowest["_at"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.3, zorder=0)
+
+
+def _pooled_ratio(reader: ClaimRows, run: str) -> tuple[float, float]:
+    """Return the interval of the FLOPs ratio on which the verdict rests; NaN for a loss beyond the envelope."""
+    try:
+        metric = reader.run_metric(Arm(run=run, envelope=ENVELOPE), "flops_ratio_at_equal_loss")
+    except MissingRowsError:
+        return np.nan, np.nan
+    interval = Combination({metric: 1.0}).interval(CONFIDENCE)
+    return (interval.low, interval.high) if len(metric.values) > 1 else (np.nan, np.nan)
 
 
 @plot(reads="test.csv", needs="envelope-*", within_regime=True, draw=layout(
     Panel("flops_ratio", "_row", by="_row", style="_model", kind="forest", where={"part": ["chain", "paper"]}, log="x",
-          zero=1.0, title="Cost with all ancestors, {setting}",
-          xlabel="FLOPs relative to a Transformer\nof equal loss (dashed: claimed)",
-          finish=lambda axes, _: axes.axvline(CLAIMED_RATIO, color=GREY, linestyle="--", linewidth=1)),
-    _loss_panel("tokens", by="_size", log="xy", title="Transformers from scratch, size by size", xlabel="tokens"),
-    columns=1, height=2.6, order="_rank tokens parameters_non_embedding"
+          zero=1.0, title="Cost with all ancestors", xlabel="FLOPs relative to a Transformer of equal loss"),
+    _loss_panel("_tera", by="_size", log="x", title="Transformers from scratch", xlabel="training cost (TFLOP)",
+                finish=_draw_envelope),
+    columns=1, height=2.2, order="_rank tokens parameters_non_embedding"
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     """Tokenformers that grow or train further against Transformers from scratch (arXiv:2410.23168). Above: FLOPs of a
     Tokenformer with all its ancestors, relative to the FLOPs at which the envelope of the Transformers reaches its loss
-    (table tokenformer_envelope). To see: growing saves cost if its row is left of 1; the paper claims at most 0.5.
-    Hollow: the largest grown model of the paper (30B tokens a stage) against its Transformers of 300B tokens, in TPU
-    hours read from Fig. 3. Below: the Transformers of the envelope, with three sizes and three lengths of training,
-    each with its own full schedule. The slopes are those of this range of small models.
+    (table tokenformer_envelope). Thick bars include the spread of the envelope between seeds, as in the verdict; thin
+    bars are Student's intervals of the seeds of a row. To see: growing saves cost if its row is left of 1; the paper
+    claims at most 0.5. Hollow: the largest grown model of the paper (30B tokens a stage) against its Transformers of
+    300B tokens, in TPU hours read from Fig. 3. Below: three sizes of Transformers, trained for three lengths, each with
+    its own full schedule, and the envelope (grey line); a mark without a bar is one seed.
     """
     losses = fully_annealed_losses(results, runs)
     points, grown = scratch_points(losses), runs_with_ancestors(losses)
@@ -207,6 +253,12 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     ratios = tokenformer_envelope.rows(results, runs).set_index("run")
     for column in ("flops_ratio", "flops_ratio_low", "flops_ratio_high"):
         rows[column] = rows["run"].map(ratios[column]).where(rows["part"] == "chain")
+    reader = ClaimRows(results, STUDY, ClaimArms())
+    pooled = [_pooled_ratio(reader, run) if part == "chain" else (np.nan, np.nan) for run, part in
+              zip(rows["run"], rows["part"], strict=True)]  # fmt: skip
+    rows[["flops_ratio_pooled_low", "flops_ratio_pooled_high"]] = pooled
+    rows["_tera"] = rows["flops_cumulative"] / 1e12
+    rows["_limit"] = CLAIMED_RATIO
     length = rows["run"].str.extract(f"-({'|'.join(LENGTHS)})(?:-|$)")[0]
     rows["_row"] = rows["_model"].str.removesuffix(", equal FLOPs") + (", " + length + " stage").fillna("")
     rows["_rank"] = length.map(LENGTHS.index, na_action="ignore").fillna(-1)
@@ -230,23 +282,30 @@ STAGES = (27, 260)
 
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
-    across = axes.get_xaxis_transform()
-    axes.text(STAGES[1], 0.97, "stages of\nthe paper ", ha="right", va="top", transform=across, color=PUBLISHED_INK)
+    across, (first, last) = axes.get_xaxis_transform(), STAGES
+    axes.text(last, 0.97, f"stages of the\npaper: {first} to {last} ", ha="right", va="top", transform=across,
+              color=PUBLISHED_INK, fontsize=7)  # fmt: skip
+    tokens = rows.drop_duplicates("tokens_per_new_parameter").sort_values("tokens_per_new_parameter")
+    axes.set_xticklabels(f"{x:.0f}\n({format_count(count)})" for x, count in
+                         zip(tokens["tokens_per_new_parameter"], tokens["_tokens"], strict=True))  # fmt: skip
+    axes.set_xlim(right=1.1 * last)
 
 
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-*", needs="annealed-trained-on-*",
       draw=layout(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
-          title="Below 0, growing helps", xlabel="tokens of the stage per new parameter", finish=_mark_paper,
+          title="Below 0, growing helps", finish=_mark_paper, ticks="{:.0f}".format,
+          xlabel="tokens per new parameter (tokens of the stage)\n",
           ylabel="loss, grown minus parent\ntrained further (nats per token)"),
-    width=NARROW, height=2.2
+    notes=lambda rows: [f"{seed_notes(rows)[0][:-1]}; marks of one stage are shifted sideways."],
+    width=NARROW, height=2.0
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs, against the
     tokens of the stage per parameter that growth adds (arXiv:2410.23168). Differences are paired by seed; below zero,
-    growing helps. A thick bar is the interval on which the verdict rests, a thin bar Student's interval of these seeds.
-    The shaded range has the stages of the paper. Every learning rate falls to zero. To see: whether growing needs a
-    longer stage to help.
+    growing helps. A thick bar is the interval that the claim uses, a thin bar Student's interval of these seeds; the
+    page of verdicts says whether the conditions of the claim are met. The shaded range has the stages of the paper.
+    Every learning rate falls to zero. To see: whether growing needs a longer stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
@@ -268,7 +327,7 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
             continue
         new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
         pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[same_start][0]})
-        pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
+        pairs[-1] |= {"tokens_per_new_parameter": stage["tokens"] / new, "_tokens": stage["tokens"]}
     rows = differences(losses, DataFrame(pairs), "run", "rival")
     if rows.empty:
         return rows

@@ -142,7 +142,7 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
       needs="long-matched-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", facet="_text", zero=0.0, same_limits="x",
           title="Loss of the Tokenformer ... (test text: {_text})", xlabel="nats per token (left is better)",
-          published={"each": "", "title": "minus a modern Transformer, one model of each"}),
+          published={"facet": "", "title": "minus a modern Transformer, one model of each"}),
     columns=1
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
