@@ -76,17 +76,18 @@ def _published_points(*curves: tuple[str, str]) -> DataFrame:
 
 def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
     """Return our points, then published points. Lines join the sizes of a series unless a run of it started from
-    another run.
+    another run. Growth with zero keys is not plotted.
     """
     rows = pd.concat([ours, _published_points(*curves)], ignore_index=True)
     started = rows["parent"].notna().groupby(rows["series"]).transform("any")
-    return rows.assign(_linestyle=started.map({True: "", False: None}))
+    shown = rows["series"].where(rows["series"].ne(WAYS_TO_GROW[f"{GROWN}: zero keys, tau kept"]))
+    return rows.assign(_linestyle=started.map({True: "", False: None}), _series=shown)
 
 
-def _join_to_parents(axes: Axes, rows: DataFrame, by: str) -> None:
+def _join_to_parents(axes: Axes, rows: DataFrame) -> None:
     """Join each run that started from another run to that run, in the colour of its series."""
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
-    for run, parent, series in zip(means.index, means["parent"], means[by], strict=True):
+    for run, parent, series in zip(means.index, means["parent"], means["series"], strict=True):
         if parent in means.index:
             ends = means.loc[[parent, run], ["_at", "loss_nats"]].to_numpy(float)
             axes.plot(*ends.T, color=plot_style(series)["color"], linewidth=1, zorder=1)
@@ -96,7 +97,7 @@ def _name_stages(axes: Axes, rows: DataFrame) -> None:
     """Join runs to their parents, and name the lengths of the stages above their points, the sizes of Transformers, and
     the FLOPs of a grown model relative to a Transformer of equal loss.
     """
-    _join_to_parents(axes, rows, by="series")
+    _join_to_parents(axes, rows)
     write = partial(axes.annotate, textcoords="offset points", ha="center", color=GREY, fontsize=7)
     for length in LENGTHS:
         points = rows[rows["run"].str.endswith(f"-{length}") & rows["parent"].notna()]
@@ -115,7 +116,7 @@ def _name_stages(axes: Axes, rows: DataFrame) -> None:
 def _costs(label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that plots our points against `_tera`, and the published points against TPU hours."""
     hours = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B"}
-    panel = _loss_panel("_tera", by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=hours,
+    panel = _loss_panel("_tera", by="_series", log="x", xlabel=label, title=title, finish=_name_stages, published=hours,
                         name="inside")  # fmt: skip
     return layout(panel, columns=1, height=2.5, width=NARROW)
 
@@ -147,9 +148,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         ratios = tokenformer_envelope.rows(results, runs).set_index("run")["flops_ratio"]
         longest = ours["run"].eq("annealed-random-sqrt-long") & ours["part"].eq("mean")
         ours["_ratio"] = ours["run"].map(ratios).where(longest)
-    shown = ours["series"].ne(WAYS_TO_GROW[f"{GROWN}: zero keys, tau kept"])
     return _with_published(
-        ours.assign(_tera=ours["flops_cumulative"] / 1e12, series=ours["series"].where(shown)),
+        ours.assign(_tera=ours["flops_cumulative"] / 1e12),
         ("Fig 3", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 3", "grown, 60B a stage"),
