@@ -7,10 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fixtures.rows import make_denseformer, make_run
+from matplotlib.figure import Figure
 
 from formerlab.report import committed
 from formerlab.report.catalogue import catalogue
-from formerlab.report.write import same_rows
+from formerlab.report.write import same_rows, save
 
 ROOT = Path(__file__).parents[2]
 CACHED = ROOT / "figures" / "cached"
@@ -36,11 +37,13 @@ def test_a_figure_of_several_scales_has_one_heading(tmp_path):
     for scale in ("overnight", "pretrained"):
         path = tmp_path / f"figures/cached/{scale}/decay_accuracy.png"
         path.parent.mkdir(parents=True)
-        path.touch()
+        save(Figure(label="n = 3 seeds. At the edge of the grid: 0.1."), path)
     page = committed.index(tmp_path)
     first, second = (page.index(f"(cached/{scale}/decay_accuracy.png)") for scale in ("overnight", "pretrained"))
     assert first < second
     assert "\n#" not in page[first:second]
+    assert "At the edge of the grid: 0.1." in page[first:second]
+    assert "n = 3 seeds" not in page[first:second], "the picture shows the first note"
 
 
 @pytest.mark.usefixtures("unsaved")

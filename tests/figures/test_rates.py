@@ -117,7 +117,12 @@ def test_a_curve_has_its_difference_to_the_transformer_of_as_many_steps(tmp_path
     assert (rows.loc["tokens", "control"], rows.loc["tokens", "_control"]) == ("plain", "Transformer")
     assert pd.isna(rows.loc["plain", "difference_nats"])
     loss, minus = curves.draw(rows.reset_index()).axes
-    assert (loss.get_ylabel(), minus.get_title()) == ("validation loss (nats)", "minus Transformer")
+    assert (loss.get_ylabel(), " ".join(minus.get_title().split())) == (
+        "validation loss (nats)",
+        "text, 4 blocks, minus Transformer",
+    )
+    write_run(tmp_path, "stage", 1e-3, 3.9, init="tokens")
+    assert "stage" not in set(curves.rows(Results(tmp_path), ("*",), study="tokenformer")["run"])
 
 
 def test_losses_of_a_second_domain_have_a_separate_panel(tmp_path):

@@ -4,10 +4,12 @@ They are rendered from the committed rows, so that readers of the repository see
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
 from pandas import Series
+from PIL import Image, UnidentifiedImageError
 
 from formerlab.files import write_text
 from formerlab.report import pages
@@ -110,6 +112,13 @@ def index(root: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _notes(picture: Path) -> str:
+    """Return the notes in a PNG (`write.save`) without the first, which the picture shows."""
+    with suppress(UnidentifiedImageError), Image.open(picture) as image:
+        return str(image.info.get("Description", "")).partition(". ")[2]
+    return ""
+
+
 def _index_texts(root: Path, entry: CatalogueEntry) -> Iterator[str]:
     """Yield the Markdown of a figure (a heading and an image per scale) or a table (one line with a link per scale).
 
@@ -121,8 +130,11 @@ def _index_texts(root: Path, entry: CatalogueEntry) -> Iterator[str]:
         scale, link = path.parent.name, path.relative_to(root / "figures").as_posix()
         if is_committed(root, entry, scale):
             numbers = f"[numbers]({link.rpartition('.')[0]}.csv)"
-            image = f"![{entry.name}]({link})\n\nScale `{scale}`, {numbers}."
-            by_scale.append(image if entry.kind == "figure" else f"[{scale}]({link}), {numbers}")
+            if entry.kind == "table":
+                by_scale.append(f"[{scale}]({link}), {numbers}")
+                continue
+            text = f"Scale `{scale}`, {numbers}. {escape(_notes(path), quote=False)}".rstrip()
+            by_scale.append(f"![{entry.name}]({link})\n\n{text}")
     if by_scale and entry.kind == "table":
         yield f"- {title}: {'; '.join(by_scale)}"
     elif by_scale:

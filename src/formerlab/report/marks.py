@@ -111,9 +111,8 @@ def _logarithmic(axis: Axis, values: Series) -> None:
     if values.max() < 60 * values.min():
         few = values.max() < 4 * values.min()
         axis.set_major_locator(MaxNLocator(4) if few else LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(
-        lambda value, _: f"{value:g}" if 1e-3 <= value < 1e5 else f"{value:.2g}".replace("e+", "e").replace("e-0", "e-")
-    )
+    axis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if 1e3 <= value < 1e6 else
+                             f"{value:.3g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-"))  # fmt: skip
 
 
 def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:

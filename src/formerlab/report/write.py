@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 from pandas.testing import assert_frame_equal
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import NoRoom, replacing, write_text
@@ -219,7 +220,9 @@ def _write_pictures(entry: CatalogueEntry, results: Results, paths: Sequence[Pat
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Save a figure atomically as PDF or PNG, by the suffix of each path. The same figure gives the same bytes."""
+    """Save a figure atomically as PDF, or as PNG with its label as the description, by the suffix of each path. The
+    same figure gives the same bytes.
+    """
     for path in paths:
         with replacing(path) as temporary:
             if path.suffix == ".pdf":
@@ -229,7 +232,9 @@ def save(figure: Figure, *paths: Path) -> None:
             figure.savefig(pixels, format="raw", dpi=DOTS_PER_INCH)
             width, height = (int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
             picture = Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")
-            fewer_colours(picture).save(temporary, "PNG")
+            notes = PngInfo()
+            notes.add_itxt("Description", figure.get_label())
+            fewer_colours(picture).save(temporary, "PNG", pnginfo=notes)
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:

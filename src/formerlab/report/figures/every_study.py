@@ -4,6 +4,7 @@ A search is a family of runs that differ in `optimizer.lr` alone. The chosen rat
 last step, as the mean over seeds. Arms of claims that are the best of several runs use the same rule.
 """
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
@@ -21,17 +24,19 @@ from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     GROWN,
+    TOKENFORMER,
     TRAINED_FURTHER,
     TRANSFORMER,
     last_step_rows,
     load_runs,
+    seed_count,
     seed_notes,
     summarize,
     validation_losses,
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import BROWN, LEAF, PINK, TAN, VIOLET, plot_style
+from formerlab.report.style import BROWN, LEAF, NARROW, PINK, TAN, VIOLET, WIDEST, plot_style
 from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
 
@@ -43,10 +48,10 @@ DISTINGUISHING_KEYS = (
 """Keys of a spec that distinguish models of the same name, the most informative first."""
 LABELS = {
     "transformer": {"base": "base"} | {run: label for run, (label, _) in VARIANTS.items()},
-    "vision": NAMES,
+    "vision": {run: re.split(r" \(|:", label)[0] for run, label in NAMES.items()},
 }
 """Labels of runs by study, instead of the settings that distinguish them."""
-WORDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "linear": "linear layers", "pattention": "parameter tokens"}
+WORDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "linear": TRANSFORMER, "pattention": TOKENFORMER}
 """Labels of values of a spec."""
 PHRASES = {
     "tokens": "{} parameter tokens",
@@ -81,6 +86,8 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str) -> DataFr
         panels.append(", ".join(filter(None, [data_set_label(record["data"]["name"], None, scale), depth, start])))
     labels = DataFrame({"panel": panels, "variant": [variant_label(spec) for spec in specs]})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
+    vision = [record["study"] == "vision" for record in first_records]
+    labels["family"] = labels["family"].mask(vision, labels["family"].str.replace(TRANSFORMER, "ViT"))
     all_keys = dict.fromkeys([*DISTINGUISHING_KEYS, *(key.removeprefix("spec.") for spec in specs for key in spec)])
     keys = [key for key in all_keys if key not in ("study", "name", "seed", RATE)]
     for key in (*keys, RATE):  # the rate is last: it distinguishes families that differ in nothing else
@@ -121,7 +128,7 @@ def split(rows: DataFrame, by: str) -> DataFrame:
     count = series.groupby("panel")["panel"].transform("size")
     parts = np.ceil(count / MOST)
     part = series.groupby("panel").cumcount() // np.ceil(count / parts) + 1
-    numbers = " (" + part.astype(int).astype(str) + " of " + parts.astype(int).astype(str) + ")"
+    numbers = " (" + part.astype(int).astype(str) + "\u00a0of\u00a0" + parts.astype(int).astype(str) + ")"
     series = series.assign(_panel=series["panel"] + numbers.where(parts > 1, ""))
     return rows.merge(series[["panel", by, "_panel"]], "left")
 
@@ -159,35 +166,54 @@ def minus_control(by_seed: DataFrame, means: DataFrame) -> DataFrame:
     return rows.merge(pairs[["run", "control", "_control"]])
 
 
+def _draw_last_intervals(axes: Axes, rows: DataFrame) -> None:
+    """Draw the interval of each curve at its last step; curves of equal length are shifted sideways."""
+    last = rows.dropna(subset="_difference").sort_values("step").drop_duplicates("run", keep="last")
+    ends, nth = last[["difference_nats_low", "difference_nats_high"]], last.groupby("step").cumcount()
+    colours = [plot_style(name)["color"] for name in last["variant"]]
+    colours = last["_color"].fillna(Series(colours, last.index))
+    axes.vlines(last["step"] * 1.03**nth, *ends.to_numpy().T, colors=colours, linewidth=1.1)
+
+
 _curve = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",
                  xlabel="training step")  # fmt: skip
 
 
 @plot(every_study=True, reads="eval.csv", draw=layout(
-    _curve("loss_nats", log="xy", ylabel="validation loss (nats)"),
-    _curve("difference_nats", log="x", zero=0.0, outlier_factor=4.0, title="minus {_control}",
-           ylabel="loss difference (nats)"),
-    group_by="_panel", height=1.9
+    _curve("_loss", log="xy", ylabel="validation loss (nats)"),
+    _curve("_difference", log="x", zero=0.0, outlier_factor=4.0, title="{_panel}, minus {_control}",
+           ylabel="loss difference (nats)", finish=_draw_last_intervals),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; lines: means; bars at the last steps of differences: 95 % "
+                        "Student t intervals over seeds, shifted sideways."],
+    group_by="_panel", height=1.7
 ))  # fmt: skip
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
-    """Training curves: validation loss against the training step for every run of the study, as the mean over seeds;
-    both axes are logarithmic. Each depth has a panel, and runs that start from a parent have their own; a panel with
-    more than six models is split. A model that was trained for several lengths has a line for each, at its best
-    learning rate. Beside it, if there is one: the same minus the loss of the Transformer that was trained for as many
-    steps, paired by seed, with 95 % intervals. To see: whether curves still fall at the end of training, and whether a
-    run that is lower at the end was lower from early on.
+    """Training curves of every model of the study that was trained from scratch, as the mean over seeds: validation
+    loss minus the loss of the Transformer that was trained for as many steps, paired by seed. The loss itself is shown
+    if there is no such Transformer, or if the study has at most six models; both its axes are logarithmic. Each data
+    set and depth has a panel, which is split if it has more than six models. A model that was trained for several
+    lengths has a line for each, at its best learning rate. To see: whether a run that is lower at the end was lower
+    from early on.
     """
-    by_seed = validation_losses(results, study, runs).query("step > 0")
+    records = {record["run"]: record for record in results.records() if record["study"] == study and not record["init"]}
+    by_seed = validation_losses(results, study, runs)
+    by_seed = by_seed[by_seed["step"].gt(0) & by_seed["run"].isin(records)]
+    if by_seed.empty:
+        return by_seed
     means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
-    records = {record["run"]: record for record in results.records() if record["study"] == study}
     labels = family_labels([records[run] for run in means["run"].unique()], results.scale)
+    labels["panel"] = labels["panel"].str.removesuffix(", from scratch")
     means = means.assign(source="ours").merge(labels.assign(run=means["run"].unique()))
     means = means.sort_values(["panel", "run", "step"])
     means["_series"] = means["family"].str.replace(r", \d+ steps", "", regex=True)  # the x axis shows the length
     means["_series"] = best_rates(means)
-    rows = styled(split(means, "_series"), "_series").merge(minus_control(by_seed, means), "left")
-    rows["_control"] = rows.groupby("_panel")["_control"].transform("first")
-    return rows.sort_values("_control", key=Series.isna, kind="stable", ignore_index=True)  # pairs of panels first
+    rows = styled(means, "_series").merge(minus_control(by_seed, means), "left")
+    rows["_control"] = rows.groupby("panel")["_control"].transform("first")
+    few = rows["panel"].nunique() == 1 and rows["_series"].nunique() <= MOST
+    rows["_loss"] = rows["loss_nats"].where(rows["_control"].isna() | few)
+    rows["_difference"] = rows["difference_nats"].where(rows["_series"].notna())
+    rows["_series"] = rows["_series"].where(rows[["_loss", "_difference"]].notna().any(axis=1))
+    return split(rows, "_series")
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
@@ -215,11 +241,16 @@ def _notes(rows: DataFrame) -> list[str]:
     ]
 
 
-@plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=layout(
-    Panel("lr", "loss_nats", by="family", facet="_panel", log="x", ring="chosen", style="variant",
-          xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.3g}".format),
-    notes=_notes, height=1.7
-))  # fmt: skip
+def draw_rates(data: DataFrame) -> Figure:
+    """Draw the losses of each panel, in one column if there is one panel."""
+    panel = Panel("_thousandths", "loss_nats", by="family", facet="_panel", log="x", ring="chosen", style="variant",
+                  xlabel="peak learning rate (1e-3)", ylabel="validation loss\nat the end (nats)",
+                  ticks="{:.2g}".format)  # fmt: skip
+    width = NARROW if data["_panel"].nunique() == 1 else WIDEST
+    return layout(panel, notes=_notes, height=1.7, width=width)(data.assign(_thousandths=1000 * data["lr"]))
+
+
+@plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=draw_rates)
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
     token or image, against the peak learning rate, for every model with a searched rate. Runs of a line differ in
