@@ -64,7 +64,7 @@ def test_arms_with_unequal_deviations_have_welchs_interval():
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
     own = [within_run_variance([values]) for values in (wide, narrow)]
     a, b = (
-        combination(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True)
+        combination(n, v, POOL, model_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True)
     )
     expected = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(0.95)
     found = (a - b).interval(0.95)
@@ -72,7 +72,7 @@ def test_arms_with_unequal_deviations_have_welchs_interval():
     common = stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3)
     for others in ((own[0], own[0]), (own[0], None)):
         a, b = (
-            combination(n, v, POOL, own_variance=lambda o=o: o)
+            combination(n, v, POOL, model_variance=lambda o=o: o)
             for n, v, o in zip("ab", (wide, narrow), others, strict=True)
         )
         found = (a - b).interval(0.95)

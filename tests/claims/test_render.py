@@ -177,7 +177,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
 def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(verdicts):
     registry = read_claims()
     shown = [claim for claim in registry.claims if claim.id in README_CLAIMS]
-    assert all(any(registry.revisions(claim)) for claim in shown), "README says so of every claim"
+    assert all(map(registry.revisions, shown)), "README says so of every claim"
     altered = {claim.id for claim in shown if registry.altered(claim)}
     assert {"tokenformer-growth-beats-continuing", "denseformer-better-at-equal-depth"} <= altered
     assert "decay-beats-h2o" not in altered, "undecided became cannot_tell, which is another word alone"

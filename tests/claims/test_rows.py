@@ -65,4 +65,4 @@ def test_variance_of_a_model_uses_its_runs_on_any_text(tmp_path):
             folder = make_run(tmp_path, "tokenformer", run, seed, **changes.get(run, {}))
             write(folder / "test.csv", [(window, 64, loss) for window in range(WINDOWS)])
     rows = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
-    assert rows.run_metric(Arm(run="a"), "loss_nats").own_variance() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))
+    assert rows.run_metric(Arm(run="a"), "loss_nats").model_variance() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))

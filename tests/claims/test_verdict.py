@@ -74,7 +74,7 @@ def test_untested_items_show_their_values_and_the_reason():
     assert (item.outcome, item.reason) == ("not_tested", "number of seeds: 2 (needed: at least 3)")
     assert item.texts["cost"].startswith("0.3333")
     (item,) = evaluated(MATCHES, grown(3.001, 3.0, 3.002), scale="laptop").items
-    assert item.reason.startswith("scale laptop does not test it: ")
+    assert item.reason.startswith("scale laptop does not test the claim: ")
 
 
 def test_two_ratios_of_one_claim_are_different_terms():
@@ -91,7 +91,7 @@ def test_a_claim_is_not_tested_if_requires_is_false():
     lossless = {(arm, "accuracy"): full for arm in ("full", "h2o", "decay")}
     (item,) = evaluated("decay-beats-h2o", examples=lossless).items
     assert item.outcome == "not_tested"
-    assert item.reason.endswith("presupposes: H2O loses accuracy, and both caches have one size")
+    assert item.reason.endswith("requirement: H2O loses accuracy, and both caches have the same size")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The regime of a claim: conditions on its runs, in terms of the quantities of protocol.quantities.
+"""The conditions of a claim on its runs (`regime` in claims.yaml), in terms of the quantities of protocol.quantities.
 
 A quantity is a function of the runs of one arm. `<x>_apart` is the largest x of several arms divided by the smallest,
 minus 1; `<x>_ratio` is the x of the first arm divided by the x of the second.
@@ -36,8 +36,8 @@ PHRASES = {
     "overfit": ("validation loss minus training loss of {of}: {value} nats", "{:.3g}"),
     "search_share": ("the learning rate of {of} was searched on {value} of the training tokens", "{:.0%}"),
     "rates_searched_apart": ("the number of learning rates that were searched for {of} differs by {value}", "{:.0%}"),
-    "rate_inside": ("the learning rate of {of} is not the best of its search or lies at its end", "{:.0f}"),
-    "loss_by_pruning": ("loss that {of} adds to the full cache: {value} nats", "{:.3g}"),
+    "rate_inside": ("the learning rate of {of} is not the best of its search, or is at the end of the range", "{:.0f}"),
+    "loss_by_pruning": ("loss with {of} minus loss with the full cache: {value} nats", "{:.3g}"),
     "epochs_apart": ("the number of epochs of {of} differs by {value}", "{:.0%}"),
 }
 """Message template and number format by quantity. Other quantities are shown by their name."""
@@ -239,9 +239,9 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
         "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
     ),
     "tokens_per_parameter": lambda runs: runs.mean("tokens") / runs.mean("parameters_non_embedding"),
-    "final_rate_share": lambda runs: runs.over_seeds("train.csv", lambda it: it["lr"].iloc[-1] / it["lr"].max()),
+    "final_rate_share": lambda runs: runs.over_seeds("train.csv", lambda rows: rows["lr"].iloc[-1] / rows["lr"].max()),
     "rise_from_best": lambda runs: runs.over_seeds(
-        "curve", lambda it: it["loss_nats"].iloc[-1] - it["loss_nats"].min()
+        "curve", lambda rows: rows["loss_nats"].iloc[-1] - rows["loss_nats"].min()
     ),
     "above_chance": lambda runs: runs.rows.above_chance(runs.arm),
     "suites_above_chance": lambda runs: float(sum(runs.rows.above_chance(runs.arm, s) > 0 for s in runs.suites)),
@@ -256,11 +256,13 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
 def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRuns]:
     """Return the runs of the arms of an item, restricted to the seeds that all of them have."""
     arms = {name: arm for name, arm in rows.arms.for_item(item).items() if arm.constant is None}
-    names = {name: rows.select_run(arm) for name, arm in arms.items()}
-    records = {name: rows.records(run) for name, run in names.items()}
+    runs = {name: rows.select_run(arm) for name, arm in arms.items()}
+    records = {name: rows.records(run) for name, run in runs.items()}
     seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
-    shared = {name: table[table["seed"].isin(seeds)] for name, table in records.items()}
-    return {name: ArmRuns(rows, arms[name], run, shared[name], claim.criterion.measured) for name, run in names.items()}
+    return {
+        name: ArmRuns(rows, arms[name], runs[name], table[table["seed"].isin(seeds)], claim.criterion.measured)
+        for name, table in records.items()
+    }
 
 
 def model_sizes(arms: dict[str, ArmRuns]) -> str:
@@ -278,7 +280,7 @@ def model_sizes(arms: dict[str, ArmRuns]) -> str:
 
 
 def unmet_conditions(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
-    """Return the conditions of a claim's regime that an item does not meet, with the measured and the needed value."""
+    """Return the conditions of a claim that an item does not meet, with the measured and the needed value."""
     return [line for condition in claim.regime for line in _violations(condition, arms)]
 
 

@@ -102,7 +102,7 @@ class RunMetric:
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
     pooled: Callable[[Collection["RunMetric"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
     """Returns the variance of the metric between seeds, over runs similar to the arms (`residual_variance`)."""
-    own_variance: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
+    model_variance: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
     """Returns the variance over the runs of this model, each about its own mean (`within_run_variance`)."""
     shared: tuple[float, int] | None = field(default=None, compare=False)
     """Variance of a quantity that all seeds share, such as an envelope, and its degrees of freedom."""
@@ -153,7 +153,7 @@ class Combination(Quantity):
         """Return the pooled variance of one seed: one for all arms, or one per arm if their variances differ."""
         if abs(sum(self.terms.values())) >= 1e-9:
             return []
-        by_arm = [term.own_variance() for term in self.terms]
+        by_arm = [term.model_variance() for term in self.terms]
         variances = [variance for variance, _ in filter(None, by_arm)]
         if len(variances) == len(self.terms) == 2 and max(variances) > UNEQUAL_DEVIATIONS**2 * min(variances):
             return [(c**2 * arm[0], arm[1]) for c, arm in zip(self.terms.values(), by_arm, strict=True) if arm]
@@ -287,8 +287,8 @@ class Examples:
 
 
 def combine_alphas(by_alpha: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
-    """Return the answers averaged over alphas. If `chosen` is set, stack the answers by alpha and split them into
-    halves, for two-fold selection.
+    """Return the values averaged over alphas. If `chosen` is set, stack the values by alpha and split them into halves,
+    for two-fold selection.
     """
     first = by_alpha[0]
     if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in by_alpha):
@@ -297,9 +297,9 @@ def combine_alphas(by_alpha: Sequence[Examples], run: str | None, chosen: Litera
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
     halves = half_indices(first.names)
-    answers = {task: s[:, :, 0] for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2}
-    names = {task: first.names[task] for task in answers}
-    return Examples(split_halves(answers, halves), first.seeds, names, chosen=chosen)
+    values = {task: s[:, :, 0] for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2}
+    names = {task: first.names[task] for task in values}
+    return Examples(split_halves(values, halves), first.seeds, names, chosen=chosen)
 
 
 def group_examples(rows: DataFrame, example: str, run: str) -> Examples:

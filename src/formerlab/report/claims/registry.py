@@ -8,7 +8,7 @@ import math
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import ConfigDict, Field, model_validator
@@ -98,7 +98,8 @@ class Claim(ClaimsSection):
     @property
     def labels(self) -> dict[str, str]:
         """The meaning of each name of the criterion, with its unit."""
-        return {"m": "smallest difference that counts"} | _claim_labels().get(self.id, {})
+        labels: dict[str, str] = _read("labels.yaml").get(self.id, {})
+        return {"m": "smallest difference that counts"} | labels
 
     @property
     def study(self) -> str:
@@ -126,8 +127,8 @@ class ClaimRegistry(ClaimsSection):
     protocol: dict[str, Any]
     claims: tuple[Claim, ...]
 
-    def revisions(self, claim: Claim) -> "Revisions":
-        """Return the versions that added or changed the claim or its statistics."""
+    def revisions(self, claim: Claim) -> str:
+        """Return the later versions that added or changed the claim or its statistics, in words; "" without any."""
         criterion = claim.criterion
         expressions = (*criterion.let.values(), criterion.holds, criterion.requires or "")
         called = {*re.findall(r"(\w+)\(", " ".join(expressions))}
@@ -141,7 +142,11 @@ class ClaimRegistry(ClaimsSection):
                     changed.append(change.version)
                 elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
                     statistics.append(change.version)
-        return Revisions(added, *(tuple(sorted({*versions} - {added})) for versions in (changed, statistics)))
+        notes = [f"added in version {added}"] if added else []
+        for name, versions in (("criterion", changed), ("statistics", statistics)):
+            if later := sorted({*versions} - {added}):
+                notes.append(f"{name} changed in version{'s' * (len(later) > 1)} {', '.join(map(str, later))}")
+        return "; ".join(notes)
 
     def altered(self, claim: Claim) -> bool:
         """Return whether a later version changed the verdict on existing results; a renamed outcome does not count."""
@@ -150,38 +155,16 @@ class ClaimRegistry(ClaimsSection):
         return any(FORMER_OUTCOMES.get(old, old) != new for old, new in outcomes)
 
 
-class Revisions(NamedTuple):
-    """Versions of the file, after the first, that concern a claim."""
-
-    added: int
-    """The version that added the claim; 0 for the first."""
-    criterion: tuple[int, ...]
-    """Versions that changed the criterion."""
-    statistics: tuple[int, ...]
-    """Versions that changed a statistic of the criterion."""
-
-    @property
-    def note(self) -> str:
-        """The versions in words; empty if no later version concerns the claim."""
-        changes = ("criterion changed", self.criterion), ("statistics changed", self.statistics)
-        notes = [f"added in version {self.added}"] if self.added else []
-        notes += [f"{text} in version{'s' * (len(versions) > 1)} {', '.join(map(str, versions))}"
-                  for text, versions in changes if versions]  # fmt: skip
-        return "; ".join(notes)
-
-
 @cache
-def _claim_labels() -> dict[str, dict[str, str]]:
-    """Return the labels of the claims, by claim."""
-    text = files(__package__).joinpath("labels.yaml").read_text(encoding="utf-8")
-    return dict(yaml.load(text, Loader=FAST))
+def _read(name: str) -> dict[str, Any]:
+    """Return the content of a YAML file of this package."""
+    return dict(yaml.load(files(__package__).joinpath(name).read_text(encoding="utf-8"), Loader=FAST))
 
 
 @cache
 def read_claims() -> ClaimRegistry:
     """Return the registered claims."""
-    text = files(__package__).joinpath("claims.yaml").read_text(encoding="utf-8")
-    return ClaimRegistry.model_validate(yaml.load(text, Loader=FAST))
+    return ClaimRegistry.model_validate(_read("claims.yaml"))
 
 
 class Arm(Spec):
@@ -214,8 +197,7 @@ class Arm(Spec):
     budget: Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Requested cache budget: keys, or a fraction of the tokens."""
     measure: Literal["training_step", "forward", "decode"] | None = None
-    """The timed operation, for seconds and bytes."""
-
+    """The operation whose time and memory are measured."""
     envelope: tuple[str, ...] = ()
     """Glob patterns of the Transformers trained from scratch that form the envelope for the FLOPs of the run."""
 

@@ -83,7 +83,7 @@ def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
                 "item": item.item,
                 "outcome": outcome,
                 "verdict": verdict_text(outcome, verdict, items),
-                "changed": read_claims().revisions(claim).note,
+                "changed": read_claims().revisions(claim),
                 "ours": item.ours,
                 "published": claim.published,
                 "ran": item.ran,
@@ -119,7 +119,7 @@ def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
         return f"{word} for {', '.join(dict.fromkeys(models))}"
     alone = max(item.seeds for item in verdict.items) == 1 and any(item.examples for item in verdict.items)
     qualifier = ", this model alone" if alone else ""
-    qualifier += ", this held-out text alone" if any(item.one_text for item in verdict.counted) else ""
+    qualifier += ", this held-out text alone" if any(item.few_documents for item in verdict.counted) else ""
     tested = [item.item for item in verdict.counted if item.item]
     cases = f" ({', '.join(tested)})" if verdict.claim.criterion.combine == "tested" else ""
     return f"{word} at scale {verdict.scale}{cases}{qualifier}"
@@ -136,7 +136,9 @@ def verdicts_page(evaluated: Sequence[Verdict], scale: str) -> str:
         title = f"{verdict.claim.study}, {verdict.claim.kind}: {KINDS[verdict.claim.kind]}"
         groups.setdefault("Headline claims" if verdict.claim.headline else title, []).append(verdict)
     for title, group in groups.items():
-        blocks += [pages.heading(title), pages.html_table(verdict_table(group))]
+        table = DataFrame(map(_verdict_cells, group))
+        empty = [name for name in table if not table[name].any()]
+        blocks += [pages.heading(title), pages.html_table(table.drop(columns=empty))]
     return pages.html_page(f"Claims at scale {scale}", blocks)
 
 
@@ -172,8 +174,7 @@ def verdict_card(verdict: Verdict) -> str:
     p = f"; p after Holm's correction {cells['p (Holm)']}" if cells["p (Holm)"] else ""
     note = f" ({cells['changed']})" if cells["changed"] else ""
     lines = [*map(pages.escape_markdown, lines), f"Registered as `{claim.id}`{pages.escape_markdown(note + p)}"]
-    statement = pages.escape_markdown(claim.labels.get("statement", claim.statement))
-    return f"- **{statement}**<br>{'<br>'.join(lines)}"
+    return f"- **{pages.escape_markdown(claim.statement)}**<br>{'<br>'.join(lines)}"
 
 
 def outcome_counts(evaluated: Sequence[Verdict]) -> str:
@@ -188,12 +189,6 @@ def outcome_counts(evaluated: Sequence[Verdict]) -> str:
     return " ".join(sentences)
 
 
-def verdict_table(evaluated: Sequence[Verdict]) -> DataFrame:
-    """Return a row per claim as text, without its columns that are empty in all rows."""
-    table = DataFrame(map(_verdict_cells, evaluated))
-    return table.drop(columns=[name for name in table if not table[name].any()])
-
-
 def _verdict_cells(verdict: Verdict) -> dict[str, str]:
     claim = verdict.claim
     items = [item for item in verdict.counted or verdict.items if item.texts or item.reason]
@@ -204,7 +199,7 @@ def _verdict_cells(verdict: Verdict) -> dict[str, str]:
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
         "word": verdict_text(verdict.outcome, verdict, verdict.items),
         "why": "\n".join(_reasons(items)),
-        "changed": read_claims().revisions(claim).note,
+        "changed": read_claims().revisions(claim),
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
         "runs": ", ".join(verdict.runs),
@@ -226,8 +221,8 @@ def _our_numbers(verdict: Verdict) -> str:
 
 def in_unit(item: Item, name: str) -> str:
     """Return a number of a criterion in the unit of its label, with an interval if it is measured."""
-    own_units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.quantities}
-    unit = own_units[name] or next(filter(None, own_units.values()), "")
+    units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.quantities}
+    unit = units[name] or next(filter(None, units.values()), "")
     value = item.quantities[name]
     interval = value.interval(item.confidence) if isinstance(value, Quantity) else None
     if not unit or (interval and not interval.known):

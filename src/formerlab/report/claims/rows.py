@@ -111,7 +111,7 @@ class ClaimRows:
             return replace(
                 self._held_out(run, *key),
                 pooled=lambda terms: self._pooled(frozenset(terms), *key),
-                own_variance=lambda: self._own_variance(run, *key),
+                model_variance=lambda: self._model_variance(run, *key),
             )
         if metric in BLEU:
             values = Series(
@@ -159,7 +159,7 @@ class ClaimRows:
         return residual_variance(pd.concat(by_run)) if by_run else None
 
     @cached_method
-    def _own_variance(self, run: str, *key: Any) -> tuple[float, int] | None:
+    def _model_variance(self, run: str, *key: Any) -> tuple[float, int] | None:
         """Return the variance between seeds over the runs with the same model, start and budget, on any text."""
         similar, models = similar_runs(self.all_runs(), [run], any_text=True), {}
         for name, records in similar.groupby("run", sort=False):

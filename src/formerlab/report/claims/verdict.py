@@ -40,7 +40,7 @@ class Item:
         self.quantities: dict[str, Any] = {}
         self.examples = self._seeds_of_pairs = 0
         self._fewest_seeds = math.inf
-        self.one_text = False
+        self.few_documents = False
 
     @property
     def rows(self) -> ClaimRows:
@@ -86,7 +86,7 @@ class Item:
                 unit = "repetition" if any(run.arm.measure for run in runs.values()) else "seed"
                 self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} {unit}{'s' * (self.seeds != 1)}"]))
         except (MissingRowsError, ZeroDivisionError) as error:
-            self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
+            self.examples, self._seeds_of_pairs, self._fewest_seeds, self.few_documents = 0, 0, math.inf, False
             self.reason = "division by zero" if isinstance(error, ZeroDivisionError) else str(error)
             return self
         positive: Outcome = "agrees" if measured else "holds"
@@ -103,10 +103,10 @@ class Item:
     def _not_tested(self, scale: str, runs: dict[str, ArmRuns]) -> list[str]:
         """Return the reasons why the existing rows do not test the claim."""
         claim, needed = self.claim, self.claim.criterion.requires
-        reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test it: {claim.scales.why}"]
+        reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test the claim: {claim.scales.why}"]
         reasons += unmet_conditions(claim, runs)
         if needed is not None and not self._evaluate(needed):
-            reasons.append(f"our runs do not show what the claim presupposes: {claim.labels.get('requires', needed)}")
+            reasons.append(f"our runs do not meet the requirement: {claim.labels.get('requires', needed)}")
         few = self._fewest_seeds < MIN_SEEDS
         return reasons + ([f"number of seeds: {self.seeds} (needed: at least {MIN_SEEDS})"] if few else [])
 
@@ -153,7 +153,7 @@ class Item:
     def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Combination:
         combination = Combination({self.rows.run_metric(self._arm(arm), metric, logarithm=ln): 1.0})
         self._fewest_seeds = min(self._fewest_seeds, len(combination.by_seed))
-        self.one_text |= metric == "loss_nats" and not combination.documents()
+        self.few_documents |= metric == "loss_nats" and not combination.documents()
         return combination
 
     def _ratio(self, a: str, b: str, metric: str) -> Combination:
