@@ -107,7 +107,8 @@ README_CLAIMS = {
         "budgets of 10, 20 and 40 %. These limits are a quarter of Decay's advantage, in nats, over random eviction "
         "without protection",
         "no such comparison",
-        "Decay has the lower perplexity at every budget. We chose the limit of a quarter.",
+        "Decay has the lower perplexity at every budget. We chose the limits, and no policy could reach them: even "
+        "with the full cache, perplexity is only 26, 12 and 4 % lower than under protected random eviction.",
         _perplexity_of_gain),
     "decay-beats-h2o": ReadmeClaim(
         "With 40 % of the cache, Decay answers more questions than H2O.",
