@@ -126,12 +126,12 @@ README_CLAIMS = {
         "perplexity of the grown model relative to the model trained further, after short, medium and long training "
         "(5, 20, 39 M tokens); claimed: lower",
         "no such comparison",
-        "Conditions not met: the rate of the long stage was searched on a quarter of it (half is needed); the parent "
-        "hardly improves in the medium stage; the short stage is shorter than any published one.",
+        "Conditions not met: the search of learning rates over the whole long stage is not finished; the model trained "
+        "further hardly improves in the medium stage; the short stage is shorter than any published one.",
         topic="Growth or more training",
-        finding="Compared with the same model trained further for equal FLOPs, the grown model's perplexity is {0} "
-        "after 5 M tokens and {2} after 39 M (the paper has no such comparison). The learning rate of the grown model "
-        "was searched on too few tokens for a verdict."),
+        finding="For equal FLOPs, the grown model's perplexity relative to the ungrown model trained further is {0} after "
+        "5 M tokens of growth and {2} after 39 M (the paper has no such comparison). The search of learning rates for "
+        "the longer training is not finished, so there is no verdict yet."),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "DenseFormer has a lower loss than a plain model of equal depth.",
         "perplexity of DenseFormer relative to the plain model, 24 blocks; claimed: lower", "-4.1 % (48 blocks)",
