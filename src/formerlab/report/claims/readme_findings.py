@@ -129,9 +129,9 @@ README_CLAIMS = {
         "Conditions not met: the search of learning rates over the whole long stage is not finished; the model trained "
         "further hardly improves in the medium stage; the short stage is shorter than any published one.",
         topic="Growth or more training",
-        finding="For equal FLOPs, the grown model's perplexity relative to the ungrown model trained further is {0} after "
-        "5 M tokens of growth and {2} after 39 M (the paper has no such comparison). The search of learning rates for "
-        "the longer training is not finished, so there is no verdict yet."),
+        finding="For equal FLOPs, the grown model's perplexity relative to the ungrown model trained further is {0} "
+        "after 5 M tokens of growth and {2} after 39 M (the paper has no such comparison). The learning rates for "
+        "the longer training are still being searched, so there is no verdict yet."),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "DenseFormer has a lower loss than a plain model of equal depth.",
         "perplexity of DenseFormer relative to the plain model, 24 blocks; claimed: lower", "-4.1 % (48 blocks)",
