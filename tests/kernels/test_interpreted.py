@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
 
 from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engines
 from formerlab.cache import resolve_budget as count
+from formerlab.cache.eviction import visible_mask
 from formerlab.cache.policies.policy import Prompt
 from formerlab.layers.score import SMALLEST_NORM, l2_gelu
 
@@ -21,27 +23,27 @@ def prompt(policy, budget, lengths, heads, key_heads, d_head, dtype=torch.float3
     return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths)
 
 
-def in_single_precision(given):
-    return replace(given, q=given.q.float(), k=given.k.float(), v=given.v.float())
+def in_single_precision(inputs):
+    return replace(inputs, q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
 
 
-def check_pruned_attention(policy, given, chunk=None, separate=False):
-    """Compare with the reference on the same inputs in float32, the precision of the kernel's sums."""
+def check_pruned_attention(policy, inputs, chunk=64, separate=False):
+    """Compare with the torch engine on the same inputs in float32, the precision of the kernel's sums."""
     from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
-    pruned_attention.CHUNK, triton_engine.SEPARATE = chunk or 64, separate
-    actual = triton_engine.run(policy, given)
-    expected = engines.run_in_torch(policy, in_single_precision(given))
-    eps = torch.finfo(given.q.dtype).eps
-    assert actual.out.dtype == given.q.dtype
-    for row, length in enumerate(given.lengths):
+    pruned_attention.CHUNK, triton_engine.SEPARATE = chunk, separate
+    actual = triton_engine.run(policy, inputs)
+    expected = engines.run_in_torch(policy, in_single_precision(inputs))
+    eps = torch.finfo(inputs.q.dtype).eps
+    assert actual.out.dtype == inputs.q.dtype
+    for row, length in enumerate(inputs.lengths):
         assert torch.equal(
             actual.last_query[row, :, :length].clamp(max=length), expected.last_query[row, :, :length].clamp(max=length)
         )
         difference = actual.out[row, :, :length].float() - expected.out[row, :, :length]
-        assert difference.abs().max() <= 16 * eps * given.v[row].float().abs().max()
-        if length == given.q.shape[2]:
+        assert difference.abs().max() <= 16 * eps * inputs.v[row].float().abs().max()
+        if length == inputs.q.shape[2]:
             retained = expected.last_query[row] >= length
             scores, expected_scores = actual.scores[row][retained], expected.scores[row][retained]
             torch.testing.assert_close(scores, expected_scores, atol=1e-5, rtol=1e-5)
@@ -58,20 +60,18 @@ POLICIES = (
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_pruned_attention_matches_the_reference(interpreted, policy):
-    """Two query heads share a key-value head, the second sequence is padded, and sizes are not powers of two."""
-    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [18, 11], 2, 1, 5))
+@pytest.mark.parametrize(("lengths", "separate"), [([18, 11], False), ([70, 41], True)])
+def test_pruned_attention_matches_the_torch_engine(interpreted, policy, lengths, separate):
+    """Two query heads share a key-value head, the second sequence is padded, and sizes are not powers of two.
+
+    The longer sequences give separate kernels three tiles of queries and keys.
+    """
+    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, lengths, 2, 1, 5), 64, separate)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_separate_kernels_match_the_reference(interpreted, policy):
-    """The sequences have three tiles of queries and keys; the second one is padded."""
-    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [70, 41], 2, 1, 5), None, True)
-
-
-def test_separate_kernels_match_the_reference_if_all_heads_share_the_retained_keys(interpreted):
-    given = prompt(Decay(scope="layer"), 9, [40], 4, 2, 16, torch.float16)
-    interpreted(check_pruned_attention, Decay(scope="layer"), given, None, True)
+def test_separate_kernels_support_heads_that_share_the_retained_keys(interpreted):
+    inputs = prompt(Decay(scope="layer"), 9, [40], 4, 2, 16, torch.float16)
+    interpreted(check_pruned_attention, Decay(scope="layer"), inputs, 64, True)
 
 
 def test_pruned_attention_over_several_blocks_and_chunks(interpreted):
@@ -80,16 +80,16 @@ def test_pruned_attention_over_several_blocks_and_chunks(interpreted):
 
 
 def test_pruned_attention_computes_in_float32(interpreted):
-    """In float16, because the interpreter does not support bfloat16 matrix products."""
+    """The inputs are float16, because the interpreter does not support bfloat16 matrix products."""
     interpreted(check_pruned_attention, H2O(), prompt(H2O(), 6, [20], 1, 1, 16, torch.float16))
 
 
 def test_evicting_the_largest_logit_does_not_underflow(interpreted):
     """After the key with the largest logit is evicted within a block, exponentials relative to its logit underflow."""
-    given = prompt(Local(), 6, [20], 1, 1, 16)
-    given.k[:, :, 0] = 1000 * given.q[:, :, 7:16].mean(2)
-    given.k[:, :, 9] = 1000 * given.q[:, :, 16:].mean(2)
-    interpreted(check_pruned_attention, Local(), given)
+    inputs = prompt(Local(), 6, [20], 1, 1, 16)
+    inputs.k[:, :, 0] = 1000 * inputs.q[:, :, 7:16].mean(2)
+    inputs.k[:, :, 9] = 1000 * inputs.q[:, :, 16:].mean(2)
+    interpreted(check_pruned_attention, Local(), inputs)
 
 
 def check_reductions(heads, queries):
@@ -99,12 +99,12 @@ def check_reductions(heads, queries):
     from formerlab.cache import triton_engine
 
     reductions, reduce = [], interpreter.ReduceOps.apply_impl
-    given = prompt(Decay(), 4, [queries], heads, 1, 16)
-    given.q.mul_(0.1)  # no logit is far above the others
+    inputs = prompt(Decay(), 4, [queries], heads, 1, 16)
+    inputs.q.mul_(0.1)  # no logit is far above the others
     with pytest.MonkeyPatch.context() as patch:
         record = lambda self, tensor: reductions.append(1) or reduce(self, tensor)  # noqa: E731
         patch.setattr(interpreter.ReduceOps, "apply_impl", record)
-        triton_engine.run(Decay(), given)
+        triton_engine.run(Decay(), inputs)
     maxima, evictions = heads, queries - 4
     assert len(reductions) == heads * queries + evictions + maxima
 
@@ -118,8 +118,8 @@ def check_equal_scores():
     from formerlab.cache import triton_engine
 
     k = torch.zeros(1, 1, 24, 16)
-    last = triton_engine.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last_query
-    assert last[0, 0].tolist() == [*range(6, 24), *[24] * 6]
+    last_query = triton_engine.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last_query
+    assert last_query[0, 0].tolist() == [*range(6, 24), *[24] * 6]
 
 
 def test_ties_evict_the_older_key(interpreted):
@@ -130,10 +130,9 @@ def check_nan_key():
     """A key with NaN is evicted after some queries, and every query retains the budget."""
     from formerlab.cache import triton_engine
 
-    given = prompt(Decay(), 6, [24], 1, 1, 16)
-    given.k[:, :, 3] = math.nan
-    actual = triton_engine.run(Decay(), given)
-    visible = (actual.last_query[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
+    inputs = prompt(Decay(), 6, [24], 1, 1, 16)
+    inputs.k[:, :, 3] = math.nan
+    visible = visible_mask(triton_engine.run(Decay(), inputs).last_query)[0, 0]
     assert visible.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
 
@@ -151,8 +150,8 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     from formerlab import kernels
     from formerlab.cache import KeyDiff, triton_engine
 
-    given = prompt(Decay(), 0.4, [40], 2, 2, 16)
-    on_gpu = replace(given, q=given.q.as_subclass(GpuTensor))
+    inputs = prompt(Decay(), 0.4, [40], 2, 2, 16)
+    on_gpu = replace(inputs, q=inputs.q.as_subclass(GpuTensor))
     assert engines.choose_engine(Decay(), on_gpu) is triton_engine.run
     assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch, "its score is not a sum of attention"
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
@@ -162,10 +161,9 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     kernels.usable.cache_clear()
 
 
-def check_norm_and_gelu(tokens, spread, dtype):
-    """Compare with the formula and its gradient in double precision."""
-    from formerlab.kernels import norm_gelu
-
+def check_norm_and_gelu(module, tokens, spread, dtype):
+    """Compare `norm_gelu` or `norm_gelu_cpu` with the formula and its gradient in double precision."""
+    norm_gelu = import_module(f"formerlab.kernels.{module}")
     assert norm_gelu.fits(torch.empty(2, tokens, dtype=dtype))
     tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
     products, upstream = (torch.randn(4, tokens).to(dtype) for _ in range(2))
@@ -186,4 +184,4 @@ def check_norm_and_gelu(tokens, spread, dtype):
 @pytest.mark.parametrize("tokens", [5, 64, 2176])
 def test_norm_and_gelu_match_the_formula_and_its_gradient(interpreted, tokens, dtype):
     for spread in (0.3, 8.0):  # a large tau moves Z far into the tails of the normal distribution
-        interpreted(check_norm_and_gelu, tokens, spread, dtype)
+        interpreted(check_norm_and_gelu, "norm_gelu", tokens, spread, dtype)

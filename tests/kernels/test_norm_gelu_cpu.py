@@ -1,14 +1,14 @@
-"""The native kernels of norm and GeLU: formula, gradient, and the choice of implementation."""
+"""The C++ kernels of norm and GeLU: formula, gradient, and the choice of implementation."""
 
-import math
 import shutil
 
 import pytest
 import torch
+from test_interpreted import check_norm_and_gelu
 
 from formerlab.kernels import norm_gelu_cpu
 from formerlab.layers.pattention import lean_pattention
-from formerlab.layers.score import SMALLEST_NORM, l2_gelu
+from formerlab.layers.score import SMALLEST_NORM
 
 DTYPES = [torch.float32, torch.bfloat16]
 needs_kernel = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -22,7 +22,7 @@ def forward_and_backward(products, upstream, tau):
     return z, factor, scores, backward_scores, gradient
 
 
-def random_inputs(dtype, tokens, rows=4):
+def random_inputs(dtype, tokens, rows):
     return (torch.randn(rows, tokens).to(dtype) for _ in range(2))
 
 
@@ -31,26 +31,13 @@ def random_inputs(dtype, tokens, rows=4):
 @pytest.mark.parametrize("tokens", [1, 5, 64, 1024, 2500])
 @pytest.mark.parametrize("spread", [0.3, 1.0, 8.0])
 def test_the_kernels_match_the_formula_and_its_gradient(dtype, tokens, spread):
-    """A large tau moves Z far into the tails of the normal distribution."""
-    tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
-    products, upstream = random_inputs(dtype, tokens)
-    products[1] = 0
-    exact = products.double().requires_grad_()
-    expected = l2_gelu(exact, tau)
-    (expected_gradient,) = torch.autograd.grad((expected * upstream).sum(), exact)
-    z, factor, scores, backward_scores, gradient = forward_and_backward(products, upstream, tau)
-    assert torch.equal(scores, backward_scores)
-    assert factor[1] == 0
-    assert all(tensor[1].eq(0).all() for tensor in (z, scores, gradient))
-    assert (scores - expected).norm() <= 8 * eps * expected.norm()
-    upstream_norm = (upstream * factor).norm()  # the error is relative to dS, because terms cancel
-    assert (gradient - expected_gradient).norm() <= 8 * eps * (expected_gradient.norm() + upstream_norm)
+    check_norm_and_gelu("norm_gelu_cpu", tokens, spread, dtype)
 
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_do_not_depend_on_the_number_of_threads(dtype):
-    products, upstream = random_inputs(dtype, 300, rows=50)
+    products, upstream = random_inputs(dtype, 300, 50)
     one_thread = forward_and_backward(products, upstream, 17.0)
     torch.set_num_threads(2)
     two_threads = forward_and_backward(products, upstream, 17.0)
@@ -60,7 +47,7 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
 @needs_kernel
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_has_no_effect(default):
-    products, upstream = random_inputs(torch.float32, 64)
+    products, upstream = random_inputs(torch.float32, 64, 4)
     expected = forward_and_backward(products, upstream, 8.0)
     torch.set_default_dtype(default)
     try:

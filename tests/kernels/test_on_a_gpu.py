@@ -1,4 +1,4 @@
-"""The kernels match their references on a GPU; skipped without a GPU."""
+"""The kernels match the torch engine and the formulas on a GPU; skipped without a GPU."""
 
 import math
 from dataclasses import replace
@@ -44,15 +44,15 @@ def test_pattention_matches_the_formula(triton, monkeypatch, dtype, tokens, fuse
 @pytest.mark.parametrize("policy", [*POLICIES, Decay()], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("separate", [False, True])
-def test_pruned_attention_nearly_always_matches_the_reference(triton, monkeypatch, policy, dtype, separate):
+def test_pruned_attention_nearly_always_matches_the_torch_engine(triton, monkeypatch, policy, dtype, separate):
     """Another order of sums may swap two keys with nearly equal scores; an error would swap many keys."""
     monkeypatch.setattr(import_module("formerlab.cache.triton_engine"), "SEPARATE", separate)
     lengths = [500, 311, 64]
-    given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
-    on_gpu = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
+    inputs = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
+    on_gpu = replace(inputs, q=inputs.q.cuda(), k=inputs.k.cuda(), v=inputs.v.cuda())
     run = engines.choose_engine(policy, on_gpu)
     assert run is not engines.run_in_torch
-    actual, expected = run(policy, on_gpu), engines.run_in_torch(policy, in_single_precision(given))
+    actual, expected = run(policy, on_gpu), engines.run_in_torch(policy, in_single_precision(inputs))
     for row, length in enumerate(lengths):
         last_query, expected_last_query = (
             result.last_query[row, :, :length].cpu().clamp(max=length) for result in (actual, expected)

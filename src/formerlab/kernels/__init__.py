@@ -26,7 +26,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def usable(feature: str) -> bool:
-    """Return whether Triton kernels can run `feature` on this machine's GPU; logs the result once."""
+    """Return whether Triton kernels can run `feature` on this machine's GPU; log the result once."""
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("triton") is None:
         reason = "triton is not installed"

@@ -20,7 +20,7 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-"""Compiler options by instruction set, as torch names it.
+"""Compiler options by torch's name of the instruction set.
 
 The options are hashed into the file name, so machines with different instruction sets can share a cache folder.
 """
@@ -53,13 +53,13 @@ def load_library(file: str, feature: str) -> ctypes.CDLL | None:
     Logs which implementation `feature` uses.
     """
     sources = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("bfloat16.h", file))
-    library = compiled(file.removesuffix(".cpp"), "".join(sources))
+    library = compile_library(file.removesuffix(".cpp"), "".join(sources))
     logging.getLogger(__name__).info("%s: %s", feature, "plain torch" if library is None else "native kernel")
     return library
 
 
-def compiled(name: str, source: str) -> ctypes.CDLL | None:
-    """Compile C++ source. Return the library. If compilation fails, log the reason and return None."""
+def compile_library(name: str, source: str) -> ctypes.CDLL | None:
+    """Compile C++ source and return the library. If compilation fails, log the reason and return None."""
     log = logging.getLogger(__name__)
     compiler_path = compiler()
     if compiler_path is None:
@@ -87,5 +87,5 @@ def kernel_implementation() -> str:
 
     Both affect the last bits of results on a CPU.
     """
-    library = compiled("probe", 'extern "C" int probe() { return 0; }')
+    library = compile_library("probe", 'extern "C" int probe() { return 0; }')
     return f"{'plain' if library is None else 'native'}, {torch.backends.cpu.get_cpu_capability()}"

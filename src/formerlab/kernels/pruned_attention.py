@@ -3,30 +3,30 @@
 For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
 
     p[k] = softmax over the retained keys of q k^T / sqrt(d_head)    out[q] = sum over k of p[k] v[k]
-    S[k] <- decay S[k] + gain sum over the head group of p[k]        a full cache evicts the key of lowest S
+    S[k] <- decay S[k] + gain sum over the head group of p[k]
 
-A head group is the set of query heads that share one eviction decision, and a chain is a (sequence, head group) pair.
-One program processes one chain. It keeps the positions and scores of the retained keys in registers and processes
-queries in blocks of 16. For each block, a matrix product computes the logits of its queries with the retained keys and
-the new keys, so each key is read once per block. Then the eviction rule runs query by query. A second matrix product
-multiplies the probabilities by the values. Sums are float32, so half-precision logits are not rounded; the reference,
-`cache/engines.py`, rounds them.
+A full cache evicts the key of lowest S. A head group is the set of query heads that share one eviction decision, and a
+chain is a (sequence, head group) pair. One program processes one chain. It keeps the positions and scores of the
+retained keys in registers and processes queries in blocks of 16. For each block, a matrix product computes the logits
+of its queries with the retained keys and the new keys, so each key is read once per block. Then the eviction rule runs
+query by query. A second matrix product multiplies the probabilities by the values. Sums are float32, so half-precision
+logits are not rounded. The torch engine (`cache/engines.py`) rounds them.
 
-Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot. Each takes 4 bytes.
-The number of slots is the smallest power of two that is at least capacity + 16, and at least 64; the capacity is the
+Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot, of 4 bytes each.
+The number of slots is the smallest power of two that is at least capacity + 16, and at least 64. The capacity is the
 largest number of retained keys. T queries cost T (capacity + 16) dot products per head (full attention: T^2 / 2) and T
-sequential steps. A step takes one sum per head and one minimum over the slots. The sequential steps dominate. Chains
-run in parallel.
+sequential steps, each with one sum per head and one minimum over the slots. The steps dominate the time. Chains run in
+parallel.
 
-Eviction affects the outputs only through `last`, the last query that sees each key. Therefore `evict` can run without
-outputs, which needs fewer warps (one warp up to 512 slots, without synchronisation), and `attend` computes the outputs
-as full attention with a mask.
+Eviction affects the outputs only through the last query that sees each key (`last_queries`). Therefore `evict` can run
+without outputs, which needs fewer warps (one warp up to 512 slots, without synchronisation), and `attend` computes the
+outputs as full attention with a mask.
 
 Variables of the kernels: `q_batch`, `q_head`, `q_time` and so on are strides in elements. `row` is the index of a query
-in its block, `member` the index of a query head in its group, and `line` = row * heads_per_group + member the index of
-a line of logits. `line_maxima` and `line_sums` have the maximum of each line and the sum of its exponentials.
-`slot_log` has two entries per slot: the position of its key, and the last query that sees the key. `limits` has the
-length, capacity, sink and recent window of each sequence, in tokens.
+in its block, `member` is the index of a query head in its group, and `line` = row * heads_per_group + member is the
+index of a line of logits. `line_maxima` and `line_sums` contain the maximum and the sum of exponentials of each line.
+`slot_log` has two entries per slot: the position of its key, and the last query that sees the key. `limits` contains
+the length, capacity, sink and recent window of each sequence, in tokens.
 
 `cache/triton_engine.py` launches the kernels. With TRITON_INTERPRET=1, set before this module is imported, the same
 code runs on the CPU.
@@ -85,15 +85,15 @@ def padded(d_head: int) -> int:
 @triton.jit(do_not_specialize=("head_groups", "time"))
 def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, initial_scores, last, final_scores, logits, line_maxima, line_sums, slot_log, limits, decay, gain, scale,
-    head_groups, heads_per_group, heads_per_kv_head, time, d_head, with_initial_scores: tl.constexpr,
+    out_time, initial_scores, last_queries, final_scores, logits, line_maxima, line_sums, slot_log, limits, decay, gain,
+    scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head, with_initial_scores: tl.constexpr,
     with_outputs: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Simulate eviction over whole sequences, with one program per chain.
 
     q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head). `initial_scores`,
-    `last` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). Writes `last` for
-    evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
+    `last_queries` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). Writes
+    `last_queries` for evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // head_groups, program % head_groups * heads_per_group
@@ -103,7 +103,7 @@ def evict(  # noqa: ANN201
     k += batch * k_batch + head // heads_per_kv_head * k_head
     v += batch * v_batch + head // heads_per_kv_head * v_head
     out += batch * out_batch + head * out_head
-    last += program * time
+    last_queries += program * time
     final_scores += program * time
     lines = heads_per_group * block + 1  # one extra line, because the next line is prefetched
     logits += program * lines * slots
@@ -152,7 +152,7 @@ def evict(  # noqa: ANN201
                 priority = tl.where(scores == scores, scores, -float("inf"))  # evict NaN scores first
                 priority = tl.where(candidate, priority, float("inf"))
                 _, evicted = tl.reduce((priority, tl.where(candidate, positions, EMPTY_POSITION)), 0, _lower_or_older)
-                tl.store(last + evicted, query, mask=evicted != EMPTY_POSITION)
+                tl.store(last_queries + evicted, query, mask=evicted != EMPTY_POSITION)
                 tl.store(slot_log + slots + slot, query, mask=positions == evicted)
                 positions = tl.where(positions == evicted, EMPTY_POSITION, positions)
         tl.debug_barrier()
@@ -228,14 +228,14 @@ def _write_outputs(
 @triton.jit(do_not_specialize=("head_groups", "time"))
 def attend(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, last, scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head, channels: tl.constexpr,
-    rows: tl.constexpr, columns: tl.constexpr,
+    out_time, last_queries, scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head,
+    channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Write out[i] = sum over j of p[j] v[j], where p = softmax over the keys j with j <= i <= last[j].
+    """Write out[i] = sum over j of p[j] v[j], where p = softmax over the keys j with j <= i <= last_queries[j].
 
-    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head); `last` is (batch,
-    head_groups, time). A program computes `rows` queries. The softmax is computed online over tiles of `columns` keys
-    (FlashAttention, arXiv:2205.14135, Algorithm 1).
+    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head); `last_queries` is
+    (batch, head_groups, time). A program computes `rows` queries. The softmax is computed online over tiles of
+    `columns` keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // (head_groups * heads_per_group), program % (head_groups * heads_per_group)
@@ -247,12 +247,12 @@ def attend(  # noqa: ANN201
     queries = tl.load(q_pointers, mask=inside, other=0.0)
     k += batch * k_batch + head // heads_per_kv_head * k_head
     v += batch * v_batch + head // heads_per_kv_head * v_head
-    last += (batch * head_groups + head // heads_per_group) * time
+    last_queries += (batch * head_groups + head // heads_per_group) * time
     maximum, total = tl.full([rows], LOWEST, tl.float32), tl.zeros([rows], tl.float32)
     output = tl.zeros([rows, channels], tl.float32)
     for first in range(0, tl.minimum(start + rows, time), columns):
         position = first + column
-        last_query = tl.load(last + position, mask=position < time, other=-1)
+        last_query = tl.load(last_queries + position, mask=position < time, other=-1)
         valid = (position < time)[:, None] & (channel < d_head)[None, :]
         keys = tl.load(k + position[:, None].to(tl.int64) * k_time + channel[None, :], mask=valid, other=0.0)
         x = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale

@@ -1,14 +1,9 @@
 """CPU kernel of step-by-step eviction, compiled by numba.
 
-For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`; Decay article, eq. 5):
-
-    p[k] = softmax over the retained keys of scale q k^T        out[q] = sum over k of p[k] v[k]
-    S[k] <- decay S[k] + gain sum over the group's heads of p[k]
-
-A full cache evicts the key of lowest S. Queries are processed in blocks. A matrix product computes the logits of a
-block with the retained keys and the new keys, so each key is read once per block. Then the eviction rule runs query by
-query. A head group is the set of query heads that share one eviction decision, and a chain is a (sequence, head group)
-pair. One thread processes a chain, and sums have a fixed order, so results do not depend on the number of threads.
+The formulas and the terms (head group, chain, slot) are those of `pruned_attention.py`. Queries are processed in
+blocks: a matrix product computes the logits of a block with the retained keys and the new keys, then the eviction rule
+runs query by query. One thread processes a chain, and sums have a fixed order, so results do not depend on the number
+of threads.
 
 The loops are written so that LLVM vectorises them. numba caches compiled code on disk until this file changes, and it
 does not track other files, so the whole kernel is in this file. Cache files of earlier versions refer to the classes
@@ -16,6 +11,7 @@ does not track other files, so the whole kernel is in this file. Cache files of 
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast, no_type_check
 
@@ -72,9 +68,8 @@ def compiled(function: Function, *, parallel: bool = False) -> Function:
     return cast(Function, dispatcher)
 
 
-def compiled_parallel(function: Function) -> Function:
-    """Compile like `compiled`, and run `prange` loops on numba's threads."""
-    return compiled(function, parallel=True)
+compiled_parallel = functools.partial(compiled, parallel=True)
+"""Compile like `compiled`, and run `prange` loops on numba's threads."""
 
 
 @compiled
@@ -176,12 +171,12 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 def softmax(row: Array, positions: Array, query: int) -> None:
     """Replace the logits of one query by probabilities over the keys up to position `query`; other slots get 0."""
     masked = row.dtype.type(-np.inf)
-    top, total = order_bits(masked), row.dtype.type(0)
+    largest_bits, total = order_bits(masked), row.dtype.type(0)
     for slot in range(len(row)):
         logit = row[slot] if positions[slot] <= query else masked
         row[slot] = logit
-        top = max(top, order_bits(logit))
-    largest = order_bits(top)
+        largest_bits = max(largest_bits, order_bits(logit))
+    largest = order_bits(largest_bits)
     for slot in range(len(row)):
         weight = exponential(row[slot] - largest)
         row[slot] = weight
@@ -219,13 +214,13 @@ def slot_to_evict(scores: Array, positions: Array, lowest: float, sink: int, new
     These keys have the positions sink, ..., `newest_candidate`. Returns -1 if all their scores are NaN.
     """
     empty_position = np.int32(EMPTY_POSITION)
-    first = empty_position
+    oldest = empty_position
     for slot in range(slots):
         position = positions[slot]
         is_candidate = (scores[slot] == lowest) & (position >= sink) & (position <= newest_candidate)
-        first = min(first, position if is_candidate else empty_position)
+        oldest = min(oldest, position if is_candidate else empty_position)
     for slot in range(slots):
-        if positions[slot] == first and first != empty_position:
+        if positions[slot] == oldest and oldest != empty_position:
             return slot
     return -1
 
