@@ -1,6 +1,7 @@
 """Tiny random models of transformers."""
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -48,16 +49,30 @@ def build(kind, **changes):
     return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).double().eval()
 
 
+def letters(**options):
+    """Return a tokenizer of single characters."""
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
+    tokenizer = Tokenizer(models.WordLevel(alphabet, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
 def save_with_tokenizer(folder):
     """Save a llama and a tokenizer of single characters; return the folder."""
     build("llama").save_pretrained(folder)
-    import tokenizers
-    import transformers
+    letters().save_pretrained(folder)
+    return folder
 
-    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
-    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(alphabet, unk_token="<unk>"))
-    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(folder)
+
+def save(kind, folder, tokenizer, **changes):
+    """Save a float32 model and a tokenizer; return the folder."""
+    build(kind, **changes).float().save_pretrained(folder)
+    from transformers import PreTrainedTokenizerFast
+
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|endoftext|>")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     return folder
 
 

@@ -148,13 +148,13 @@ def test_modified_attention_is_detected(monkeypatch):
 
     model = build("llama")
     model.set_attn_implementation("eager")
-    plain = modeling_llama.eager_attention_forward
+    eager_attention = modeling_llama.eager_attention_forward
 
-    def louder(module, query, key, value, mask, **others):
-        out, weights = plain(module, query, key, value, mask, **others)
+    def modified(*args, **kwargs):
+        out, weights = eager_attention(*args, **kwargs)
         return out * 1.5, weights
 
-    monkeypatch.setattr(modeling_llama, "eager_attention_forward", louder)
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", modified)
     with pytest.raises(UserError, match=r"its attention differs from softmax\(q k\^T\) v"):
         CausalLM(model)
 

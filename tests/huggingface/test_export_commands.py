@@ -38,10 +38,10 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
     assert "formerlab, commit abc" in card
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    made = model.generate(**tokenizer("the cat sat", return_tensors="pt"), max_new_tokens=5, do_sample=False)
-    assert tokenizer.decode(made[0]).startswith("the cat sat")
+    tokens = model.generate(**tokenizer("the cat sat", return_tensors="pt"), max_new_tokens=5, do_sample=False)
+    assert tokenizer.decode(tokens[0]).startswith("the cat sat")
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
-    assert torch.isfinite(model(made).logits).all()
+    assert torch.isfinite(model(tokens).logits).all()
 
 
 def test_a_card_without_a_commit_states_it():
@@ -54,8 +54,8 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
     words = ("--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "out"))
     assert main(["export-huggingface", "study/run/seed0", *words]) == 0
     state = load_file(finished / "weights.safetensors")
-    made = load_any(Folder(path=str(tmp_path / "out"))).model.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in made.items())
+    loaded = load_any(Folder(path=str(tmp_path / "out"))).model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in loaded.items())
     assert "no job 'study/run/seed1'" in error_of(capsys, "export-huggingface", "study/run/seed1", *words)
 
 
@@ -92,14 +92,10 @@ def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def folders(finished, tokenizer, tmp_path_factory):
-    """Return a model folder of every kind."""
-    from transformers import PreTrainedTokenizerFast
-
+    """Return a folder with a model folder of every kind."""
     root = tmp_path_factory.mktemp("models")
     for kind in ("opt", "llama"):
-        foreign.build(kind).float().save_pretrained(root / kind)
-        end = "<|endoftext|>"
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end).save_pretrained(root / kind)
+        foreign.save(kind, root / kind, tokenizer)
     main(["export-huggingface", str(finished), "--out", str(root / "ours")])
     written(root / "released", made_up(vocabulary=320))
     (root / "released/150M_eval.yml").write_text((root / "released/150M_eval.yml").read_text().replace("16,", "48,"))

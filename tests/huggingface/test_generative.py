@@ -4,7 +4,6 @@ import csv
 
 import foreign
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
@@ -16,11 +15,7 @@ METRICS = ("string_match", "string_match_part")
 
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    foreign.build("llama", max_position_embeddings=1024).float().save_pretrained(folder)
-    end = "<|endoftext|>"
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end).save_pretrained(folder)
-    return str(folder)
+    return str(foreign.save("llama", tmp_path_factory.mktemp("model"), tokenizer, max_position_embeddings=1024))
 
 
 def test_finished_tasks_are_not_answered_again_unless_text_or_code_changed(folder, tmp_path, monkeypatch, capsys):

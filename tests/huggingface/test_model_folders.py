@@ -53,9 +53,9 @@ NATIVE = {
 """Models that fit a native layout, by the class of transformers that loads it."""
 
 
-def build(**parts):
+def build(**fields):
     """Return a double-precision model in which all weights differ from their initial values."""
-    spec = {"vocabulary": 290, "layers": 4, "width": 16, "heads": 2, "context": 48, "embedding_std": 0.5} | parts
+    spec = {"vocabulary": 290, "layers": 4, "width": 16, "heads": 2, "context": 48, "embedding_std": 0.5} | fields
     model = Decoder(**spec).build(seed=3).double().eval()
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -90,8 +90,8 @@ def test_an_exported_model_loads_without_this_package(tmp_path):
     """A process that cannot import the package computes the same logits and tokens as this process."""
     prompt, expected = tokens(1, 20), {}
     torch.save(prompt, tmp_path / "prompt.pt")
-    for number, (name, parts) in enumerate((VARIANTS | NATIVE).items()):
-        model = build(**parts).float()
+    for number, (name, fields) in enumerate((VARIANTS | NATIVE).items()):
+        model = build(**fields).float()
         save_folder(model, None, tmp_path / f"model_{number}")
         with torch.no_grad():
             generated = sample(model, prompt[0].tolist(), tokens=5, temperature=0.0)
@@ -182,9 +182,8 @@ def test_a_model_round_trip_is_bit_identical(kind, tmp_path):
     assert sum(tensor.numel() for tensor in first.values()) == model.spec.params()  # a tied head is saved once
 
 
-@pytest.mark.parametrize("parts", [VARIANTS["grouped"]])
-def test_left_padded_rows_generate_the_same_as_single_rows(parts, tmp_path):
-    loaded = saved(build(**parts), None, tmp_path / "model")
+def test_left_padded_rows_generate_the_same_as_single_rows(tmp_path):
+    loaded = saved(build(**VARIANTS["grouped"]), None, tmp_path / "model")
     rows = [tokens(1, length, seed=length) for length in (11, 4, 7)]
     batch, mask = torch.zeros(3, 11, dtype=torch.int64), torch.zeros(3, 11, dtype=torch.int64)
     for row, prompt in enumerate(rows):
@@ -231,8 +230,8 @@ def test_hidden_states_are_block_inputs_and_the_final_norm_output(kind, tmp_path
     assert len(out.hidden_states) == loaded.config.num_hidden_layers + 1
     assert torch.equal((out.hidden_states[-1] @ loaded.decoder.embedding.T)[:, -1:], out.logits)
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
-    made = loaded.generate(prompt, output_hidden_states=True, **options)
-    assert [len(states) for states in made.hidden_states] == [len(out.hidden_states)] * 3
+    generated = loaded.generate(prompt, output_hidden_states=True, **options)
+    assert [len(states) for states in generated.hidden_states] == [len(out.hidden_states)] * 3
     loaded.config.output_hidden_states, loaded.config.return_dict = True, False
     assert len(loaded(prompt)) == 3, "logits, cache and hidden states"
 
@@ -300,8 +299,8 @@ def test_the_tokenizer_is_exported(tokenizer, tmp_path):
     assert (loaded.eos_token_id, loaded.pad_token_id, loaded.model_max_length) == (0, 0, 48)
     batch = loaded(["the cat", "the dog ran to a mat"], padding=True, return_tensors="pt")
     assert (batch["attention_mask"][:, -1] == 1).all()
-    made = model.generate(**batch, max_new_tokens=4, do_sample=False)
-    assert loaded.batch_decode(made, skip_special_tokens=True)[1].startswith("the dog ran to a mat")
+    generated = model.generate(**batch, max_new_tokens=4, do_sample=False)
+    assert loaded.batch_decode(generated, skip_special_tokens=True)[1].startswith("the dog ran to a mat")
 
 
 def test_mistakes_give_one_line(tmp_path):

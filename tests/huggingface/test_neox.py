@@ -56,7 +56,7 @@ def naive_logits(weights, tokens, activation="l2_norm_gelu"):
     x = w["sequential.0.word_embeddings.weight"][tokens]
     for block in range(2, LAYERS + 2):
         name, y = f"sequential.{block}.attention", standardised(x)
-        q, k, v = (pattention(y, f"{name}.{part}").view(len(x), HEADS, -1) for part in ("query", "key", "value"))
+        q, k, v = (pattention(y, f"{name}.{layer}").view(len(x), HEADS, -1) for layer in ("query", "key", "value"))
         x = x + pattention(attended(rotated(q), rotated(k), v), f"{name}.proj")
         x = x + pattention(standardised(x), f"sequential.{block}.mlp")
     x = standardised(x) * w[f"sequential.{LAYERS + 3}.norm.weight"] + w[f"sequential.{LAYERS + 3}.norm.bias"]

@@ -19,16 +19,11 @@ EXAMPLES = [block for block in re.findall(r"^```python\n(.*?)^```", MODELS, re.M
 @pytest.fixture(scope="module")
 def folder(finished, tokenizer, tmp_path_factory):
     """Return a folder with small models that have the names of the page."""
-    from transformers import PreTrainedTokenizerFast
-
     root = tmp_path_factory.mktemp("page")
     run = root / "results/live/laptop/denseformer/plain-4/seed0"
     run.parent.mkdir(parents=True)
     run.symlink_to(finished)
-    end = "<|endoftext|>"
-    foreign.build("opt").float().save_pretrained(root / "opt-2.7b")
-    fast_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end)
-    fast_tokenizer.save_pretrained(root / "opt-2.7b")
+    foreign.save("opt", root / "opt-2.7b", tokenizer)
     written(root / "TokenFormer-150M", made_up(vocabulary=320))
     tokenizer.save(str(root / "TokenFormer-150M/tokenizer.json"))
     return root

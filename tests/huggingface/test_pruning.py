@@ -5,13 +5,10 @@ from threading import Thread
 import pytest
 import torch
 from accelerate import cpu_offload
-from foreign import build, tokens
+from foreign import build, letters, tokens
 from jaxtyping import config
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from torch.nn import DataParallel, Module
-from transformers import DynamicCache, PreTrainedTokenizerFast, StaticCache, TextIteratorStreamer
+from transformers import DynamicCache, StaticCache, TextIteratorStreamer
 from transformers import __version__ as TRANSFORMERS
 
 from formerlab.cache import (
@@ -216,19 +213,11 @@ def test_the_callers_cache_is_filled(kind, name, models):
             assert cache.get_seq_length() == 20 + GREEDY["max_new_tokens"] - 1
 
 
-def letters():
-    """Return a tokenizer of single characters, padded on the left."""
-    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
-    tokenizer = Tokenizer(WordLevel(alphabet, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=" ", padding_side="left")
-
-
 def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
     ensure_torchvision_imports()
     from transformers import pipeline
 
-    model, tokenizer = models["llama"], letters()
+    model, tokenizer = models["llama"], letters(pad_token=" ", padding_side="left")
     inputs, options = tokenizer("once upon a time", return_tensors="pt"), GREEDY | {"use_cache": True}
     unpruned = model.generate(**inputs, **options)
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)

@@ -21,7 +21,6 @@ from formerlab.results.read import Results
 from formerlab.tasks.window_losses import spread_windows, window_losses
 from formerlab.training.any_run import ReleasedRun
 
-END = "<|endoftext|>"
 STUDY = """
 title: Small
 paper: none
@@ -35,21 +34,13 @@ measure:
 """
 
 
-def save(kind, folder, tokenizer, **changes):
-    """Write a tiny model of transformers and its tokenizer to a folder, like a released model."""
-    from transformers import PreTrainedTokenizerFast
-
-    foreign.build(kind, **changes).float().save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def project(tokenizer, tmp_path_factory):
     """Return a project with two released models and a suite."""
     root = tmp_path_factory.mktemp("project")
     project = Project(root)
     for kind in ("llama", "opt"):
-        save(kind, root / kind, tokenizer)
+        foreign.save(kind, root / kind, tokenizer)
     random = np.random.default_rng(0)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "an", "old", "house"]
     project.write("lines.txt", "\n".join(" ".join(random.choice(words, 12)) for _ in range(200)))
@@ -168,11 +159,11 @@ def test_a_second_call_does_nothing_and_changed_weights_are_detected(done, capsy
     run = "small/released-opt/seed0"
     with chdir(done.root):
         record = done.root / "results/live/smoke" / run / "run.json"
-        before = record.stat().st_mtime_ns
+        modified = record.stat().st_mtime_ns
         assert main(["load", run]) == 0
-        assert record.stat().st_mtime_ns == before
+        assert record.stat().st_mtime_ns == modified
         weights = done.root / "opt/model.safetensors"
-        kept = weights.read_bytes()
+        content = weights.read_bytes()
         save_file({name: value + 1 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
         try:
             plan = done.plan()
@@ -181,12 +172,10 @@ def test_a_second_call_does_nothing_and_changed_weights_are_detected(done, capsy
             assert main(["prune", run]) == EXIT_USER_ERROR
             assert f"load {run} is stale (changed since: weights)" in capsys.readouterr().err
         finally:
-            weights.write_bytes(kept)
+            weights.write_bytes(content)
 
 
 def test_invalid_released_runs_are_refused_by_the_plan(project):
-    place = "command line: set"
-
     def refused(**changes):
         with chdir(project.root):
             return project.mistake(set={key.replace("__", "."): value for key, value in changes.items()})
@@ -194,8 +183,8 @@ def test_invalid_released_runs_are_refused_by_the_plan(project):
     runs = "small.runs.released-llama"
     assert "no such folder" in refused(scale__released__llama__path="nowhere")
     assert "no released model 'lama' at this scale; did you mean llama" in refused(**{f"{runs}.released": "lama"})
-    other = refused(**{f"{runs}.data": "opt"})
-    assert other.startswith(f"{place}: {runs}.data: 'opt' does not use the tokenizer of 'llama'; give that data set")
+    message = f"command line: set: {runs}.data: 'opt' does not use the tokenizer of 'llama'; give that data set"
+    assert refused(**{f"{runs}.data": "opt"}).startswith(message)
     assert "context: 100 exceeds the 64 tokens that 'llama' reads" in refused(**{f"{runs}.context": 100})
     assert "unknown key" in refused(**{f"{runs}.steps": 100})
     assert "windows: Input should be greater than 0" in refused(**{f"{runs}.windows": 0})
@@ -203,7 +192,7 @@ def test_invalid_released_runs_are_refused_by_the_plan(project):
 
 
 def test_models_that_differ_from_the_plan_or_cannot_be_pruned_are_refused_by_the_stage(done, tokenizer, capsys):
-    save("bloom", done.root / "bloom", tokenizer)
+    foreign.save("bloom", done.root / "bloom", tokenizer)
     sizes = {"layers": 3, "width": 32, "vocabulary": 290, "context": 64, "parameters": 1000}
     for changes, message in (
         ({"llama": {"sizes": sizes}}, "released.llama.sizes: layers is 2, not 3, parameters is"),

@@ -1,4 +1,4 @@
-"""Wrap causal language models of transformers in the interface of `DecoderModel`; an `attend` computes attention.
+"""Wrap causal language models of transformers in the interface of `DecoderModel`, with attention by an `attend`.
 
 transformers calls attention functions that are registered by name. A mask function must be registered under the same
 name. Otherwise the mask is None, and a model that relies on the mask attends to later tokens without an error.
@@ -58,7 +58,7 @@ def current_attend() -> Attend | None:
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Return the output of the current `attend` for one layer, shape (batch, time, heads, d_head).
 
@@ -66,11 +66,11 @@ def attention(
     scale queries before the attention call (OPT), and some use a factor other than 1/sqrt(d_head). An `attend` always
     divides by sqrt(d_head), so the queries are rescaled first. Raises UserError for UNSUPPORTED_ARGUMENTS.
     """
-    attend, scaling = _current.get(), others.get("scaling")
+    attend, scaling = _current.get(), options.get("scaling")
     if attend is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)[0], None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0], None
     for name in UNSUPPORTED_ARGUMENTS:
-        if others.get(name) is not None:
+        if options.get(name) is not None:
             raise UserError(f"{type(module).__name__}: cache policies do not support attention with {name}")
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     query = query if math.isclose(factor, 1.0, rel_tol=1e-12) else query * factor
@@ -131,12 +131,12 @@ def find_positions(
             position = torch.zeros(1, 1, dtype=torch.long, device=first_keys[0].device)
             if not isinstance(module(first_keys[0], position), tuple):
                 continue  # complex angles for some of the channels (DeepSeek V2)
-            keys = list(zip(first_keys, later_keys, strict=True))
+            pairs = list(zip(first_keys, later_keys, strict=True))
             nearest = min(  # in half precision both rotations may be within the tolerance
                 (WrappedRotation(module, interleaved) for interleaved in (False, True)),
-                key=lambda rope: sum((rope.rotate(key, distance) - after).abs().sum().item() for key, after in keys),
+                key=lambda rope: sum((rope.rotate(key, distance) - later).abs().sum().item() for key, later in pairs),
             )
-            if all(_close(nearest.rotate(key, distance), after) for key, after in keys):
+            if all(_close(nearest.rotate(key, distance), later) for key, later in pairs):
                 return nearest
     rotates = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     return UnknownRotation() if rotates else FixedPositions()
@@ -150,8 +150,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
 class CausalLM(nn.Module):
     """Wrapper of a causal model that uses transformers' attention interface: `model(tokens, attend=..., start=...)`.
 
-    An `attend` such as `KVCache`, `PrunedCache` or `Simulation` replaces transformers' cache. The positions that are
-    passed to the model count evicted tokens too.
+    An `attend` such as `KVCache`, `PrunedCache` or `Simulation` replaces transformers' cache. Tokens keep their
+    positions in the text when earlier tokens are evicted.
 
     The constructor tests the model: each layer must call the attention function exactly once, and with causal attention
     the logits must equal the logits of the model's own implementation. It raises UserError for a model that fails.
@@ -161,17 +161,17 @@ class CausalLM(nn.Module):
         """Wrap a model; `context` is the longest sequence in tokens (default: max_position_embeddings)."""
         super().__init__()
         self.name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-        longest = getattr(config, "max_position_embeddings", None)
-        length: int | None = longest if context is None else context
-        if context is not None and longest is not None and context > longest:
-            raise UserError(f"{self.name}: context {context} exceeds the model's {longest} positions")
+        max_positions = getattr(config, "max_position_embeddings", None)
+        length: int | None = max_positions if context is None else context
+        if context is not None and max_positions is not None and context > max_positions:
+            raise UserError(f"{self.name}: context {context} exceeds the model's {max_positions} positions")
         self.spec = sizes_of(model, PROBE_TOKENS).model_copy(update={"context": length or PROBE_TOKENS})
         self._check_windows(config)
         offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())  # accelerate loads the weights
         if not offloaded and any(weight.is_meta for weight in model.parameters()):
             raise UserError(f"{self.name}: its weights are on the meta device; load them first")
         self.model = model.eval()
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._has_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._check()
         if length is None:  # checked last, because a context does not help if another check fails
             raise UserError(f"{self.name}: the config gives no max_position_embeddings; give a context")
@@ -200,7 +200,7 @@ class CausalLM(nn.Module):
         if end > self.spec.context:
             raise ValueError(f"{end} tokens exceed the model's context of {self.spec.context}")
         positions = torch.arange(start, end, device=tokens.device).expand(len(tokens), -1)
-        options = {"logits_to_keep": last} if last is not None and self._keeps_logits else {}
+        options = {"logits_to_keep": last} if last is not None and self._has_logits_to_keep else {}
         with attending(attend):
             logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **options).logits
         return logits if last is None else logits[:, -last:]

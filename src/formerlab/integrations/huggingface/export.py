@@ -88,10 +88,7 @@ def _add_transformers_4_keys(out: Path) -> None:
 
 
 def model_card(record: dict[str, Any], weights_licence: str, data_licence: str) -> str:
-    """Return the model card of a run.
-
-    `record` is its run.json; the other arguments are the licences of weights and data.
-    """
+    """Return the model card of a run with this record (the content of run.json) and these licences."""
     data_set, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
     losses = [(split, final.get(f"{split}_loss_nats")) for split in ("train", "valid", "test")]
     facts = {

@@ -5,6 +5,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,22 +75,21 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
         with prune(model, *configuration):  # raises UserError for a policy that cannot run in a cache
             pass
     context = PrunedLM(model, tokenizer, context=source.context).max_length
-    tasks = _load(settings, tokenizer, context)
-    examples = [[*islice(task.eval_docs, settings.examples)] for suite in tasks for task in suite["tasks"].values()]
+    suites = _load(settings, tokenizer, context)
+    examples = [[*islice(task.eval_docs, settings.examples)] for suite in suites for task in suite["tasks"].values()]
     lms = [PrunedLM(model, tokenizer, *item, context=context, batch=batch) for item in cache_configurations]
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
-    for suite in tasks:
+    for suite in suites:
         check_requests(lms, suite, **options)
     digests = [sha256(repr(documents).encode()).hexdigest() for documents in examples]
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
     stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_hash_of_code)
     rows, done = Rows(), 0
-    answers = len(cache_configurations) * sum(map(len, examples))
-    with Progress(answers, source_path(arguments), unit="answer") as progress:
+    with Progress(len(lms) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
         for configuration, lm in zip(cache_configurations, lms, strict=True):
             lm.progress = progress
-            for suite, documents, digest in zip(tasks, examples, digests, strict=True):
+            for suite, documents, digest in zip(suites, examples, digests, strict=True):
                 compute_scores = partial(task_scores, lm, suite, **options)
                 scores = stored.rows(compute_scores, *configuration.single_policy(settings), [*suite["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
@@ -133,8 +133,8 @@ def summary(rows: Rows) -> list[str]:
     """
     labels = list(dict.fromkeys(_label(row) for row in rows))
     lines = ["| task | metric | n | " + " | ".join(labels) + " | decides |", "|---" * (len(labels) + 4) + "|"]
-    ordered = sorted(rows, key=lambda row: (str(row[4]), str(row[7])))
-    for (task, metric), group in groupby(ordered, key=lambda row: (str(row[4]), str(row[7]))):
+    task_and_metric = itemgetter(COLUMNS.index("task"), COLUMNS.index("metric"))
+    for (task, metric), group in groupby(sorted(rows, key=task_and_metric), key=task_and_metric):
         values: dict[str, list[float]] = {}
         for row in group:
             values.setdefault(_label(row), []).append(float(row[8] or 0))

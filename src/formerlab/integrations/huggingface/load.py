@@ -54,7 +54,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
 
     Raises UserError if the model is larger than the free memory of the device, or cannot be read.
     """
-    name, level = source_path(arguments), logging.get_verbosity()
+    name, verbosity = source_path(arguments), logging.get_verbosity()
     logging.set_verbosity_error()  # hide progress bars and warnings about quantised weights, which are dequantised here
     try:
         with redirect_stderr(io.StringIO()):
@@ -72,7 +72,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
         remedy = "fetch truncated files and git-lfs pointers again"
         raise UserError(f"{name}: not a causal model of transformers ({reason(error)}); {remedy}") from None
     finally:
-        logging.set_verbosity(level)
+        logging.set_verbosity(verbosity)
     if missing := loading_info["missing_keys"]:
         raise UserError(f"{name}: weights {min(missing)} are missing; fetch or export the model again")
     return model.to(device).eval()

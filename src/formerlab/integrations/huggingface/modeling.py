@@ -73,13 +73,11 @@ def check_positions(
     if position_ids.ndim != 2 or position_ids.shape[1] != real.shape[1] or len(position_ids) not in (1, len(real)):
         raise ArgumentError(f"position_ids of shape {tuple(position_ids.shape)}: give one number per row and token")
     shifts = (position_ids.to(real.device) - torch.arange(real.shape[1], device=real.device)).expand(real.shape)
-    expected = shifts.gather(1, real.long().argmax(1, keepdim=True))
+    expected, fault = shifts.gather(1, real.long().argmax(1, keepdim=True)), "not consecutive within a row"
     if first_positions is not None:
         expected = torch.tensor(first_positions, device=real.device)[:, None]
+        fault = "inconsistent with the cache and attention_mask"
     if ((shifts != expected) & real).any():
-        fault = "not consecutive within a row"
-        if first_positions is not None:
-            fault = "inconsistent with the cache and attention_mask"
         raise ArgumentError(f"position_ids: {fault}; {UNPACK_REMEDY}")
 
 
@@ -224,14 +222,13 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             )
         padding = None if attention_mask is None else count_padding(attention_mask)
         padding = padding if padding and any(padding) else None
+        first_positions = [start - count for count in padding or [0] * len(input_ids)]
         if position_ids is not None:
-            time = input_ids.shape[1]
-            real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -time:]
-            check_positions(position_ids, real.bool(), [start - count for count in padding or [0] * len(input_ids)])
+            real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+            check_positions(position_ids, real.bool(), first_positions)
         attend, model = current_attend(), self.decoder
         attend = CacheAttend(cache, padding) if attend is None else attend
         if padding is not None:
-            first_positions = [start - count for count in padding]
             model, start = copy.copy(self.decoder), max(*first_positions, 0)
             model._modules = {**self.decoder._modules, "position": RowPositions(self.decoder.position, first_positions)}
         hidden = None

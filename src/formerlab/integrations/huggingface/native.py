@@ -61,12 +61,12 @@ def to_native(model: DecoderModel) -> PreTrainedModel | None:
     with torch.device("meta"):
         converted: PreTrainedModel = model_class(config)
     detached = {name: weight.detach() for name, weight in weights.items()}
-    keys = converted.load_state_dict(detached, strict=False, assign=True)
+    unexpected = converted.load_state_dict(detached, strict=False, assign=True).unexpected_keys
     if model.head is not None:  # the name of the head differs between releases of transformers
         converted.get_output_embeddings().weight = torch.nn.Parameter(model.head.detach())
     converted.tie_weights()
     missing = [name for name, weight in converted.named_parameters() if weight.is_meta]
-    assert not [*missing, *keys.unexpected_keys], (missing, keys.unexpected_keys)
+    assert not [*missing, *unexpected], (missing, unexpected)
     return converted
 
 

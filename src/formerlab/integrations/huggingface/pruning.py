@@ -116,12 +116,11 @@ class PolicyCache(Cache):  # type: ignore[misc]
             out[rows, :, first:] = cache(layer, *(x[rows, :, first:] for x in (q, k, v)))
         return out
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the new keys and values unchanged; the attention call of the layer stores them.
 
         Raises UserError outside the `prune` block.
         """
-        del layer, others, more
         if current_attend() is not self:
             raise UserError(f"{CACHE_FIELD}: this cache belongs to formerlab.prune; use it inside the prune block")
         return keys, values
