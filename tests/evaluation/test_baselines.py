@@ -31,16 +31,16 @@ def as_defined(stream, order):
     counts = [Counter({gram: 0 for gram in grams[n]}) for n in range(order - 1)] + [grams[-1]]
     for n in range(order - 1):
         counts[n].update(gram[1:] for gram in grams[n + 1])
-    taken = [(0.0, *discounts(list(count.values()))) for count in counts]
+    by_order = [(0.0, *discounts(list(count.values()))) for count in counts]
 
     def probability(word, history):
         lower = probability(word, history[1:]) if history else 1 / VOCABULARY
         n = len(history)
-        after = {gram[-1]: count for gram, count in counts[n].items() if gram[:-1] == history}
-        if not (total := sum(after.values())):
+        followers = {gram[-1]: count for gram, count in counts[n].items() if gram[:-1] == history}
+        if not (total := sum(followers.values())):
             return lower
-        discount = {other: taken[n][min(count, 3)] for other, count in after.items()}
-        return (after.get(word, 0) - discount.get(word, 0)) / total + sum(discount.values()) / total * lower
+        discount = {follower: by_order[n][min(count, 3)] for follower, count in followers.items()}
+        return (followers.get(word, 0) - discount.get(word, 0)) / total + sum(discount.values()) / total * lower
 
     return probability
 
@@ -100,8 +100,8 @@ def test_a_linear_probe_is_better_than_chance(tmp_path):
     measure(run, Baselines(strengths=(1e-2,)))
     probe_rows = rows(tmp_path)
     assert {row["floor"] for row in probe_rows} == {"linear probe"}
-    right = np.mean([int(row["rank"]) == 0 for row in probe_rows])
-    assert right > 0.85
+    accuracy = np.mean([int(row["rank"]) == 0 for row in probe_rows])
+    assert accuracy > 0.85
     assert np.mean([float(row["loss_nats"]) for row in probe_rows]) < 0.6
 
 

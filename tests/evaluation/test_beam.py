@@ -33,13 +33,13 @@ def log_probability(model, source, real, target):
 @torch.no_grad()
 def greedy(model, source, real, limit):
     """Return the tokens of a sentence by greedy decoding without a cache."""
-    said = []
-    while len(said) < limit:
-        token = int(model(source, real, torch.tensor([[END, *said]]))[0, -1].argmax())
+    tokens = []
+    while len(tokens) < limit:
+        token = int(model(source, real, torch.tensor([[END, *tokens]]))[0, -1].argmax())
         if token == END:
             break
-        said.append(token)
-    return said
+        tokens.append(token)
+    return tokens
 
 
 @torch.no_grad()
@@ -61,20 +61,19 @@ def test_beam_one_is_greedy_for_any_batch_size(seed):
     lengths = [5, 2, 7, 3, 3]
     source, real = sources(12, lengths, seed)
     limits = [length + 6 for length in lengths]
-    first, several = (beam_search(model, source, real, limits, END, beam=beam) for beam in (1, 3))
+    beam_1, beam_3 = (beam_search(model, source, real, limits, END, beam=beam) for beam in (1, 3))
     for row, length in enumerate(lengths):
-        alone = source[row : row + 1, :length], real[row : row + 1, :length]
-        assert first[row].tokens == greedy(model, *alone, limits[row])
-        together = several[row]
-        (one,) = beam_search(model, *alone, limits[row : row + 1], END, beam=3)
-        assert one.tokens == together.tokens
-        assert one.score == pytest.approx(together.score, abs=1e-5)
+        sentence = source[row : row + 1, :length], real[row : row + 1, :length]
+        assert beam_1[row].tokens == greedy(model, *sentence, limits[row])
+        (alone,) = beam_search(model, *sentence, limits[row : row + 1], END, beam=3)
+        assert alone.tokens == beam_3[row].tokens
+        assert alone.score == pytest.approx(beam_3[row].score, abs=1e-5)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(2))
 def test_a_wide_beam_equals_brute_force(seed):
-    """Return the best of all targets of up to 4 of the 3 tokens by normalised log-probability."""
+    """Compare with the best of all targets of up to 4 tokens by normalised log-probability."""
     model, limit = TINY.build(seed).eval(), 4
     source, real = sources(4, [3], seed)
     targets = [t for length in range(limit + 1) for t in itertools.product((1, 2, 3), repeat=length)]

@@ -19,9 +19,7 @@ def test_the_score_of_summed_rows_equals_sacrebleu():
     bleu = sacrebleu.BLEU()
     expected = bleu.corpus_score(TRANSLATIONS, [REFERENCES])
     assert score("sacrebleu") == pytest.approx(expected.score)
-    parts = {part.split(":")[0]: part for part in str(bleu.get_signature()).split("|")}
-    ours = {part.split(":")[0]: part for part in signature("sacrebleu").split("|")}
-    assert ours == parts
+    assert set(signature("sacrebleu").split("|")) == set(str(bleu.get_signature()).split("|"))
 
 
 def test_scores_of_many_corpora_equal_sacrebleu():
@@ -39,9 +37,9 @@ def test_scores_of_many_corpora_equal_sacrebleu():
 
 
 def test_the_parts_of_split_compounds_are_matched():
-    one, other = "a well-known cat sat", "a well-read cat sat"
-    whole, split = (statistics(metric, one, other) for metric in ("sacrebleu", "compound_split"))
-    assert (whole[0], whole[4]) == (3, 4)
+    texts = "a well-known cat sat", "a well-read cat sat"
+    unsplit, split = (statistics(metric, *texts) for metric in ("sacrebleu", "compound_split"))
+    assert (unsplit[0], unsplit[4]) == (3, 4)
     assert (split[0], split[4]) == (5, 6)  # a, well, @-@, cat and sat match, of six words
     assert statistics("compound_split", "- 3 - 4 -", "- 3 - 4 -")[4] == 5  # single dashes are not split
 

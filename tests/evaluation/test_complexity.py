@@ -13,14 +13,14 @@ SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_longest_path_equals_the_path_in_the_graph(name, n):
     """Follow the layers until every output depends on every input (or every earlier input)."""
-    apart = np.arange(n) - np.arange(n)[:, None]
+    distance = np.arange(n) - np.arange(n)[:, None]
     steps = {
-        "self_attention": lambda layer: abs(apart) < n,
-        "recurrent": lambda layer: (apart == 0) | (apart == 1),
-        "convolution": lambda layer: np.isin(apart, SPEC.kernel**layer * np.arange(SPEC.kernel)),
-        "restricted": lambda layer: abs(apart) <= SPEC.neighbourhood,
+        "self_attention": lambda layer: abs(distance) < n,
+        "recurrent": lambda layer: (distance == 0) | (distance == 1),
+        "convolution": lambda layer: np.isin(distance, SPEC.kernel**layer * np.arange(SPEC.kernel)),
+        "restricted": lambda layer: abs(distance) <= SPEC.neighbourhood,
     }
-    reachable = apart >= 0 if name in ("recurrent", "convolution") else np.ones((n, n), dtype=bool)
+    reachable = distance >= 0 if name in ("recurrent", "convolution") else np.ones((n, n), dtype=bool)
     reached, layers = np.eye(n), 0
     while not (reached > 0)[reachable].all():
         reached, layers = np.sign(reached @ steps[name](layers)), layers + 1

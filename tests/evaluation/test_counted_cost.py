@@ -13,14 +13,14 @@ def test_utilisation_is_a_fraction_of_the_measured_rate():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_rate_is_measured_in_the_requested_precision(precision, monkeypatch):
-    seen, matmul = set(), torch.matmul
-    monkeypatch.setattr(torch, "matmul", lambda a, b: seen.update((a.dtype, b.dtype)) or matmul(a, b))
+    dtypes, matmul = set(), torch.matmul
+    monkeypatch.setattr(torch, "matmul", lambda a, b: dtypes.update((a.dtype, b.dtype)) or matmul(a, b))
     matmul_flops_per_s(precision=precision)
-    assert seen == {getattr(torch, precision)}
+    assert dtypes == {getattr(torch, precision)}
 
 
 def test_peak_memory_includes_allocated_tensors():
     before = peak_memory_bytes()
-    held = torch.ones((before >> 2) + (64 << 20))  # 256 MiB more than the process ever used
+    tensor = torch.ones((before >> 2) + (64 << 20))  # 256 MiB more than the process ever used
     assert before + (200 << 20) < peak_memory_bytes() < 2 * before + (2 << 30)
-    del held
+    del tensor

@@ -25,8 +25,8 @@ SETTINGS = DecodeSettings(
 )
 
 
-def measured(*given):
-    rows, _ = measure(*given)
+def measured(*arguments):
+    rows, _ = measure(*arguments)
     return [dict(zip(TABLES["decode.csv"].names, row, strict=True)) for row in rows]
 
 
@@ -38,9 +38,9 @@ def rows():
 def test_every_cache_is_measured_at_every_length_in_every_repetition(rows):
     caches = [("full", 1.0), ("dynamic_cache", 1.0), *product(("local", "decay"), (0.25, 4))]
     keys = ("length", "sequences", "repetition")
-    found = {((row["policy"], row["budget"]), *(row[key] for key in keys)) for row in rows}
-    assert found == set(product(caches, (6, 20), (1, 3), range(1, 6)))
-    assert len(rows) == len(found)
+    cases = {((row["policy"], row["budget"]), *(row[key] for key in keys)) for row in rows}
+    assert cases == set(product(caches, (6, 20), (1, 3), range(1, 6)))
+    assert len(rows) == len(cases)
     assert all(row["time_s"] > 0 and row["prompt_s"] > 0 for row in rows)
 
 
@@ -48,8 +48,8 @@ def test_bytes_count_the_retained_tokens(rows):
     token = MODEL.kv_bytes(1)
     for row in rows:
         length = row["length"]
-        held = {1.0: length + 2, 0.25: {6: 2, 20: 5}[length], 4: 4}[row["budget"]]
-        assert row["cache_bytes"] == held * token * row["sequences"]
+        retained = {1.0: length + 2, 0.25: {6: 2, 20: 5}[length], 4: 4}[row["budget"]]
+        assert row["cache_bytes"] == retained * token * row["sequences"]
         assert (row["metadata_bytes"] > 0) == (row["policy"] in ("local", "decay"))
 
 
@@ -57,13 +57,12 @@ def test_bytes_count_the_retained_tokens(rows):
 def test_dynamic_cache_gives_equal_logits(lengths):
     model = model_of(RUN, 8, CPU)
     tokens = torch.arange(2 * sum(lengths)).reshape(2, -1) % 64
-    ours, theirs, start = KVCache(), DynamicAttend(), 0
-    for part in tokens.split(lengths, 1):
+    caches, start = (KVCache(), DynamicAttend()), 0
+    for chunk in tokens.split(lengths, 1):
         with torch.no_grad():
-            mine, other = (model(part, attend=cache, start=start) for cache in (ours, theirs))
-        torch.testing.assert_close(mine, other)
-        start += part.shape[1]
-    assert ours.bytes() == theirs.bytes()
+            torch.testing.assert_close(*(model(chunk, attend=cache, start=start) for cache in caches))
+        start += chunk.shape[1]
+    assert len({cache.bytes() for cache in caches}) == 1
 
 
 @pytest.mark.parametrize("policy", [SpAtten(), Ideal()])
@@ -79,18 +78,20 @@ def released(context: int) -> ReleasedRun:
 
 def test_a_released_model_is_measured_like_a_trained_model():
     """One of our decoders replaces the released model, which has the same interface."""
-    model, asked = MODEL.model_copy(update={"context": 22}).build(1).eval(), []
+    model, calls = MODEL.model_copy(update={"context": 22}).build(1).eval(), []
 
     def load(run, device):
-        asked.append((run.name, device))
+        calls.append((run.name, device))
         return model
 
     settings = SETTINGS.model_copy(update={"batches": (1,), "budgets": (0.25,)})
     rows = measured([released(22), RUN], settings, CPU, load)
-    assert asked == [("released-tiny", CPU)]
-    mine, others = ([r for r in rows if r["run"] == name] for name in ("released-tiny", "plain"))
+    assert calls == [("released-tiny", CPU)]
     keys = ("policy", "budget", "length", "repetition", "cache_bytes")
-    assert [[row[key] for key in keys] for row in mine] == [[row[key] for key in keys] for row in others]
+    released_rows, trained_rows = (
+        [[row[key] for key in keys] for row in rows if row["run"] == name] for name in ("released-tiny", "plain")
+    )
+    assert released_rows == trained_rows
 
 
 def test_a_text_beyond_the_context_of_a_released_model_is_refused():
@@ -103,9 +104,9 @@ def test_a_text_beyond_the_context_of_a_released_model_is_refused():
 
 @pytest.mark.parametrize("items", ["a", "abc"])
 def test_every_turn_contains_all_items_and_starts_with_another_item(items):
-    taken = list(interleaved(items, 4))
+    turns = list(interleaved(items, 4))
     for repetition in range(5):
-        mine = [(place, item) for number, place, item in taken if number == repetition]
-        assert [place for place, _ in mine] == list(range(1, len(items) + 1))
-        assert sorted(item for _, item in mine) == sorted(items)
-        assert mine[0][1] == items[repetition % len(items)]
+        positions, order = zip(*(turn[1:] for turn in turns if turn[0] == repetition), strict=True)
+        assert positions == tuple(range(1, len(items) + 1))
+        assert sorted(order) == sorted(items)
+        assert order[0] == items[repetition % len(items)]

@@ -1,4 +1,4 @@
-"""Evaluation and decoding on a simulated device: no tensor on the wrong device, the rows of the CPU, few waits."""
+"""Evaluation and decoding on a simulated device: tensors are on the device, rows equal the CPU's, few calls wait."""
 
 import csv
 import math
@@ -54,7 +54,7 @@ SWEEP = PruneSweep(**POLICIES, **COUNTS, **ONE_SHOT, mask_dump_tokens=8)
 
 
 @pytest.fixture(scope="module")
-def there():
+def on_device():
     """Return a function that calls test functions in a process with the simulated device."""
     with own_process(elsewhere) as call:
         yield call
@@ -69,12 +69,12 @@ def model_on(device, spec=SPEC):
     return model.to(device)
 
 
-def same(ones, others):
+def same(rows, expected_rows):
     """Compare rows of cells; numbers may differ in the last digits."""
-    for row, other in zip(ones, others, strict=True):
-        for one, two in zip(row, other, strict=True):
-            if one != two:
-                assert math.isclose(float(one), float(two), rel_tol=1e-4, abs_tol=1e-5), (row, other)
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        for cell, expected in zip(row, expected_row, strict=True):
+            if cell != expected:
+                assert math.isclose(float(cell), float(expected), rel_tol=1e-4, abs_tol=1e-5), (row, expected_row)
 
 
 def read(path):
@@ -100,19 +100,19 @@ def check_pruning(folder):
 def check_padded(folder):
     """Sequences have unequal lengths, so their budgets differ."""
     tokens, lengths = torch.from_numpy(STREAM[:34].astype(np.int64)).view(2, 17), torch.tensor([16, 9])
-    found = {}
+    results = {}
     for device in ("cpu", DEVICE):
         with elsewhere() as noted, torch.inference_mode():
             model = model_on(device)
             noted.waits.clear()
-            arms = [Configuration(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STREAMING)]
-            attends = [partial(arm.attend, position=model.position) for arm in arms]
-            found[device] = [scoring.score(model, tokens, lengths, attend_for) for attend_for in attends]
-    assert len(noted.waits) == 3 * len(found[DEVICE]), noted.waits
-    for here, there in zip(*found.values(), strict=True):
-        assert torch.allclose(here.realised_budget, there.realised_budget)
-        assert torch.allclose(here.log_probs[0], there.log_probs[0], atol=1e-4)
-        assert torch.allclose(here.log_probs[1, :9], there.log_probs[1, :9], atol=1e-4)
+            configurations = [Configuration(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STREAMING)]
+            attends = [partial(configuration.attend, position=model.position) for configuration in configurations]
+            results[device] = [scoring.score(model, tokens, lengths, attend_for) for attend_for in attends]
+    assert len(noted.waits) == 3 * len(results[DEVICE]), noted.waits
+    for expected, scores in zip(*results.values(), strict=True):
+        assert torch.allclose(scores.realised_budget, expected.realised_budget)
+        assert torch.allclose(scores.log_probs[0], expected.log_probs[0], atol=1e-4)
+        assert torch.allclose(scores.log_probs[1, :9], expected.log_probs[1, :9], atol=1e-4)
 
 
 def check_decoding(folder):
@@ -127,7 +127,7 @@ def check_decoding(folder):
             feed_tokens(model, cache, tokens, start=8)
         assert noted.waits == []
         list(sample(model, [1, 2, 3], tokens=4, temperature=0, attend=PrunedCache(Decay(), 2)))
-        assert len(noted.waits) == 4, "text is wanted token by token"
+        assert len(noted.waits) == 4, "each token is read on the host"
 
 
 def check_a_model_of_transformers(folder):
@@ -136,20 +136,20 @@ def check_a_model_of_transformers(folder):
 
     mask = torch.tensor([[0, 0, 0, *[1] * 9], [1] * 12])
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    found = {"cpu": [], DEVICE: []}
-    for device, texts in found.items():
+    results = {"cpu": [], DEVICE: []}
+    for device, texts in results.items():
         with elsewhere() as noted:
             model, text = build("llama").to(device), tokens(2, 12).to(device)
             for policy, beams in ((Decay(), 1), (Decay(), 2), (SnapKV(window=4), 1)):
                 with prune(model, policy, 0.4):
-                    kept = mask.to(device)
-                    texts.append(model.generate(text, attention_mask=kept, num_beams=beams, **options).cpu())
+                    generated = model.generate(text, attention_mask=mask.to(device), num_beams=beams, **options)
+                    texts.append(generated.cpu())
             with prune(model, Decay(), 0.4):
                 cache = model(text, attention_mask=mask.to(device)).past_key_values
                 noted.waits.clear()
                 model(text[:, :1], past_key_values=cache)
                 assert noted.waits == []
-    assert all(map(torch.equal, *found.values()))
+    assert all(map(torch.equal, *results.values()))
 
 
 SENTENCES = Translator(vocabulary=12, layers=2, width=16, heads=2, context=40, embedding_std=0.7)
@@ -162,36 +162,36 @@ def pairs():
 
 
 def check_translation(folder):
-    found = {}
+    results = {}
     for device in ("cpu", DEVICE):
         with elsewhere() as noted:
             model = SENTENCES.build(1).eval().to(device)
             noted.waits.clear()
-            found[device] = decode(model, pairs(), Decoding(beam=3, extra=20), "elsewhere")
-            looks = [wait for wait in noted.waits if "/beam.py" in wait]
+            results[device] = decode(model, pairs(), Decoding(beam=3, extra=20), "elsewhere")
+            beam_waits = [wait for wait in noted.waits if "/beam.py" in wait]
             maps = attention_maps(model, sentence_batch(pairs(), [0]).to(device))
             assert all(weights.device.type == "cpu" for *_, weights in maps)
-    for one, other in zip(*found.values(), strict=True):
-        assert one.tokens == other.tokens
-        assert one.score == pytest.approx(other.score, abs=1e-5)
-    longest = max(len(one.tokens) for one in found[DEVICE])
+    for expected, hypothesis in zip(*results.values(), strict=True):
+        assert hypothesis.tokens == expected.tokens
+        assert hypothesis.score == pytest.approx(expected.score, abs=1e-5)
+    longest = max(len(hypothesis.tokens) for hypothesis in results[DEVICE])
     assert longest > 3 * beam.CHECK_EVERY
-    assert len(looks) == longest // beam.CHECK_EVERY + 2, "and the tokens and their scores are read in the end"
+    assert len(beam_waits) == longest // beam.CHECK_EVERY + 2, "tokens and scores are read at the end"
 
 
 def check_flow(folder):
-    task, settings, found = LanguageModeling(context=16, batch=2), Flow(windows=3, shares=(0.0, 0.5)), []
+    task, settings, rows = LanguageModeling(context=16, batch=2), Flow(windows=3, shares=(0.0, 0.5)), []
     for device in ("cpu", DEVICE):
         with elsewhere():
-            found.append(list(flow(model_on(device), task, STREAM, settings)))
+            rows.append(list(flow(model_on(device), task, STREAM, settings)))
             losses = window_losses(model_on(device), STREAM, 12, batch=2)
-            assert losses[-1].tokens < 12, "the last window is a part of one"
-    same(*found)
+            assert losses[-1].tokens < 12, "the last window is partial"
+    same(*rows)
 
 
 @pytest.mark.parametrize(
     "check",
     [check_pruning, check_padded, check_decoding, check_a_model_of_transformers, check_translation, check_flow],
 )
-def test_results_on_the_device_equal_the_cpu_with_few_waits(there, tmp_path, check):
-    there(check, tmp_path)
+def test_results_on_the_device_equal_the_cpu_with_few_waits(on_device, tmp_path, check):
+    on_device(check, tmp_path)

@@ -1,11 +1,13 @@
 """The stage `flow` on models with known results."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from formerlab.evaluation.language.flow import MATRICES, Flow, flow, singular_values
-from formerlab.layers import DepthWeightedAverage, Pattention, SoftmaxAverage
+from formerlab.layers import DepthWeightedAverage, Identity, Pattention, SoftmaxAverage
 from formerlab.models import Decoder
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.tasks import LanguageModeling
@@ -16,11 +18,10 @@ SETTINGS = Flow(windows=6, shares=(0.0, 0.5))
 
 
 def rows_of_model(model):
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    mixer = model.mixer
+    state, mixer = copy.deepcopy(model.state_dict()), model.mixer
     rows = list(flow(model, LanguageModeling(context=8, batch=4), STREAM, SETTINGS))
     assert model.mixer is mixer
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     return {(measure, place): (kept, value) for measure, place, kept, value in rows}
 
 
@@ -45,17 +46,12 @@ def test_dropping_zero_weights_leaves_the_loss_unchanged():
     assert rows[PRUNED, 0.5][1] != rows[PRUNED, 0.0][1]
 
 
-def test_a_model_without_mixer_has_only_cosines():
-    measures = [measure for measure, _ in rows_of_model(MODEL.build(0))]
+@pytest.mark.parametrize("mixer", [Identity(), SoftmaxAverage()], ids=repr)
+def test_only_unconstrained_mixing_weights_are_pruned(mixer):
+    measures = [measure for measure, _ in rows_of_model(MODEL.model_copy(update={"depth": mixer}).build(0))]
     assert measures.count(COSINE) == 3
     assert PRUNED not in measures
     assert measures.count(f"{SINGULAR}feed-forward up") == 16
-
-
-def test_logits_of_a_softmax_are_not_removed():
-    measures = {measure for measure, _ in rows_of_model(MODEL.model_copy(update={"depth": SoftmaxAverage()}).build(0))}
-    assert COSINE in measures
-    assert PRUNED not in measures
 
 
 def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():
@@ -73,13 +69,13 @@ def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():
     assert (ranks[0], ranks[-1], len(ranks)) == (0.0, 1.0, 16)
     expected = np.linalg.svd(model.embedding.detach().numpy(), compute_uv=False)
     assert [value for _, value in singular["embedding"]] == pytest.approx(expected / expected[0], abs=1e-5)
-    joined = np.linalg.svd(np.concatenate([model.blocks[0].attention.query.weight.detach()] * 2), compute_uv=False)
+    stacked = np.linalg.svd(np.concatenate([model.blocks[0].attention.query.weight.detach()] * 2), compute_uv=False)
     model.blocks[0].attention.key.weight = model.blocks[0].attention.query.weight
     model.blocks[0].attention.value.weight.data.zero_()
-    one = Decoder.model_copy(MODEL, update={"layers": 1}).build(0)
-    one.blocks[0] = model.blocks[0]
-    shared = [value for matrix, _, value in singular_values(one) if matrix == "query-key-value"]
-    assert shared == pytest.approx(joined / joined[0], abs=1e-5)
+    one_layer = MODEL.model_copy(update={"layers": 1}).build(0)
+    one_layer.blocks[0] = model.blocks[0]
+    values = [value for matrix, _, value in singular_values(one_layer) if matrix == "query-key-value"]
+    assert values == pytest.approx(stacked / stacked[0], abs=1e-5)
 
 
 def test_projections_without_a_weight_matrix_have_no_singular_values():

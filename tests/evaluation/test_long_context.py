@@ -32,13 +32,13 @@ def count():
 @pytest.mark.parametrize("length", [512, 1024, 4096])
 @pytest.mark.parametrize("name", TASKS)
 def test_lengths_are_at_most_two_per_cent_below_the_limit(name, length, text, count):
-    made = list(examples(name, length, 3, count, text))
-    for example in made:
+    generated = list(examples(name, length, 3, count, text))
+    for example in generated:
         tokens = count(f"{example.input} {example.gen_prefix}") + TASKS[name].answer_tokens
         assert 0.98 * length <= tokens <= length
-    assert made == list(examples(name, length, 3, count, text)), "the seed is the same"
-    assert len({example.input for example in made}) == 3
-    assert made[0] != next(examples(name, length, 1, count, text, seed=1))
+    assert generated == list(examples(name, length, 3, count, text)), "the seed is the same"
+    assert len({example.input for example in generated}) == 3
+    assert generated[0] != next(examples(name, length, 1, count, text, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,12 @@ def test_needles_occur_once_and_only_requested_needles_are_answers(name, hidden,
 @pytest.mark.parametrize("length", [512, 2048])
 def test_variables_form_one_chain_in_order(length, text, count):
     for example in examples("variable_tracking", length, 3, count, text):
-        head, *rest = example.input.split("Memorize and track")[1:]
-        assert len(rest) == (length >= SOLVED_LENGTH), "a solved example precedes longer texts"
-        asked = (rest or [head])[-1]
-        assigned = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", asked)
+        *solved, question = example.input.split("Memorize and track")[1:]
+        assert len(solved) == (length >= SOLVED_LENGTH), "a solved example precedes longer texts"
+        assigned = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", question)
         assert [name for name, _ in assigned] == example.outputs
         assert [value for _, value in assigned][1:] == example.outputs[:-1]
-        assert f"the value {assigned[0][1]} in" in asked
+        assert f"the value {assigned[0][1]} in" in question
         assert all(len(name) == 5 for name in example.outputs)
 
 

@@ -11,15 +11,15 @@ from formerlab.models.decoder import Decoder
 
 
 def test_the_number_is_hidden_at_the_requested_depth(tokenizer):
-    for depth, before, behind in ((0.0, 0, None), (0.5, None, None), (1.0, None, 0)):
+    for depth, lines_before, lines_after in ((0.0, 0, None), (0.5, None, None), (1.0, None, 0)):
         key, prompt, answer = make_text(tokenizer, 400, depth, number=1)
         tokens = [*prompt, *answer]
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         assert text.count(key) == 3
         assert text.endswith(f"{QUESTION} {key}")
         first, last = text.split("The pass key is " + key)[0], text.split("Remember it. ")[1]
-        assert before is None or first.count(FILLER) == before
-        assert behind is None or last.count(FILLER) == behind
+        assert lines_before is None or first.count(FILLER) == lines_before
+        assert lines_after is None or last.count(FILLER) == lines_after
         assert 400 - len(tokenizer.encode(FILLER).ids) < len(tokens) <= 400
     assert make_text(tokenizer, 400, 0.5, 0) != make_text(tokenizer, 400, 0.5, 1)
     with pytest.raises(UserError, match="lengths: 60 tokens leave no room"):
@@ -43,41 +43,44 @@ class Copier(torch.nn.Module):
         row = tokens[0].tolist()
         for query in range(time - last, time):
             for key in range(query - 1, 8, -1):
-                same = next((n for n in range(8) if row[key - 1 - n] != row[query - n]), 8)
-                if same >= 2 and seen[query, key]:
-                    logits[0, query, row[key]] += 10.0**same
+                matches = next((n for n in range(8) if row[key - 1 - n] != row[query - n]), 8)
+                if matches >= 2 and seen[query, key]:
+                    logits[0, query, row[key]] += 10.0**matches
         return logits[:, -last:]
 
 
+SETTINGS = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
+
+
 def test_a_policy_retrieves_retained_numbers(tokenizer):
-    settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
-    answers = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
-    assert [row[0] for row in answers] == ["full", "full", "local", "local"]
-    assert [row[6] for row in answers] == [0.1, 1.0, 0.1, 1.0]
-    assert [row[8] for row in answers] == [1, 1, 0, 1], "a window forgets what stood early"
-    assert answers[0][4] == 1.0
-    assert answers[2][4] == pytest.approx(0.3, abs=0.01)
+    policies, _, _, _, cache_sizes, _, depths, _, correct, _ = zip(
+        *rows(Copier(tokenizer.get_vocab_size()), tokenizer, SETTINGS), strict=True
+    )
+    assert policies == ("full", "full", "local", "local")
+    assert depths == (0.1, 1.0, 0.1, 1.0)
+    assert correct == (1, 1, 0, 1), "a window evicts the beginning of the text"
+    assert cache_sizes == pytest.approx((1.0, 1.0, 0.3, 0.3), abs=0.01)
 
 
 def test_a_stopped_stage_continues(tokenizer, tmp_path):
     class Stopped(Copier):
         left = 3
 
-        def forward(self, *given, **named):
+        def forward(self, *args, **kwargs):
             if not self.left:
                 raise KeyboardInterrupt
             self.left -= 1
-            return super().forward(*given, **named)
+            return super().forward(*args, **kwargs)
 
-    def swept(model, settings):
+    def measured_rows(model, settings):
         return rows(model, tokenizer, settings, stored=StoredRows(tmp_path, "weights", code_of=lambda settings: "code"))
 
-    settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
-    expected = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
+    expected = rows(Copier(tokenizer.get_vocab_size()), tokenizer, SETTINGS)
     model = Stopped(tokenizer.get_vocab_size())
     with pytest.raises(KeyboardInterrupt):
-        swept(model, settings)
+        measured_rows(model, SETTINGS)
     model.left = 2  # the rows of the full cache were stored
-    assert swept(model, settings) == expected
+    assert measured_rows(model, SETTINGS) == expected
     model.left = 2
-    assert len(swept(model, settings.model_copy(update={"policies": (Local(), TOVA())}))) == 6, "the new policy alone"
+    more_policies = SETTINGS.model_copy(update={"policies": (Local(), TOVA())})
+    assert len(measured_rows(model, more_policies)) == 6, "only the new policy is computed"

@@ -23,9 +23,9 @@ def naive_losses(model, stream, context):
 @pytest.mark.parametrize("length", [2, 7, 25, 26, 30])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_token_except_the_first_is_predicted_once(model, stream, length, batch):
-    context, part = 8, stream[:length]
-    naive = naive_losses(model, part, context)
-    rows = window_losses(model, part, context, batch=batch)
+    context, stream = 8, stream[:length]
+    naive = naive_losses(model, stream, context)
+    rows = window_losses(model, stream, context, batch=batch)
     assert sum(row.tokens for row in rows) == length - 1
     assert [row.window for row in rows] == list(range(window_count(length, context)))
     assert [row.tokens for row in rows[:-1]] == [context] * (len(rows) - 1)
@@ -55,10 +55,10 @@ def test_the_mode_and_gradients_of_the_model_are_restored(stream):
     model = Decoder(vocabulary=290, layers=1, width=8, heads=1, context=16, dropout=0.5).build()
     model.train()
     model.blocks[0].eval()  # a frozen layer
-    before = [module.training for module in model.modules()]
+    modes = [module.training for module in model.modules()]
     first, second = (window_losses(model, stream, 16) for _ in range(2))
     assert first == second  # no dropout
-    assert [module.training for module in model.modules()] == before
+    assert [module.training for module in model.modules()] == modes
     assert model(torch.zeros(1, 2, dtype=torch.int64)).requires_grad
 
 

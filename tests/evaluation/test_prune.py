@@ -72,7 +72,7 @@ def test_cells_distinguish_policies(policy, cells):
 
 
 @pytest.mark.parametrize(
-    ("settings", "given", "message"),
+    ("settings", "fields", "message"),
     [
         (PruneSweep, {"policies": (SnapKV(),)}, "SnapKV.*compresses only once"),
         (Passkey, {"policies": (SnapKV(),)}, "SnapKV.*compresses only once"),
@@ -80,9 +80,9 @@ def test_cells_distinguish_policies(policy, cells):
         (PruneSweep, {"one_shot": (StreamingLLM(positions="reindexed"),)}, "compression keeps positions"),
     ],
 )
-def test_policies_that_a_stage_cannot_run_are_refused(settings, given, message):
+def test_policies_that_a_stage_cannot_run_are_refused(settings, fields, message):
     with pytest.raises(ValidationError, match=message):
-        settings(**given)
+        settings(**fields)
 
 
 def test_losses_equal_separate_runs_of_each_policy(out, model, stream):
@@ -90,16 +90,16 @@ def test_losses_equal_separate_runs_of_each_policy(out, model, stream):
     configuration = Configuration(Decay(alpha=0.0), 4)
     windows = [int(row["window"]) for row in rows[:5]]
     expected = window_losses(model, stream, 20, attend_for=configuration.attend, windows=windows)
-    found = [row for row in rows if (row["policy"], row["alpha"], row["budget"]) == ("decay", "0.0", "4")]
-    assert [float(row["loss_nats"]) for row in found] == pytest.approx([row.loss_nats for row in expected], abs=1e-5)
-    assert [float(row["realised_budget"]) for row in found] == [0.2] * 5
+    rows = [row for row in rows if (row["policy"], row["alpha"], row["budget"]) == ("decay", "0.0", "4")]
+    assert [float(row["loss_nats"]) for row in rows] == pytest.approx([row.loss_nats for row in expected], abs=1e-5)
+    assert [float(row["realised_budget"]) for row in rows] == [0.2] * 5
 
 
 def test_pruned_losses_equal_decoding_with_an_evicting_cache(out, model, stream):
     rows = read(out / "prune.csv")
     window = int(rows[0]["window"])
     tokens = torch.from_numpy(stream[window * 20 : window * 20 + 21].astype("int64"))[None]
-    found = {(row["policy"], row["alpha"], row["budget"], row["window"]): float(row["loss_nats"]) for row in rows}
+    losses = {(row["policy"], row["alpha"], row["budget"], row["window"]): float(row["loss_nats"]) for row in rows}
     for key, cache in {
         ("full", "", "1.0"): KVCache(),
         ("h2o", "", "4"): PrunedCache(H2O(), 4),
@@ -108,7 +108,7 @@ def test_pruned_losses_equal_decoding_with_an_evicting_cache(out, model, stream)
         with torch.no_grad():
             logits = model(tokens[:, :-1], attend=cache)[0]
         loss = torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).item()
-        assert found[*key, str(window)] == pytest.approx(loss, abs=1e-5)
+        assert losses[*key, str(window)] == pytest.approx(loss, abs=1e-5)
 
 
 def test_questions_are_answered_under_every_policy(out, model, tokenizer, configs):
@@ -121,8 +121,8 @@ def test_questions_are_answered_under_every_policy(out, model, tokenizer, config
     assert [(row["example"], row["metric"], float(row["value"])) for row in full] == [
         (str(row.example), row.metric, row.value) for row in expected
     ]
-    held = {float(row["realised_budget"]) for row in rows if row["policy"] == "h2o" and row["budget"] == "0.4"}
-    assert all(0.3 < budget < 0.7 for budget in held)  # budgets of short sequences are rounded to whole keys
+    sizes = {float(row["realised_budget"]) for row in rows if row["policy"] == "h2o" and row["budget"] == "0.4"}
+    assert all(0.3 < size < 0.7 for size in sizes)  # budgets of short sequences are rounded to whole keys
 
 
 def test_measures_equal_separate_runs_of_each_configuration(model, stream):
@@ -130,26 +130,26 @@ def test_measures_equal_separate_runs_of_each_configuration(model, stream):
     windows = Windows(model, stream, 20, [0, 3])
     pairs = [Configuration(policy, budget) for budget in (4, 0.4) for policy in (Local(), H2O(), Decay())]
     rows = list(mask_measures(windows, pairs))
-    list(windows.observed(lambda _, seen: layers.append(seen)))
+    list(windows.observed(lambda _, layer: layers.append(layer)))
     for policy, budget in pairs:
-        alone = [
-            distance_to_ideal(simulate(policy, seen.logits, budget)[0], ideal_attention(seen.probabilities, budget))
-            for seen in layers
+        expected = [
+            distance_to_ideal(simulate(policy, layer.logits, budget)[0], ideal_attention(layer.probabilities, budget))
+            for layer in layers
         ]
         cells = (*Configuration(policy, budget).cells(), "distance_to_ideal")
-        found = [row[6] for row in rows if (*row[:4], row[5]) == cells]
-        assert found == torch.stack(alone).mean(0).tolist()
+        distances = [row[6] for row in rows if (*row[:4], row[5]) == cells]
+        assert distances == torch.stack(expected).mean(0).tolist()
 
 
-def test_every_part_prints_progress(model, streams, tmp_path, capfd):
-    once = SWEEP.model_copy(update={
+def test_every_measurement_prints_progress(model, streams, tmp_path, capfd):
+    sweep = SWEEP.model_copy(update={
         "questions": False, "windows": 3, "alphas": (0.2,), "calibration_windows": 2, "calibration_budgets": (0.2,),
         "score_windows": 1, "one_shot": (Local(),), "one_shot_budgets": (0.5,),
     })  # fmt: skip
-    prune(model, streams, None, once, tmp_path, label="prune it")
+    prune(model, streams, None, sweep, tmp_path, label="prune it")
     lines = capfd.readouterr().err
-    for part, total in (("masks", 2), ("alpha per head", 2 * 2 + 3 * 3), ("scores", 1), ("one shot", 3)):
-        assert re.search(rf"prune it, {part}  .* {total}/{total} ", lines), part
+    for name, total in (("masks", 2), ("alpha per head", 2 * 2 + 3 * 3), ("scores", 1), ("one shot", 3)):
+        assert re.search(rf"prune it, {name}  .* {total}/{total} ", lines), name
 
 
 def test_each_head_has_its_best_alpha(model, streams):
@@ -157,16 +157,18 @@ def test_each_head_has_its_best_alpha(model, streams):
     valid, test = Windows(model, streams["valid"], 20, [0, 1]), Windows(model, streams["test"], 20, [3, 4])
     chosen, tested = calibrate(valid, test, alphas, 4)
     assert len(chosen) == 3 * 2 * 2
-    found = head_distances(valid, alphas, 4)
+    distances = head_distances(valid, alphas, 4)
     by_choice = {
         name: {row[2:4]: row[4:] for row in chosen if row[1] == name}
         for name in ("per_head", "single_by_distance", "single_by_loss")
     }
     for (layer, head), (alpha, distance) in by_choice["per_head"].items():
-        assert distance == pytest.approx(found[:, layer, head].min().item())
-        assert alpha == alphas[int(found[:, layer, head].argmin())]
-    own, single = (sum(far for _, far in by_choice[name].values()) for name in ("per_head", "single_by_distance"))
-    assert own <= single
+        assert distance == pytest.approx(distances[:, layer, head].min().item())
+        assert alpha == alphas[int(distances[:, layer, head].argmin())]
+    per_head, single = (
+        sum(distance for _, distance in by_choice[name].values()) for name in ("per_head", "single_by_distance")
+    )
+    assert per_head <= single
     losses = {alpha: mean_loss(valid.losses(Configuration(Decay(alpha=alpha), 4).attend)) for alpha in alphas}
     best = min(losses, key=losses.get)
     assert {alpha for alpha, _ in by_choice["single_by_loss"].values()} == {best}
@@ -179,12 +181,12 @@ def test_each_head_has_its_best_alpha(model, streams):
 def test_mask_dumps_show_what_each_query_sees(model, stream):
     rows = list(mask_dumps(Windows(model, stream, 20, [0]), (0.2,)))
     assert len(rows) == 5 * 20
-    for policy, *_, query, kept in rows:
-        assert kept[query] == "1"
-        assert "1" not in kept[query + 1 :]
-        assert kept.count("1") == min(query + 1, 5)
+    for policy, *_, query, visible in rows:
+        assert visible[query] == "1"
+        assert "1" not in visible[query + 1 :]
+        assert visible.count("1") == min(query + 1, 5)
         if policy == "local":
-            assert kept[max(0, query - 4) : query + 1] == "1" * min(query + 1, 5)
+            assert visible[max(0, query - 4) : query + 1] == "1" * min(query + 1, 5)
 
 
 def test_scores_are_weighted_means_of_attention(model, stream):
@@ -196,8 +198,8 @@ def test_scores_are_weighted_means_of_attention(model, stream):
             weights = torch.tensor([alpha ** (query - step) for step in range(key, query + 1)], dtype=torch.float64)
             mean = (weights * attention[0, 0, key : query + 1, key]).sum() / weights.sum()
             assert scores[index][0, query - 6, key].item() == pytest.approx(mean.item())
-    kept = (missed[0] == 0).sum(-1)
-    assert (kept <= torch.tensor([round(0.4 * (query + 1)) for query in range(6, 12)])).all()
+    retained = (missed[0] == 0).sum(-1)
+    assert (retained <= torch.tensor([round(0.4 * (query + 1)) for query in range(6, 12)])).all()
     rows = list(score_trajectories(Windows(model, stream, 20, [0, 2])))
     assert len(rows) == len(ALPHAS) * 2 * 10
     assert all(0 <= low <= high <= 1 and 0 <= missed <= 1 for *_, low, high, missed in rows)
@@ -217,12 +219,12 @@ def test_divided_budgets_count_the_keys_of_all_layers_without_empty_slots(model,
 def test_one_shot_losses_are_of_the_tokens_after_the_prompt(model, stream):
     configurations = [Configuration(SnapKV(), 0.4), Configuration(Decay(), 1.0)]
     rows = list(one_shot_losses(configurations, Windows(model, stream, 20, [1, 3], batch=2)))
-    found = {(row[0], row[6]): row[8] for row in rows}
+    losses = {(row[0], row[6]): row[8] for row in rows}
     assert {row[4:6] for row in rows if row[0] == "snapkv"} == {(0.4, 10)}
     for window in (1, 3):
-        assert found["decay", window] == pytest.approx(found["full", window], abs=1e-5)
+        assert losses["decay", window] == pytest.approx(losses["full", window], abs=1e-5)
         tokens = torch.from_numpy(stream[window * 20 : window * 20 + 21].astype("int64"))[None]
         with torch.no_grad():
             logits = model(tokens[:, :-1])[0, 10:]
         loss = torch.nn.functional.cross_entropy(logits, tokens[0, 11:]).item()
-        assert found["full", window] == pytest.approx(loss, abs=1e-5)
+        assert losses["full", window] == pytest.approx(loss, abs=1e-5)

@@ -25,10 +25,10 @@ DENSE = PLAIN.model_copy(
 
 @pytest.fixture(scope="module")
 def rows():
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     measured, _ = measure([PLAIN, DENSE], SPEED, CPU)
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
     return [dict(zip(TABLES["speed.csv"].names, row, strict=True)) for row in measured]
 
 
@@ -50,11 +50,11 @@ def test_batch_sizes_and_tokens_of_each_measure(rows):
 
 
 def test_memory_includes_weights_gradients_and_moments(rows):
-    held = {(row["run"], row["measure"]): row["memory_bytes"] for row in rows}
+    peaks = {(row["run"], row["measure"]): row["memory_bytes"] for row in rows}
     weights = 4 * MODEL.params()
-    assert held["plain", TRAINING] > 4 * weights
-    assert weights < held["plain", DECODE] < held["plain", TRAINING]
-    assert held["dense", TRAINING] > held["plain", TRAINING]
+    assert peaks["plain", TRAINING] > 4 * weights
+    assert weights < peaks["plain", DECODE] < peaks["plain", TRAINING]
+    assert peaks["dense", TRAINING] > peaks["plain", TRAINING]
 
 
 def test_peak_counts_tensors_that_exist_together():
@@ -72,10 +72,10 @@ def test_peak_counts_tensors_that_exist_together():
 def times(path, *pairs):
     rows = []
     for repetition, pair in enumerate(pairs, start=1):
-        for place, (run, seconds) in enumerate(zip(("plain", "dense"), pair, strict=True)):
+        for position, (run, seconds) in enumerate(zip(("plain", "dense"), pair, strict=True)):
             rows += [
-                (run, TRAINING, repetition, place, 1, 1, seconds, 0),
-                (run, FORWARD, repetition, place, 1, 1, 9.0, 0),
+                (run, TRAINING, repetition, position, 1, 1, seconds, 0),
+                (run, FORWARD, repetition, position, 1, 1, 9.0, 0),
             ]
     write_rows(path, TABLES["speed.csv"].names, rows)
     return path

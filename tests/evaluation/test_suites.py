@@ -62,16 +62,15 @@ def test_scores_of_every_format(model, tokenizer, suites, leading):
     }
     tasks = load_suites(suites)
     questions = Questions(tasks, tokenizer, leading=list(suites) if leading else [])
-    asked = [request[0] for request in questions.encoded]
-    assert set(ends.values()) <= set(asked)
-    place = asked.index(ends["cloze_local"])
+    requests = {texts: (texts, context, ending) for texts, context, ending in questions.encoded}
+    assert set(ends.values()) <= requests.keys()
     rows = [row for row in questions.scores(model) if row.task == "cloze_local" and row.metric == "log_prob"]
-    assert answer_requests(model, [questions.encoded[place]])[0].log_prob in [pytest.approx(row.value) for row in rows]
-    prefix = next(question for question in questions.encoded if question[0] == ends["contexts_local"])[1][:1]
-    assert (prefix == [0]) == leading
-    pair = next(question for question in questions.encoded if question[0] == ends["pairs_local"])
-    assert pair[1] == [0]
-    assert tokenizer.decode(pair[2]) == "the cat sat"
+    (cloze,) = answer_requests(model, [requests[ends["cloze_local"]]])
+    assert cloze.log_prob in [pytest.approx(row.value) for row in rows]
+    assert (requests[ends["contexts_local"]][1][:1] == [0]) == leading
+    _, context, sentence = requests[ends["pairs_local"]]
+    assert context == [0]
+    assert tokenizer.decode(sentence) == "the cat sat"
 
 
 def test_rows_have_stable_examples_and_their_own_number_of_choices(model, tokenizer, suites):
@@ -125,16 +124,16 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    ("form", "line", "said"), [(form, *case) for form, cases in MISTAKES.items() for case in cases]
+    ("form", "line", "message"), [(form, *case) for form, cases in MISTAKES.items() for case in cases]
 )
-def test_an_invalid_row_is_named_with_its_line(tmp_path, form, line, said):
+def test_an_invalid_row_is_named_with_its_line(tmp_path, form, line, message):
     good = {"choices": {"query": "a", **ROWS["choices"][0]}}.get(form, ROWS[form][0])
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(good) + "\n\n" + line + "\n")
     with pytest.raises(UserError) as raised:
         read_examples([path], form)
     assert str(raised.value).startswith(f"{path}, line 3: ")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -148,9 +147,11 @@ def test_an_invalid_row_is_named_with_its_line(tmp_path, form, line, said):
         ({"prompt": "Question: {goal"}, "prompt"),
         ({"prompt": "{goal}", "format": "cloze"}, "format=cloze has no prompt"),
         ({"delimiter": "", "format": "pairs"}, "format=pairs has complete sentences"),
+        ({"shots_from": ("b",)}, "shots_from without shots"),
+        ({"format": "pairs", "shots": 2}, "format=pairs has no question"),
     ],
 )
-def test_invalid_prompts_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         LocalSuite(paths=("x",), **settings)
     assert LocalSuite(paths=("x",), prompt="{{a}, {b}} {goal}".replace("{a}", "a").replace("{b}", "b"))
@@ -174,9 +175,9 @@ def test_the_state_depends_on_contents_and_settings_only(tmp_path):
     suite = LocalSuite(paths=(str(tmp_path / "a"),), format="cloze")
     assert suite.state() == LocalSuite(paths=(str(tmp_path / "b/*.jsonl"),), format="cloze").state()
     assert suite.state() != LocalSuite(paths=suite.paths, format="cloze", limit=3).state()
-    before = suite.state()
+    state = suite.state()
     (tmp_path / "a/rows.jsonl").write_text('{"text": "a c"}\n')
-    assert suite.state() != before
+    assert suite.state() != state
     (tmp_path / "a/rows.jsonl").unlink()
     assert suite.state() is None
     with pytest.raises(UserError, match=r"suites.words_local.paths: no file at "):
@@ -214,7 +215,7 @@ def test_only_names_of_local_suites_end_in_local(tmp_path):
 def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
     labels = ["A", "B", "C", "D"]
     choices = [{"text": ["a", "b", "c", word], "label": labels} for word in ("sat", "ran", "sing")]
-    rows = [{"question_stem": "the cat", "choices": given, "answerKey": "D"} for given in choices]
+    rows = [{"question_stem": "the cat", "choices": question_choices, "answerKey": "D"} for question_choices in choices]
     path = tmp_path / "copies [v2]" / "copy.jsonl"
     path.parent.mkdir()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -278,10 +279,10 @@ def test_a_damaged_copy_is_named(tokenizer, tmp_path, task, rows, message):
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
 def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
-    own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines separate solved examples
-    rows = [json.dumps(row | {"id": f"{form}-{place}"}) + "\n" for place, row in enumerate(own * 4)]
-    (tmp_path / "asked.jsonl").write_text("".join(rows[: len(own)]))
-    (tmp_path / "solved.jsonl").write_text("".join(rows[len(own) :]))
+    examples = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines separate solved examples
+    rows = [json.dumps(row | {"id": f"{form}-{index}"}) + "\n" for index, row in enumerate(examples * 4)]
+    (tmp_path / "asked.jsonl").write_text("".join(rows[: len(examples)]))
+    (tmp_path / "solved.jsonl").write_text("".join(rows[len(examples) :]))
     prompt = "{goal}" if form == "choices" else "{query}"
     plain = LocalSuite(paths=(str(tmp_path / "asked.jsonl"),), format=form, prompt=prompt)
     shots = plain.model_copy(update={"shots": 2, "shots_from": (str(tmp_path / "solved.jsonl"),)})
@@ -289,28 +290,22 @@ def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
     def requests(suite):
         return [request for request, *_ in Questions(load_suites({"a_local": suite}), tokenizer).encoded]
 
-    for (context, ending), (before, same) in zip(asked := requests(plain), requests(shots), strict=True):
-        assert same == ending
-        assert "  " not in before
+    plain_requests = requests(plain)
+    for (context, ending), (context_with_shots, same_ending) in zip(plain_requests, requests(shots), strict=True):
+        assert same_ending == ending
+        assert "  " not in context_with_shots
         if context:  # one request has no mutual information
-            assert before.endswith(f"\n\n{context}")
-            assert before.count("\n\n") == 2
+            assert context_with_shots.endswith(f"\n\n{context}")
+            assert context_with_shots.count("\n\n") == 2
     assert plain.state() != shots.state()
-    others = plain.model_copy(update={"shots": 1})
-    if len(asked) == 1:
+    one_shot = plain.model_copy(update={"shots": 1})
+    if len(plain_requests) == 1:
         with pytest.raises(UserError, match=r"suites.a_local.shots: 1 must be less than the 1 examples of the suite's"):
-            load_suites({"a_local": others})
+            load_suites({"a_local": one_shot})
         return
-    for context in {context for context, _ in requests(others) if context}:
+    for context in {context for context, _ in requests(one_shot) if context}:
         first, second = context.split("\n\n")
         assert not first.startswith(second), "a question is no example of its own answer"
-
-
-def test_invalid_solved_examples_are_refused():
-    with pytest.raises(ValueError, match="shots_from without shots"):
-        LocalSuite(paths=("a",), shots_from=("b",))
-    with pytest.raises(ValueError, match="format=pairs has no question"):
-        LocalSuite(paths=("a",), format="pairs", shots=2)
 
 
 def test_a_task_of_the_harness_has_no_limit():

@@ -54,7 +54,7 @@ def test_metrics_equal_a_naive_scoring_at_every_batch_size(model, tokenizer, con
     assert list(questions.scores(model, attend_for=lambda lengths: Simulation(Full(), 1.0, lengths))) == rows
     tight = questions.scores(model, attend_for=lambda lengths: Simulation(Decay(), 1, lengths))
     assert all(row.realised_budget < 0.5 for row in tight)
-    assert capfd.readouterr() == ("", ""), "neither bars nor log lines"
+    assert capfd.readouterr() == ("", ""), "no progress bars and no log lines"
 
 
 @pytest.mark.parametrize("policy", [None, Decay()], ids=["full", "decay"])
@@ -68,41 +68,44 @@ def test_log_probabilities_do_not_depend_on_the_batch(model, tokenizer, policy):
     attend_for = None if policy is None else lambda lengths: Simulation(policy, 0.5, lengths)
     requests = encoded(tokenizer, *texts)
     alone, together = (answer_requests(model, requests, batch=batch, attend_for=attend_for) for batch in (1, 4))
-    assert [one.log_prob for one in together] == pytest.approx([one.log_prob for one in alone], abs=1e-5)
-    assert [one[1:] for one in together] == [one[1:] for one in alone], "a ratio is one of the true length"
+    log_probs = [answer.log_prob for answer in alone]
+    assert [answer.log_prob for answer in together] == pytest.approx(log_probs, abs=1e-5)
+    assert [answer[1:] for answer in together] == [answer[1:] for answer in alone], "fractions refer to true lengths"
     lengths = [len(tokenizer.encode("".join(text)).ids) + (text[0] == "") - 1 for text in texts]
     if policy is None:
         expected = [naive_log_prob(model, tokenizer.encode(a).ids or [0], tokenizer.encode(b).ids) for a, b in texts]
-        assert [one.log_prob for one in alone] == pytest.approx([value for value, _ in expected], abs=1e-5)
+        assert log_probs == pytest.approx([value for value, _ in expected], abs=1e-5)
     else:
         rounded = [math.floor(0.5 * length + 0.5) / length for length in lengths]
-        assert [one.realised_budget for one in alone] == pytest.approx(rounded)
+        assert [answer.realised_budget for answer in alone] == pytest.approx(rounded)
 
 
 def test_greedy_is_whether_the_model_generates_the_answer(model, tokenizer):
     context = tokenizer.encode("the cat").ids
     written = list(sample(model, context, tokens=3, temperature=0.0))
-    other = [*written[:2], (written[2] + 1) % 290]
-    scored = answer_requests(model, [(None, context, written), (None, context, other)])
-    assert [answer.greedy for answer in scored] == [True, False]
+    changed = [*written[:2], (written[2] + 1) % 290]
+    answers = answer_requests(model, [(None, context, written), (None, context, changed)])
+    assert [answer.greedy for answer in answers] == [True, False]
 
 
 def test_the_leading_token_is_an_option(model, tokenizer):
     context, target = tokenizer.encode("the cat").ids, tokenizer.encode(" sat").ids
     for leading, prefix in ((False, []), (True, [0])):
-        given, empty = answer_requests(model, encoded(tokenizer, ("the cat", " sat"), ("", " sat"), leading=leading))
-        assert given.log_prob == pytest.approx(naive_log_prob(model, prefix + context, target)[0], abs=1e-5)
-        assert empty.log_prob == pytest.approx(naive_log_prob(model, [0], target)[0], abs=1e-5)
-    (other,) = answer_requests(model, encoded(tokenizer, ("", " sat"), end=7))
-    assert other.log_prob == pytest.approx(naive_log_prob(model, [7], target)[0], abs=1e-5)
+        after_context, after_nothing = answer_requests(
+            model, encoded(tokenizer, ("the cat", " sat"), ("", " sat"), leading=leading)
+        )
+        assert after_context.log_prob == pytest.approx(naive_log_prob(model, prefix + context, target)[0], abs=1e-5)
+        assert after_nothing.log_prob == pytest.approx(naive_log_prob(model, [0], target)[0], abs=1e-5)
+    (answer,) = answer_requests(model, encoded(tokenizer, ("", " sat"), end=7))
+    assert answer.log_prob == pytest.approx(naive_log_prob(model, [7], target)[0], abs=1e-5)
 
 
-@pytest.mark.parametrize("given", [50, 2])
-def test_long_contexts_are_truncated_on_the_left(model, given):
+@pytest.mark.parametrize("context", [50, 2])
+def test_long_contexts_are_truncated_on_the_left(model, context):
     ids = [3 + index % 200 for index in range(60)]
-    (answer,) = answer_requests(model, [(None, ids[:given], ids[given:])])
-    kept = max(given, 12)
-    assert answer.log_prob == pytest.approx(naive_log_prob(model, ids[11:kept], ids[kept:])[0], abs=1e-4)
+    (answer,) = answer_requests(model, [(None, ids[:context], ids[context:])])
+    scored = max(context, 12)  # index of the first scored token
+    assert answer.log_prob == pytest.approx(naive_log_prob(model, ids[11:scored], ids[scored:])[0], abs=1e-4)
 
 
 def test_generative_tasks_are_refused(tokenizer, configs):
@@ -118,13 +121,13 @@ def test_an_imported_hub_library_is_set_offline(configs, monkeypatch):
 
 def test_the_harness_is_imported_only_if_needed():
     code = "import sys, formerlab.evaluation.pruning.prune; print({'lm_eval', 'datasets', 'pandas'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
 
 
 def test_rows_are_written_and_progress_counts_questions(model, tokenizer, configs, tmp_path, capfd, monkeypatch):
     questions = Questions(load_tasks(configs), tokenizer, limit=3)
-    monkeypatch.setattr(zeroshot, "questions_of", lambda run, limit: questions)
+    monkeypatch.setattr(zeroshot, "load_questions", lambda run, limit: questions)
     run = MeasuredRun(SimpleNamespace(), model, "cpu", tmp_path, tmp_path, "zeroshot x")
     zeroshot.measure(run, zeroshot.Zeroshot(batch=5))
     lines = (tmp_path / "zeroshot.csv").read_text().splitlines()

@@ -48,6 +48,7 @@ class MeasuredRun:
     """A finished run that a stage measures."""
 
     spec: AnyRun
+    """The run's spec."""
     model: Any
     """The final model on its device, in evaluation mode, or None if the stage does not use models."""
     device: str

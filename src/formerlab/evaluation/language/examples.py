@@ -44,9 +44,9 @@ FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") -> list[Example]:
     """Return the examples of all files, sorted by a hash of their ids.
 
-    The first n examples are therefore a random sample of all files, and this sample is equal on every machine. The id
-    of an example is the row's `id`, the `UID` and `pairID` of BLiMP, or file and line; ids must be unique. Raises
-    UserError with the line of an invalid row.
+    The first n examples are therefore a random sample of all files, which is the same on every machine. The id of an
+    example is the row's `id`, the `UID` and `pairID` of BLiMP, or file and line; ids must be unique. Raises UserError
+    with the line of an invalid row.
     """
     examples: dict[str, Example] = {}
     for path in paths:
@@ -103,24 +103,24 @@ def make_example(form: Form, row: Row, prompt: str) -> Example:
         if not context:
             raise ValueError(f"text {row['text']!r} has only one word; the last word needs a context")
         return {"query": context, "ending": last_word}
-    answers = _answers(row)
+    choices, gold = _choices_and_gold(row)
     if form == "choices":
-        return {"query": _fill(prompt, row).strip(), **answers}
+        return {"query": _fill(prompt, row).strip(), "choices": choices, "gold": gold}
     if "continuation" in row:
-        return {"ending": _text(row, "continuation").strip(), **answers}
+        return {"ending": _text(row, "continuation").strip(), "choices": choices, "gold": gold}
     context, _, ending = _text(row, "sentence").partition("_")
     if not ending.strip():
         raise ValueError(f"sentence {row['sentence']!r} has no '_' followed by words")
-    return {"ending": ending.strip(), **answers, "choices": [context + choice for choice in answers["choices"]]}
+    return {"ending": ending.strip(), "choices": [context + choice for choice in choices], "gold": gold}
 
 
-def _answers(row: Row) -> Example:
+def _choices_and_gold(row: Row) -> tuple[list[str], int]:
     choices, gold = row.get("choices"), row.get("gold")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
         raise ValueError(f"choices {choices!r} must be a list of two or more texts")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(choices):
         raise ValueError(f"gold {gold!r} is not the index of one of {len(choices)} choices")
-    return {"choices": choices, "gold": gold}
+    return choices, gold
 
 
 def _text(row: Row, key: str) -> str:

@@ -1,6 +1,6 @@
 """Load tasks of lm-evaluation-harness and tokenize their requests.
 
-This is the only module that imports lm_eval at import time; import it only inside functions.
+This module imports lm_eval; import it only inside functions.
 """
 
 import io
@@ -57,14 +57,14 @@ def _cause(error: BaseException) -> str:
 
 
 def check_copy(name: str, task: Any) -> None:
-    """Raise UserError if a task cannot make a question of a row of a local copy.
+    """Raise UserError if a row of a local copy is not a valid question of a task.
 
     Without this check, the harness would insert the name of a missing field, write a null as `None`, and count every
     answer as wrong if the label is not among the choices.
     """
     with quiet():
-        fields, solved = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
-        for number, row in enumerate([*task.task_docs, *solved], 1):
+        fields, solved_examples = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
+        for number, row in enumerate([*task.task_docs, *solved_examples], 1):
             source = " (of the solved examples)" if number > len(task.task_docs) else ""
             location = f"suites.{name}.paths: row {number}{source}"
             if missing := sorted(fields - row.keys()):

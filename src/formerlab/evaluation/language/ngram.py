@@ -60,11 +60,11 @@ class NGram:
             indices = np.where(histories >= 0, histories, 0)
             keys = indices * self.vocabulary + tokens
             grams = np.minimum(np.searchsorted(order.keys, keys), len(order.keys) - 1)
-            known_grams = (order.keys[grams] == keys) & (histories >= 0)
-            discounted = np.where(known_grams, order.discounted[grams], 0.0)[:, 1:]
+            is_seen = (order.keys[grams] == keys) & (histories >= 0)
+            discounted = np.where(is_seen, order.discounted[grams], 0.0)[:, 1:]
             mixed = discounted + order.gamma[indices[:, 1:]] * probabilities
             probabilities = np.where(histories[:, 1:] >= 0, mixed, probabilities)
-            grams = np.where(known_grams, grams, -1)
+            grams = np.where(is_seen, grams, -1)
             histories = np.full_like(tokens, -1)
             histories[:, 1:] = grams[:, :-1]
             # the first `length` tokens of a window have too few preceding tokens for a history of this length

@@ -161,7 +161,7 @@ def _score_batch(
         yield Answer(log_prob, greedy, scores.realised_budget[row].item())
 
 
-def questions_of(run: MeasuredRun, limit: int | None = None) -> Questions:
+def load_questions(run: MeasuredRun, limit: int | None = None) -> Questions:
     """Load the embedded questions of a run's data set and the run's suites. Raises UserError if a suite has changed."""
     for name, (suite, planned) in run.suites.items():
         if suite.state() not in (None, planned):
@@ -173,8 +173,8 @@ def questions_of(run: MeasuredRun, limit: int | None = None) -> Questions:
     return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
 
 
-def load_suites(suites: Mapping[str, Suite], further: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Load the task configurations `further`, then the tasks of all suites.
+def load_suites(suites: Mapping[str, Suite], task_configs: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Load tasks from `task_configs`, then the tasks of all suites.
 
     The network is accessed only if a suite of the harness has no local copies.
     """
@@ -182,7 +182,7 @@ def load_suites(suites: Mapping[str, Suite], further: Iterable[dict[str, Any]] =
 
     online = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        configs = [*further, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
+        configs = [*task_configs, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
         tasks = load_tasks(configs, offline=not online)
         for name, suite in suites.items():
             if isinstance(suite, HarnessSuite) and suite.paths:

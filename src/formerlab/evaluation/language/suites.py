@@ -34,9 +34,9 @@ def task_of(
     """
     from datasets import Dataset
 
-    metrics, wording = FORMATS[form]
+    metrics, fields = FORMATS[form]
     if form == "cloze":  # the target includes the delimiter, so that solved examples have it too
-        wording = wording | {"doc_to_target": lambda example: f"{delimiter}{example['ending']}"}
+        fields = fields | {"doc_to_target": lambda example: f"{delimiter}{example['ending']}"}
     return {
         "task": name,
         "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
@@ -48,7 +48,7 @@ def task_of(
         "output_type": "multiple_choice",
         "doc_to_choice": "choices",
         "target_delimiter": delimiter,
-        **wording,
+        **fields,
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Self
 
-from formerlab.evaluation.language.questions import questions_of
+from formerlab.evaluation.language.questions import load_questions
 from formerlab.evaluation.measurement import QUESTION_TOKENS, MeasuredRun, Measurement
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
@@ -36,7 +36,7 @@ class Zeroshot(Measurement):
 
 def measure(run: MeasuredRun, settings: Zeroshot) -> None:
     """Write zeroshot.csv."""
-    questions = questions_of(run, settings.question_limit)
+    questions = load_questions(run, settings.question_limit)
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=questions.truncated(run.model.spec.context))
     batches = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
     with Progress(len(questions.encoded), run.label, unit="answer") as progress:

@@ -28,32 +28,32 @@ class Headwise:
     def __init__(self, alphas: Sequence[Sequence[float]], budget: Budget, lengths: Int[Tensor, " batch"]) -> None:
         """`alphas` has shape (layers, kv_heads); `lengths` are the true lengths of the sequences."""
         self.alphas, self.budget, self.lengths = alphas, budget, lengths
-        self._realised: list[Float[Tensor, " batch"]] = []
+        self._cache_sizes: list[Float[Tensor, " batch"]] = []
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Return the attention output of a layer; heads with equal alphas are simulated together."""
         groups = q.shape[1] // k.shape[1]
         out = q.new_empty(*q.shape[:3], v.shape[3])
         for alpha in sorted(set(self.alphas[layer])):
-            members = [head for head, chosen in enumerate(self.alphas[layer]) if chosen == alpha]
+            members = [head for head, head_alpha in enumerate(self.alphas[layer]) if head_alpha == alpha]
             kv_heads = torch.tensor(members).to(q.device, non_blocking=True)
             heads = (kv_heads[:, None] * groups + torch.arange(groups, device=q.device)).flatten()
             simulation = Simulation(Decay(alpha=alpha), self.budget, self.lengths)
             out[:, heads] = simulation(layer, q[:, heads], k[:, kv_heads], v[:, kv_heads])
-            self._realised += [simulation.realised_budget] * len(members)
+            self._cache_sizes += [simulation.realised_budget] * len(members)
         return out
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
         """Measured cache size: retained keys at the end as a fraction of the length, mean over layers and heads."""
-        return torch.stack(self._realised).mean(0)
+        return torch.stack(self._cache_sizes).mean(0)
 
 
 def head_distances(
     windows: Windows, alphas: Sequence[float], budget: Budget
 ) -> Float[Tensor, "alphas layers kv_heads"]:
     """Return the distance of each head's attention from the ideal, for each alpha, as mean over windows and queries."""
-    collected: dict[tuple[float, int], list[Tensor]] = defaultdict(list)
+    distances: dict[tuple[float, int], list[Tensor]] = defaultdict(list)
 
     def observe(layer: int, attention: SimulatedLayer) -> None:
         kv_heads = attention.keys.shape[1]
@@ -61,12 +61,12 @@ def head_distances(
             pruned, _ = attention.simulate(Decay(alpha=alpha), budget)
             rows, full = (square.flatten(0, 1).unsqueeze(1) for square in (pruned, attention.probabilities))
             distance = distance_to_ideal(rows, ideal_attention(full, budget)).view(len(pruned), kv_heads, -1).mean(2)
-            collected[alpha, layer].append(distance)
+            distances[alpha, layer].append(distance)
 
     for _ in windows.observed(observe):
         pass
-    layers = 1 + max(layer for _, layer in collected)
-    means = [[torch.cat(collected[alpha, layer]).mean(0) for layer in range(layers)] for alpha in alphas]
+    layers = 1 + max(layer for _, layer in distances)
+    means = [[torch.cat(distances[alpha, layer]).mean(0) for layer in range(layers)] for alpha in alphas]
     return torch.stack([torch.stack(row) for row in means]).cpu()
 
 

@@ -111,8 +111,8 @@ def needles(
         raise TextTooShort
     names = _distinct(keys, lambda: "-".join(random.sample(text.vocabulary, 2)))
     numbers = [str(number) for number in random.sample(range(10**6, 10**7), keys * values)]
-    of_key = {name: numbers[index * values : (index + 1) * values] for index, name in enumerate(names)}
-    hidden = [f"One of the special magic numbers for {name} is: {number}." for name in names for number in of_key[name]]
+    by_name = {name: numbers[index * values : (index + 1) * values] for index, name in enumerate(names)}
+    hidden = [f"One of the special magic numbers for {name} is: {n}." for name in names for n in by_name[name]]
     random.shuffle(hidden)
     depths, queried = sorted(random.sample(DEPTHS, len(hidden))), random.sample(names, queries)
     sentences = re.split(r"(?<=[.!?]) ", " ".join(text.words[:units]))
@@ -120,9 +120,9 @@ def needles(
     for depth, needle in reversed([*zip(depths, hidden, strict=True)]):
         sentences.insert(total * depth // 100, needle)
     query = " and ".join([", ".join(queried[:-1]) + ",", queried[-1]]) if queries > 1 else queried[0]
-    forms = NEEDLE if values * queries == 1 else NEEDLES
-    prompt, start = (form.format(context=" ".join(sentences), query=query) for form in forms)
-    return Example(prompt, start, [number for name in queried for number in of_key[name]])
+    templates = NEEDLE if values * queries == 1 else NEEDLES
+    prompt, start = (template.format(context=" ".join(sentences), query=query) for template in templates)
+    return Example(prompt, start, [number for name in queried for number in by_name[name]])
 
 
 def variable_tracking(text: Text, random: Random, units: int, length: int, *, letters: int = 5) -> Example:
@@ -134,7 +134,7 @@ def variable_tracking(text: Text, random: Random, units: int, length: int, *, le
     positions = sorted(random.sample(range(units), len(names)), reverse=True)
     for position, name, right in zip(positions, reversed(names), reversed(assigned[:-1]), strict=True):
         sentences.insert(position, f"VAR {name} = {right}")
-    prompt, start = (form.format(context=" ".join(sentences), query=value) for form in CHAIN)
+    prompt, start = (template.format(context=" ".join(sentences), query=value) for template in CHAIN)
     return Example(prompt, start, names)
 
 
@@ -211,43 +211,43 @@ def examples(name: str, length: int, number: int, count: Count, text: Text, seed
     if length not in LENGTHS:
         raise UserError(f"lengths: {length} is not in {LENGTHS[0]} to {LENGTHS[-1]} tokens; give another length")
     for index in range(number):
-        source = f"{seed} {name} {length} {index}"
-        solved = _solved(name, count, text, source) if length >= SOLVED_LENGTH else ""
+        key = f"{seed} {name} {length} {index}"
+        solved = _solved(name, length, count, text, f"{key} solved") if length >= SOLVED_LENGTH else ""
         room = length - TASKS[name].answer_tokens - (count(solved) if solved else 0)
-        example = _fitted(name, TASKS[name], room, length, count, text, source)
+        example = _fitted(name, TASKS[name], room, length, count, text, key)
         yield example._replace(input=solved + example.input)
 
 
-def _solved(name: str, count: Count, text: Text, source: str) -> str:
+def _solved(name: str, length: int, count: Count, text: Text, seed: str) -> str:
     """Return the solved example that precedes variable tracking and common words, or "" for other tasks."""
-    random = Random(f"{source} solved")
+    random = Random(seed)
     if name == "common_words":
-        units, repeats = (40, (10, 3)) if int(source.split()[2]) >= MANY_WORDS else (20, (3, 1))
+        units, repeats = (40, (10, 3)) if length >= MANY_WORDS else (20, (3, 1))
         example = common_words(text, random, units, 0, repeats=repeats)
         answer = _numbered(example.outputs)
     elif name == "variable_tracking":
         short = Task(partial(variable_tracking, letters=3), 0, 5)
-        example = _fitted(name, short, SOLVED_CHAIN_LENGTH, SOLVED_CHAIN_LENGTH, count, text, f"{source} solved")
+        example = _fitted(name, short, SOLVED_CHAIN_LENGTH, SOLVED_CHAIN_LENGTH, count, text, seed)
         answer = " ".join(example.outputs)
     else:
         return ""
     return f"{example.input} {example.gen_prefix} {answer}\n\n"
 
 
-def _largest(fits: Callable[[int], bool], min_units: int, most: int) -> int:
-    """Return the largest number from `min_units` to `most` that fits, by bisection; 0 if `min_units` does not fit."""
-    low, high = min_units - 1, most
+def _largest(fits: Callable[[int], bool], min_units: int, max_units: int) -> int:
+    """Return the largest number from `min_units` to `max_units` that fits, by bisection; 0 if `min_units` does not."""
+    low, high = min_units - 1, max_units
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low if low >= min_units else 0
 
 
-def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: Text, source: str) -> Example:
+def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: Text, seed: str) -> Example:
     """Return the example with the most units whose prompt has at most `room` tokens."""
 
     def make(units: int) -> Example:
-        return task.make(text, Random(source), units, length)
+        return task.make(text, Random(seed), units, length)
 
     def tokens(example: Example) -> int:
         return count(f"{example.input} {example.gen_prefix}")
@@ -258,13 +258,13 @@ def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: T
         except (TooFewUnits, TextTooShort) as error:
             return isinstance(error, TooFewUnits)
 
-    low = _largest(fits, task.min_units, 2 * length)
+    units = _largest(fits, task.min_units, 2 * length)
     with suppress(TooFewUnits):
-        if low and tokens(example := make(low)) < room - 0.02 * length:
+        if units and tokens(example := make(units)) < room - 0.02 * length:
             raise UserError(
                 f"--text: {len(text.words)} words are too few for {name} at {length} tokens; give a longer text"
             )
-        if low:
+        if units:
             return example
     raise UserError(f"lengths: {length} tokens leave no room for an example of {name}; give a larger length")
 

@@ -19,7 +19,6 @@ from formerlab.cache.simulation import SimulatedLayer, Square
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
-Fraction = Float[Tensor, " batch"]
 FIGURE_3_POLICIES = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
@@ -42,7 +41,7 @@ def mask_measures(
     All policies choose from the attention logits of the same unpruned forward pass, so pruning does not change hidden
     states. Values are means over layers, heads and queries.
     """
-    layers: dict[tuple[Configuration, str], list[Fraction]] = defaultdict(list)
+    layers: dict[tuple[Configuration, str], list[Float[Tensor, " batch"]]] = defaultdict(list)
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
     def observe(layer: int, attention: SimulatedLayer) -> None:
@@ -112,7 +111,8 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
     """Yield the rows of prune_score_trajectories.csv, one per group, alpha and query of the second half.
 
     The groups are the important and the unimportant tokens of all windows, layers and heads, without position 0, which
-    is an attention sink. A row has the mean, the 10 % and 90 % quantile of the scores, and the fraction missed.
+    is an attention sink. A row contains the mean and the 10 % and 90 % quantiles of the scores, and the fraction of
+    missed tokens.
     """
     layers: list[tuple[Scores, Missed, Importance]] = []
     for _ in windows.observed(lambda _, simulated: layers.append(track_scores(simulated.probabilities))):

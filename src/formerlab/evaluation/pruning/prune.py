@@ -15,7 +15,7 @@ from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.data.manifest import MANIFEST
 from formerlab.errors import UserError, near_misses
-from formerlab.evaluation.language.questions import Questions, questions_of
+from formerlab.evaluation.language.questions import Questions, load_questions
 from formerlab.evaluation.measurement import QUESTION_TOKENS, MeasuredRun, Measurement, Row, Rows, StoredRows
 from formerlab.evaluation.pruning.calibration import calibrate
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
@@ -137,7 +137,7 @@ class PruneSweep(Measurement):
 
 def measure(run: MeasuredRun, settings: PruneSweep) -> None:
     """Write the files of COLUMNS into the run's folder."""
-    questions = questions_of(run, settings.question_limit) if settings.questions else None
+    questions = load_questions(run, settings.question_limit) if settings.questions else None
     cut = questions.truncated(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
@@ -211,7 +211,7 @@ def _other_files(
     documents: Sequence[int],
 ) -> dict[str, Callable[[], Iterable[Row]]]:
     """Return the functions that make the rows of the other files, by file name."""
-    batch, test = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
+    batch, test_numbers = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
     compared = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
 
     def read(name: str, count: int, batch: int, make_rows: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
@@ -227,11 +227,11 @@ def _other_files(
     def calibrate_all() -> tuple[Rows, Rows]:
         numbers = spread_windows(streams["valid"], context, sweep.calibration_windows)
         budgets = sweep.calibration_budgets if numbers and sweep.alphas else ()
-        total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test))
+        total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test_numbers))
         with Progress(total, f"{label}, alpha per head", unit="window") as progress:
             valid = Windows(model, streams["valid"], context, numbers, batch, progress)
-            tested = Windows(model, streams["test"], context, test, batch, progress)
-            results = [calibrate(valid, tested, sweep.alphas, budget) for budget in budgets]
+            test = Windows(model, streams["test"], context, test_numbers, batch, progress)
+            results = [calibrate(valid, test, sweep.alphas, budget) for budget in budgets]
         return [row for chosen, _ in results for row in chosen], [row for _, losses in results for row in losses]
 
     measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:], documents=documents)

@@ -41,8 +41,9 @@ class Complexity(Measurement):
     def _check(self) -> "Complexity":
         if self.kernel < 3 or self.kernel % 2 == 0:
             raise ValueError(f"kernel={self.kernel}: give an odd number, at least 3")
-        if odd := [n for n in self.lengths if n % self.neighbourhood]:
-            raise ValueError(f"neighbourhood={self.neighbourhood} does not divide lengths={odd}; change one of them")
+        if lengths := [n for n in self.lengths if n % self.neighbourhood]:
+            message = f"neighbourhood={self.neighbourhood} does not divide lengths={lengths}; change one of them"
+            raise ValueError(message)
         return self
 
 

@@ -58,10 +58,12 @@ class DecodeSettings(Timing):
             model = run.model
             assert isinstance(model, Decoder | Pretrained)
             if isinstance(model, Pretrained) and time > model.context:
-                sizes = f"{run.study}.decode.lengths: {max(self.lengths)} plus {self.tokens} decoded tokens"
-                raise UserError(f"{sizes} exceed the context of run {run.name!r}, {model.context} tokens; lower them")
-            row = 4 * time * model.vocabulary + 2 * model.kv_bytes(time)
-            estimates.append(4 * model.params() + max(self.batches) * row)
+                raise UserError(
+                    f"{run.study}.decode.lengths: {max(self.lengths)} plus {self.tokens} decoded tokens exceed the "
+                    f"context of run {run.name!r}, {model.context} tokens; lower them"
+                )
+            sequence_bytes = 4 * time * model.vocabulary + 2 * model.kv_bytes(time)
+            estimates.append(4 * model.params() + max(self.batches) * sequence_bytes)
         return max(estimates)
 
 
@@ -91,12 +93,12 @@ def measure(
                 with torch.no_grad(), precision(run, device):
                     for repetition, position, (cells, make) in interleaved(variants, settings.repetitions):
                         cache = make(model, length)
-                        read = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
-                        step = seconds(partial(feed_tokens, model, cache, tokens, length), device) / settings.tokens
+                        prompt_s = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
+                        step_s = seconds(partial(feed_tokens, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
                             keys = [length, sequences, repetition, position]
-                            rows.append([run.name, *cells, *keys, step, cache.bytes(), metadata, read])
+                            rows.append([run.name, *cells, *keys, step_s, cache.bytes(), metadata, prompt_s])
                         progress.advance()
     return rows, {}
 

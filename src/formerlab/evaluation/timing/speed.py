@@ -53,7 +53,7 @@ class EqualTime(Spec):
     def ratio(self, path: Path) -> float:
         """Return the step time of `arm` divided by the step time of `reference`, median over repetitions in speed.csv.
 
-        Raises UserError if the file has no step times of both runs.
+        Raises UserError if the step times of a run are missing.
         """
         import pandas as pd
 

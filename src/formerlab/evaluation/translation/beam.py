@@ -55,9 +55,9 @@ class Best:
         first = ranks.where(ends, ends.shape[1] - 1).amin(dim=1, keepdim=True)  # the best, because `top` is sorted
         score = (top.gather(1, first)[:, 0].double() / penalty).where(ends.any(dim=1), -math.inf)
         better, time = score > self.scores[live], histories.shape[2]
-        written = histories.gather(1, origins.gather(1, first)[:, :, None].expand(-1, -1, time))[:, 0]
+        tokens = histories.gather(1, origins.gather(1, first)[:, :, None].expand(-1, -1, time))[:, 0]
         self.scores[live] = score.where(better, self.scores[live])
-        self.tokens[live, :time] = written.where(better[:, None], self.tokens[live, :time])
+        self.tokens[live, :time] = tokens.where(better[:, None], self.tokens[live, :time])
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -99,22 +99,22 @@ def beam_search(
     live, done = torch.arange(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
     histories = torch.empty(count * beam, 0, dtype=torch.long, device=device)
     newest = torch.full((count * beam, 1), end, device=device)
-    cache, words = KVCache(longest_limit + 1), torch.arange(model.spec.vocabulary, device=device)
+    cache, token_ids = KVCache(longest_limit + 1), torch.arange(model.spec.vocabulary, device=device)
     for length in range(1, longest_limit + 2):  # tokens of a hypothesis that ends in this step, including the end
         logits = model.decode(newest, encoded, cache.length, cache.append)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
         if length > min(limits):  # hypotheses at the limit can only end
             full = longest[live] < length
-            log_probs = log_probs.masked_fill(full[:, None, None] & (words != end), -math.inf)
+            log_probs = log_probs.masked_fill(full[:, None, None] & (token_ids != end), -math.inf)
         totals = (scores[:, :, None] + log_probs).flatten(1)
         totals = nn.functional.pad(totals, (0, max(2 * beam - totals.shape[1], 0)), value=-math.inf)
         top, indices = totals.topk(2 * beam, dim=1)  # includes padding of -inf if the vocabulary is small
-        indices = indices.clamp(max=beam * len(words) - 1)
-        origins, tokens = indices // len(words), indices % len(words)
+        indices = indices.clamp(max=beam * len(token_ids) - 1)
+        origins, tokens = indices // len(token_ids), indices % len(token_ids)
         ends = tokens == end
-        written, ending = histories.view(len(live), beam, -1), ends & ~done[:, None]
+        by_sentence, ending = histories.view(len(live), beam, -1), ends & ~done[:, None]
         penalty = length_penalty(length, alpha)
-        best.update(live, written, top[:, :beam], origins[:, :beam], ending[:, :beam], penalty)
+        best.update(live, by_sentence, top[:, :beam], origins[:, :beam], ending[:, :beam], penalty)
         scores, order = top.masked_fill(ends, -math.inf).topk(beam, dim=1)
         origins, tokens = origins.gather(1, order), tokens.gather(1, order)
         hopeful = scores[:, 0].double() / bounds[live] > best.scores[live]
@@ -127,11 +127,11 @@ def beam_search(
             if len(rows) < len(live):
                 encoded = encoded.select(rows)
             live, done, scores, origins, tokens = (x[rows] for x in (live, done, scores, origins, tokens))
-        chosen = (rows[:, None] * beam + origins).flatten()
-        same = device.type == "cpu" and torch.equal(chosen, torch.arange(len(histories)))  # would synchronise a GPU
-        histories = torch.cat((histories[chosen], tokens.view(-1, 1)), dim=1)
-        if not same:
-            cache.reorder(chosen)
+        parents = (rows[:, None] * beam + origins).flatten()
+        in_order = device.type == "cpu" and torch.equal(parents, torch.arange(len(histories)))  # synchronises a GPU
+        histories = torch.cat((histories[parents], tokens.view(-1, 1)), dim=1)
+        if not in_order:
+            cache.reorder(parents)
         newest = tokens.view(-1, 1)
     translations = zip(best.tokens.tolist(), best.scores.tolist(), strict=True)
     return [Hypothesis(tokens[: tokens.index(end)], score) for tokens, score in translations]

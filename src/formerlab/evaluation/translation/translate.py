@@ -24,7 +24,7 @@ from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.translation import SentenceBatch, sentence_batch
 
-Map = tuple[str, int, Tensor]
+AttentionMap = tuple[str, int, Tensor]
 """Kind of attention (encoder, decoder, cross), layer, and attention probabilities of shape (heads, queries, keys)."""
 
 
@@ -51,21 +51,21 @@ def measure(run: MeasuredRun, settings: Decoding) -> None:
     """Write translations.tsv, translate.csv (one row per sentence), bleu.csv (counts) and attention.csv."""
     run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
     tokenizer, lines = load_tokenizer(run.data), list[str]()
-    sentences: list[Sequence[Any]] = []
-    scored: list[Sequence[Any]] = []
+    sentence_rows: list[Sequence[Any]] = []
+    bleu_rows: list[Sequence[Any]] = []
     for split in settings.splits:
         pairs = load_pairs(run.data, split)
         for number, hypothesis in enumerate(decode(run.model, pairs, settings, f"{run.label} {split}")):
             reference = pairs.sentence(number, 1)[:-1].tolist()
             sizes = (int(pairs.source_lengths[number]), len(reference) + 1, len(hypothesis.tokens) + 1)
             exact = int(hypothesis.tokens == reference)
-            sentences.append((split, number, *sizes, hypothesis.score, exact))
+            sentence_rows.append((split, number, *sizes, hypothesis.score, exact))
             text, expected = (tokenizer.decode(tokens) for tokens in (hypothesis.tokens, reference))
             for metric in METRICS:
-                scored.append((split, number, metric, *statistics(metric, text, expected)))
+                bleu_rows.append((split, number, metric, *statistics(metric, text, expected)))
             lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
-    run.write("translate.csv", sentences)
-    run.write("bleu.csv", scored)
+    run.write("translate.csv", sentence_rows)
+    run.write("bleu.csv", bleu_rows)
     run.write("attention.csv", _attention(run.model, run.data, tokenizer, settings))
     write_text(run.folder / "translations.tsv", "".join(lines))
 
@@ -106,9 +106,9 @@ def _attention(model: TranslatorModel, data: Path, tokenizer: Tokenizer, decodin
                     yield [number, kind, layer, head, q, k, queries[q], keys[k], float(weight)]
 
 
-def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
+def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[AttentionMap]:
     """Return the attention probabilities of every layer on a batch of one pair, without dropout."""
-    maps: list[Map] = []
+    maps: list[AttentionMap] = []
     kinds: dict[nn.Module, tuple[str, int]] = {}
     for layer, (encoder_block, decoder_block) in enumerate(zip(model.encoder, model.decoder, strict=True)):
         kinds[encoder_block.get_submodule("attention")] = ("encoder", layer)

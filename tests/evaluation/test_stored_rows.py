@@ -22,11 +22,11 @@ class Counting(torch.nn.Module):
         self.spec, self.embedding, self.position = self.model.spec, self.model.embedding, self.model.position
         self.calls, self.stops_at = 0, stops_at
 
-    def forward(self, *given, **named):
+    def forward(self, *args, **kwargs):
         self.calls += 1
         if self.calls == self.stops_at:
             raise KeyboardInterrupt
-        return self.model(*given, **named)
+        return self.model(*args, **kwargs)
 
 
 @pytest.fixture
@@ -35,25 +35,20 @@ def streams():
     return {"valid": tokens, "test": tokens[::-1].copy()}
 
 
-def done_in(folder, weights):
-    return StoredRows(folder / "kept", weights, code_of=lambda sweep: "code")
-
-
-def swept(streams, out, kept, sweep=SWEEP, stops_at=None):
-    model = Counting(stops_at)
-    prune(model, streams, None, sweep, out, stored=kept)
-    return model.calls
-
-
 def test_stored_rows_are_not_computed_again(streams, tmp_path):
-    passes = swept(streams, tmp_path / "whole", None)
-    stopped = tmp_path / "stopped"
+    def forward_passes(out, weights, sweep=SWEEP, stops_at=None):
+        model = Counting(stops_at)
+        stored = StoredRows(tmp_path / out / "stored", weights, code_of=lambda sweep: "code")
+        prune(model, streams, None, sweep, tmp_path / out, stored=stored)
+        return model.calls
+
+    passes = forward_passes("expected", "weights")
     with pytest.raises(KeyboardInterrupt):
-        swept(streams, stopped, done_in(stopped, "weights"), stops_at=3)
-    assert swept(streams, stopped, done_in(stopped, "weights")) == passes - 2, "two policies were done"
+        forward_passes("stopped", "weights", stops_at=3)
+    assert forward_passes("stopped", "weights") == passes - 2, "the rows of two policies were stored"
     for name in COLUMNS:
-        assert (stopped / name).read_text() == (tmp_path / "whole" / name).read_text(), name
-    assert swept(streams, stopped, done_in(stopped, "weights")) == 0
+        assert (tmp_path / "stopped" / name).read_text() == (tmp_path / "expected" / name).read_text(), name
+    assert forward_passes("stopped", "weights") == 0
     more = SWEEP.model_copy(update={"policies": (Local(), TOVA()), "mask_windows": 0, "calibration_windows": 0})
-    assert swept(streams, stopped, done_in(stopped, "weights"), more) == 1, "the new policy alone"
-    assert swept(streams, stopped, done_in(stopped, "others"), more) == 4, "of other weights nothing"
+    assert forward_passes("stopped", "weights", more) == 1, "only the new policy is computed"
+    assert forward_passes("stopped", "other weights", more) == 4, "no rows are stored for these weights"
