@@ -30,11 +30,7 @@ from formerlab.cache.policies.policy import Prompt
 from formerlab.commands.huggingface import policy_fields
 from formerlab.errors import UserError
 from formerlab.evaluation.pruning.windows import policy_name
-
-
-def softmax(row):
-    weights = {key: math.exp(value) for key, value in row.items()}
-    return {key: weight / sum(weights.values()) for key, weight in weights.items()}
+from tests.cache.conftest import softmax
 
 
 def adaptive_account(logits, groups, alpha, budget, safe, sink, recent):
@@ -112,20 +108,18 @@ def test_adaptive_compression_retains_the_largest_scores_of_a_layer(scoring, saf
     expected = []
     for row in scores.tolist():
         ranked = [sorted(range(20), key=lambda key, head=head: (-head[key], -key)) for head in row]
-        kept = {(head, key) for head, keys in enumerate(ranked) for key in keys[: int(safeguard * count)]}
-        others = sorted(
-            {(head, key) for head in (0, 1) for key in range(20)} - kept, key=lambda pair: -row[pair[0]][pair[1]]
-        )
-        kept |= {*others[: 2 * count - len(kept)]}
-        expected.append([sorted(key for owner, key in kept if owner == head) for head in (0, 1)])
-    kept = [[[key for key in keys if key < 20] for keys in row] for row in cache.kept(0).tolist()]
-    assert kept == expected
+        safe = {(head, key) for head, keys in enumerate(ranked) for key in keys[: int(safeguard * count)]}
+        candidates = {(head, key) for head in (0, 1) for key in range(20)} - safe
+        best = sorted(candidates, key=lambda pair: -row[pair[0]][pair[1]])[: 2 * count - len(safe)]
+        expected.append([sorted(key for owner, key in {*safe, *best} if owner == head) for head in (0, 1)])
+    retained = [[[key for key in keys if key < 20] for keys in row] for row in cache.kept(0).tolist()]
+    assert retained == expected
     later = torch.cat([cache(0, *(x[:, :, a:b] for x in (q, k, v))) for a, b in ((20, 21), (21, 28), (28, 30))], 2)
     mask = torch.zeros(2, 4, 30, 30, dtype=torch.bool)
     mask[:, :, 20:, 20:] = torch.ones(10, 10).tril().bool()
     for row in range(2):
         for head in range(4):
-            mask[row, head, 20:, kept[row][head // 2]] = True
+            mask[row, head, 20:, retained[row][head // 2]] = True
     logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
     masked = logits.masked_fill(~mask, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
     assert torch.allclose(later, masked[:, :, 20:], atol=1e-12)

@@ -1,5 +1,6 @@
 """Caches match whole-sequence attention token by token."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -148,10 +149,10 @@ def test_eviction_matches_simulation(policy, model, tokens):
 def test_eviction_retains_the_simulated_keys_at_every_step(policy, tokens):
     model, cache = Toy(2, rotary=True), PrunedCache(policy, 5)
     _, masks = simulated(model, tokens, policy, 5)
-    for now in range(TIME - 1):
-        model(tokens[:, now : now + 1], attend=cache, start=now)
-        for layer, (row, key_head) in itertools.product(range(2), itertools.product(range(2), range(2))):
-            visible = masks[layer][row, 2 * key_head, now + 1].nonzero().flatten().tolist()
+    for position in range(TIME - 1):
+        model(tokens[:, position : position + 1], attend=cache, start=position)
+        for layer, row, key_head in itertools.product(range(2), repeat=3):
+            visible = masks[layer][row, 2 * key_head, position + 1].nonzero().flatten().tolist()
             assert cache.kept(layer)[row, key_head].tolist() == visible[:-1]
 
 
@@ -159,7 +160,7 @@ def test_a_cache_grows_only_up_to_its_budget():
     q = torch.randn(1, 2, 300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for budget in (5, 100, 299, 400):
         cache = PrunedCache(Decay(), budget)
-        out = torch.cat([cache(0, part, part, part) for part in q.split([1, 150, 149], 2)], 2)
+        out = torch.cat([cache(0, chunk, chunk, chunk) for chunk in q.split([1, 150, 149], 2)], 2)
         assert torch.allclose(out, Simulation(Decay(), budget)(0, q, q, q), atol=1e-12)
         slots = -(-min(budget + 1, 512) // 16) * 16  # full SIMD vectors
         assert cache._layers[0].capacity <= slots
@@ -192,20 +193,20 @@ def test_reordered_sequences_continue_correctly(make, worthwhile, monkeypatch):
     monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", worthwhile)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
-    rows, moved, placed = torch.tensor([2, 0, 2]), make(), make()
+    rows, reordered, reference = torch.tensor([2, 0, 2]), make(), make()
     for start, end in ((0, 8), (8, 9), (9, 10)):
-        moved(0, *(x[:, :, start:end] for x in (q, k, v)))
-        placed(0, *(x[rows, :, start:end] for x in (q, k, v)))
-    moved.reorder(rows)
-    copied = copy.deepcopy(placed)  # has its own buffers and its own compiled step
-    for now in range(10, 14):
-        one = [x[rows, :, now : now + 1] for x in (q, k, v)]
-        expected = placed(0, *one)
-        assert torch.equal(moved(0, *one), expected)
-        assert torch.equal(copied(0, *one), expected)
-    if not isinstance(moved, KVCache):
-        assert torch.equal(moved.kept(0), placed.kept(0))
-        assert torch.equal(copied.kept(0), placed.kept(0))
+        reordered(0, *(x[:, :, start:end] for x in (q, k, v)))
+        reference(0, *(x[rows, :, start:end] for x in (q, k, v)))
+    reordered.reorder(rows)
+    copied = copy.deepcopy(reference)  # has its own buffers and its own compiled step
+    for position in range(10, 14):
+        token = [x[rows, :, position : position + 1] for x in (q, k, v)]
+        expected = reference(0, *token)
+        assert torch.equal(reordered(0, *token), expected)
+        assert torch.equal(copied(0, *token), expected)
+    if not isinstance(reordered, KVCache):
+        assert torch.equal(reordered.kept(0), reference.kept(0))
+        assert torch.equal(copied.kept(0), reference.kept(0))
 
 
 def test_a_changed_batch_size_is_refused():
@@ -231,17 +232,17 @@ def test_a_budget_may_be_a_fraction_of_the_prompt(policy, fraction, tokens):
     simulation = Simulation(policy, fraction, position=model.position)
     assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
     keys = resolve_budget(fraction, TIME)
-    fitting = policy.model_copy(update={"sink": min(policy.sink, keys)})  # a fraction retains at most the budget
-    count = PrunedCache(fitting, keys, model.position)
-    model(tokens, attend=count)
-    assert torch.equal(*(model(tokens[:, :2], attend=one, start=TIME) for one in (cache, count)))
-    assert cache.bytes() == count.bytes()
+    policy = policy.model_copy(update={"sink": min(policy.sink, keys)})  # a fraction retains at most the budget
+    counting_cache = PrunedCache(policy, keys, model.position)
+    model(tokens, attend=counting_cache)
+    assert torch.equal(*(model(tokens[:, :2], attend=attend, start=TIME) for attend in (cache, counting_cache)))
+    assert cache.bytes() == counting_cache.bytes()
 
 
 def test_a_fraction_with_length_supports_single_tokens(tokens):
     model = decoder()
     cache = PrunedCache(Decay(), 0.4, length=TIME)
-    steps = [model(token, attend=cache, start=now) for now, token in enumerate(tokens.split(1, 1))]
+    steps = [model(token, attend=cache, start=position) for position, token in enumerate(tokens.split(1, 1))]
     assert (torch.cat(steps, 1) - model(tokens, attend=Simulation(Decay(), 0.4))).abs().max() < 1e-10
 
 
@@ -253,7 +254,7 @@ def test_a_simulation_is_for_one_forward_pass(tokens):
         model(tokens, attend=simulation)
 
 
-EVERY = [
+ALL_POLICIES = [
     *VARIANTS,
     Pyramid(policy=H2O(), layers=2),
     HeadAdaptive(policy=H2O()),
@@ -264,19 +265,17 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("policy", EVERY, ids=repr)
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 def test_a_budget_of_1_0_never_prunes(policy, tokens):
     model = decoder(position=Rotary())
-    ways = 0
+    tested = []
     for make in (Simulation, PrunedCache, CompressedCache):
-        try:
+        with contextlib.suppress(UserError):  # the policy does not support this class
             attend = make(policy, 1.0, position=model.position)
-        except UserError:  # this policy does not run in this way
-            continue
-        out = model(tokens, attend=attend) if make is Simulation else feed(model, tokens, attend)
-        torch.testing.assert_close(out, model(tokens), rtol=0, atol=1e-10)
-        ways += 1
-    assert ways
+            out = model(tokens, attend=attend) if make is Simulation else feed(model, tokens, attend)
+            torch.testing.assert_close(out, model(tokens), rtol=0, atol=1e-10)
+            tested.append(make)
+    assert tested
 
 
 @pytest.mark.parametrize("make", [Simulation, PrunedCache, CompressedCache])
@@ -316,7 +315,7 @@ def test_a_cache_started_in_inference_mode_continues_outside(make, scored_by, mo
         with begin():
             cache(0, q[:, :, :20], k[:, :, :20], v[:, :, :20])
             cache(0, *(x[:, :, 20:21] for x in (q, k, v)))
-        steps = [cache(0, *(x[:, :, now : now + 1] for x in (q, k, v))) for now in range(21, 30)]
+        steps = [cache(0, *token) for token in zip(*(x[:, :, 21:].split(1, 2) for x in (q, k, v)), strict=True)]
         cache.reorder(torch.tensor([0]))
         outs.append(torch.cat(steps, 2))
     assert torch.equal(*outs)

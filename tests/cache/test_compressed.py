@@ -79,23 +79,23 @@ def attention(q, k):
 def test_later_tokens_see_retained_keys_and_each_other(policy):
     q, k, v = tensors()
     cache = CompressedCache(policy, 0.4, PositionEncoding())
-    parts = [[x[:, :, a:b] for x in (q, k, v)] for a, b in ((0, 20), (20, 21), (21, 28), (28, 30))]
-    out = torch.cat([cache(0, *part) for part in parts], 2)
+    chunks = zip(*(x.split([20, 1, 7, 2], 2) for x in (q, k, v)), strict=True)
+    out = torch.cat([cache(0, *chunk) for chunk in chunks], 2)
     full = attention(q, k) @ v.repeat_interleave(2, 1)
     assert torch.allclose(out[:, :, :20], full[:, :, :20], atol=1e-12)
-    kept = cache.kept(0)
-    retained = 20 if isinstance(policy, Full) else resolve_budget(0.4, 20)
-    assert kept.shape == (2, 2, retained)
+    retained = cache.kept(0)
+    count = 20 if isinstance(policy, Full) else resolve_budget(0.4, 20)
+    assert retained.shape == (2, 2, count)
     mask = torch.zeros(2, 4, 30, 30, dtype=torch.bool)
     mask[:, :, 20:, 20:] = torch.ones(10, 10).tril().bool()
     for row in range(2):
         for head in range(4):
-            mask[row, head, 20:, kept[row, head // 2]] = True
+            mask[row, head, 20:, retained[row, head // 2]] = True
     logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
     expected = logits.masked_fill(~mask, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
     assert torch.allclose(out[:, :, 20:], expected[:, :, 20:], atol=1e-12)
     assert cache.length == 30
-    assert cache.bytes() == 2 * 2 * 2 * (retained + 10) * 4 * 8
+    assert cache.bytes() == 2 * 2 * 2 * (count + 10) * 4 * 8
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, [2, 3]), (0.2, [2, 3]), (1.0, [0, 1])])

@@ -86,12 +86,12 @@ def test_the_numba_engine_matches_torch(policy, numba_engine):
             same(numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), lengths)
 
 
-@pytest.mark.parametrize("engine_name", ["loop", "numba_engine"])
-def test_engines_match_the_masks(engine_name, numba_engine):
+@pytest.mark.parametrize("engine", ["torch", "numba"])
+def test_engines_match_the_masks(engine, numba_engine):
     """With an observer a simulation uses masks."""
-    run = engines.run_in_torch if engine_name == "loop" else numba_engine.run
+    run = engines.run_in_torch if engine == "torch" else numba_engine.run
     q, k, v = tensors(2, 4, 2, 45, 8)
-    for policy in [*POLICIES, *([KeyDiff()] if engine_name == "loop" else [])]:
+    for policy in [*POLICIES, *([KeyDiff()] if engine == "torch" else [])]:
         by_engine = Simulation(policy, 0.4, [45, 30], engine=run)
         by_mask = Simulation(policy, 0.4, [45, 30], observe=lambda layer, observed: None)
         assert torch.allclose(by_engine(1, q, k, v), by_mask(1, q, k, v), atol=1e-12), policy
@@ -101,8 +101,8 @@ def test_engines_match_the_masks(engine_name, numba_engine):
 def test_ties_evict_the_older_key_in_every_engine(numba_engine):
     k = torch.zeros(1, 2, 40, 16)
     for run in (engines.run_in_torch, numba_engine.run):
-        last = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last_query
-        assert last[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
+        last_query = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last_query
+        assert last_query[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
 
 
 def test_results_do_not_depend_on_threads(numba_engine):
@@ -186,8 +186,8 @@ class LargestHead(Decay):
 
 
 class Squared(Decay):
-    def rescore(self, state, attention, own, initial):
-        super().rescore(state, attention.square(), own, initial)
+    def rescore(self, state, attention, slot, initial):
+        super().rescore(state, attention.square(), slot, initial)
 
 
 class Newest(Decay):
@@ -195,10 +195,10 @@ class Newest(Decay):
         return -state.positions.to(state.scores.dtype)
 
 
-OWN_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
+UNCOMPILED_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
 
 
-@pytest.mark.parametrize("policy", OWN_RULES, ids=repr)
+@pytest.mark.parametrize("policy", UNCOMPILED_RULES, ids=repr)
 def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monkeypatch):
     """In simulation and step by step; an inherited `linear` does not describe an overridden rule."""
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
@@ -223,7 +223,7 @@ def test_compression_needs_a_declared_score():
 
     assert coefficients(AddedFirst(alpha=0.25)) == (0.25, 0.25)
     assert coefficients(Newest()) == (0.2, 1.0)
-    for policy in OWN_RULES[:3]:
+    for policy in UNCOMPILED_RULES[:3]:
         with pytest.raises(UserError, match="its score is not declared linear"):
             CompressedCache(policy, 6)
 

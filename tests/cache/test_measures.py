@@ -2,14 +2,10 @@
 
 import pytest
 import torch
+from test_policies import random_logits
 
 from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, ideal_attention, simulate
 from formerlab.cache.measures import retention_measures
-
-
-def random_logits(batch=2, heads=2, time=20, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=torch.float64)
 
 
 def test_early_share_without_pruning_is_uniform():
@@ -39,7 +35,7 @@ def ideal(full, budget):
 
 
 def test_the_ideal_has_distance_zero_and_other_masks_are_farther():
-    logits = random_logits()
+    logits = random_logits(time=20)
     full, _ = simulate(Full(), logits, 1.0)
     best = ideal(full, 5)
     assert distance_to_ideal(best / best.sum(-1, keepdim=True), ideal_attention(full, 5)).max() < 1e-12
@@ -53,7 +49,7 @@ def test_the_ideal_has_distance_zero_and_other_masks_are_farther():
 
 
 def test_a_dominant_sink_hides_other_differences():
-    logits = random_logits()
+    logits = random_logits(time=20)
     logits[..., 0] += 12
     full, _ = simulate(Full(), logits, 1.0)
     pruned, _ = simulate(StreamingLLM(sink=1), logits, 4)

@@ -95,10 +95,18 @@ def test_a_protected_prompt_is_retained_as_simulated(policy):
         assert torch.equal(kept[..., :PROMPT], torch.arange(PROMPT).expand_as(kept[..., :PROMPT]))
 
 
-def test_recent_is_a_fraction_of_the_budget_without_the_prompt():
-    assert H2O(protect="prompt").with_prompt_length(100).protected(110) == (100, 5)
-    assert Decay(sink=4, recent=0.25).protected(16) == (4, 4)
-    assert Decay(sink=4, recent=1.0).protected(16) == (4, 12)
+@pytest.mark.parametrize(
+    ("policy", "budget", "protected"),
+    [
+        (H2O(protect="prompt").with_prompt_length(100), 110, (100, 5)),  # half of the budget without the prompt
+        (Decay(sink=4, recent=0.25), 16, (4, 4)),
+        (Decay(sink=4, recent=1.0), 16, (4, 12)),
+        (Decay(sink=4, recent=0.5), 3, (3, 0)),
+        (StreamingLLM(), 2, (2, 0)),
+    ],
+)
+def test_protected_tokens_do_not_exceed_the_budget(policy, budget, protected):
+    assert policy.protected(budget) == protected
 
 
 @pytest.mark.parametrize("policy", [Random(protect="prompt"), H2O(protect="prompt")], ids=repr)

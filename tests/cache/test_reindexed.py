@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_caches import rotate
 
 from formerlab.cache import CompressedCache, PrunedCache, Simulation, StreamingLLM
 from formerlab.errors import UserError
@@ -18,12 +19,7 @@ class Exact(PositionEncoding):
     """Rotary positions in double precision."""
 
     def rotate(self, x, start):
-        angle = torch.arange(start, start + x.shape[2], dtype=x.dtype)[:, None] * torch.tensor(
-            [1.0, 0.1], dtype=x.dtype
-        )
-        first, second = x.chunk(2, -1)
-        cosine, sine = angle.cos(), angle.sin()
-        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+        return rotate(x, start)
 
 
 def plain(key_heads=2):
@@ -33,27 +29,27 @@ def plain(key_heads=2):
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def by_place(q, k, v, budget, sink):
+def by_index(q, k, v, budget, sink):
     """Attend token by token with positions that are indices in the cache (arXiv:2309.17453, section 3.2)."""
-    rows, position, groups = [], Exact(), q.shape[1] // k.shape[1]
-    for now in range(q.shape[2]):
-        recent = range(max(sink, now - (budget - sink)), now + 1)
-        there = sorted({*range(min(sink, now + 1)), *recent})
-        keys = position.rotate(k[:, :, there], 0).repeat_interleave(groups, 1)
-        query = position.rotate(q[:, :, now : now + 1], len(there) - 1)
-        attention = (query @ keys.transpose(-1, -2) / 2).softmax(-1)
-        rows.append(attention @ v[:, :, there].repeat_interleave(groups, 1))
+    rows, groups = [], q.shape[1] // k.shape[1]
+    for query in range(q.shape[2]):
+        recent = range(max(sink, query - (budget - sink)), query + 1)
+        retained = sorted({*range(min(sink, query + 1)), *recent})
+        keys = rotate(k[:, :, retained], 0).repeat_interleave(groups, 1)
+        rotated_query = rotate(q[:, :, query : query + 1], len(retained) - 1)
+        attention = (rotated_query @ keys.transpose(-1, -2) / 2).softmax(-1)
+        rows.append(attention @ v[:, :, retained].repeat_interleave(groups, 1))
     return torch.cat(rows, 2)
 
 
 def rotated(q, k):
-    return Exact().rotate(q, 0), Exact().rotate(k, 0)
+    return rotate(q, 0), rotate(k, 0)
 
 
 def test_simulation_matches_the_paper():
     q, k, v = plain()
     out = Simulation(POLICY, BUDGET, position=Exact())(0, *rotated(q, k), v)
-    assert torch.allclose(out, by_place(q, k, v, BUDGET, sink=2), atol=1e-12)
+    assert torch.allclose(out, by_index(q, k, v, BUDGET, sink=2), atol=1e-12)
     assert (out - Simulation(KEPT, BUDGET)(0, *rotated(q, k), v)).abs().max() > 1e-3, "or this test shows nothing"
 
 
@@ -62,15 +58,15 @@ def test_each_sequence_of_a_padded_batch_is_reindexed():
     lengths = [TIME, 13]
     together = Simulation(POLICY, 0.3, lengths, position=Exact())(0, *rotated(q, k), v)
     for row, length in enumerate(lengths):
-        one = [x[row : row + 1, :, :length] for x in (*rotated(q, k), v)]
-        alone = Simulation(POLICY, 0.3, position=Exact())(0, *one)
+        sequence = [x[row : row + 1, :, :length] for x in (*rotated(q, k), v)]
+        alone = Simulation(POLICY, 0.3, position=Exact())(0, *sequence)
         assert torch.allclose(together[row, :, :length], alone[0], atol=1e-12)
 
 
 @pytest.mark.parametrize("time", [1, 2, 3])
 def test_a_text_may_be_shorter_than_the_sink(time):
     policy, (q, k, v) = StreamingLLM(sink=4, positions="reindexed"), (x[:, :, :time] for x in plain())
-    full, tensors = by_place(q, k, v, budget=9, sink=4), (*rotated(q, k), v)
+    full, tensors = by_index(q, k, v, budget=9, sink=4), (*rotated(q, k), v)
     for attend in (Simulation(policy, 9, position=Exact()), PrunedCache(policy, 9, position=Exact())):
         assert torch.allclose(attend(0, *tensors), full, atol=1e-12)
 
@@ -80,8 +76,8 @@ def test_eviction_matches_the_paper(prompt):
     q, k, v = plain()
     cache, tensors = PrunedCache(POLICY, BUDGET, position=Exact()), (*rotated(q, k), v)
     sizes = [prompt, *[1] * (TIME - prompt)]
-    out = torch.cat([cache(0, *part) for part in zip(*(x.split(sizes, 2) for x in tensors), strict=True)], 2)
-    assert torch.allclose(out, by_place(q, k, v, BUDGET, sink=2), atol=1e-12)
+    out = torch.cat([cache(0, *chunk) for chunk in zip(*(x.split(sizes, 2) for x in tensors), strict=True)], 2)
+    assert torch.allclose(out, by_index(q, k, v, BUDGET, sink=2), atol=1e-12)
     assert cache.kept(0)[0, 0].tolist() == [0, 1, 21, 22, 23, 24]
 
 
@@ -91,11 +87,11 @@ def test_decoding_matches_the_simulated_logits(position):
     model = spec.build(seed=3).double().requires_grad_(False)
     tokens = torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
     cache = PrunedCache(POLICY, BUDGET, position=model.position)
-    out = torch.cat([model(part, attend=cache, start=cache.length) for part in tokens.split([5, *[1] * 20], 1)], 1)
+    out = torch.cat([model(chunk, attend=cache, start=cache.length) for chunk in tokens.split([5, *[1] * 20], 1)], 1)
     expected = model(tokens, attend=Simulation(POLICY, BUDGET, position=model.position))
     assert (out - expected).abs().max() < 1e-10
-    kept = model(tokens, attend=Simulation(KEPT, BUDGET))
-    assert torch.allclose(out, kept) == isinstance(position, NoPosition)
+    with_text_positions = model(tokens, attend=Simulation(KEPT, BUDGET))
+    assert torch.allclose(out, with_text_positions) == isinstance(position, NoPosition)
 
 
 def test_unsupported_position_encodings_are_refused():

@@ -67,16 +67,15 @@ def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("kind", "cache"), CASES)
 def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
-    model, caches = decoder(kind), [CACHES[cache]() for _ in range(2)]
-    ways = [continued(model, one, static, temperature) for static, one in enumerate(caches)]
-    (tokens, logits), (expected, expected_logits) = reversed(ways)
+    model, ordinary, static = decoder(kind), CACHES[cache](), CACHES[cache]()
+    expected, expected_logits = continued(model, ordinary, False, temperature)
+    tokens, logits = continued(model, static, True, temperature)
     assert torch.equal(tokens, expected)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=1e-4)
-    ordinary, used = caches
-    assert ordinary.length == used.length == PROMPT + TOKENS
-    assert ordinary.bytes() == used.bytes()
+    assert ordinary.length == static.length == PROMPT + TOKENS
+    assert ordinary.bytes() == static.bytes()
     if cache != "full":
-        assert torch.equal(ordinary.kept(1), used.kept(1))
+        assert torch.equal(ordinary.kept(1), static.kept(1))
 
 
 def test_a_full_cache_is_static():

@@ -27,9 +27,9 @@ def walked(policy: Eviction, layer):
     states = []
 
     class Watched(type(policy)):
-        def eviction_priority(self, state, keys, now):
+        def eviction_priority(self, state, keys, query):
             states.append((state.positions.clone(), state.scores.clone()))
-            return super().eviction_priority(state, keys, now)
+            return super().eviction_priority(state, keys, query)
 
     Watched(**policy.model_dump()).visible(layer)
     return states

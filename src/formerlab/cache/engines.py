@@ -27,11 +27,11 @@ BYTES_PER_LOGIT = 32
 
 def simulate_eviction(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> EvictionResult:
     """Simulate eviction with an engine (default: the fastest); a CPU computes half precision in float32."""
-    narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # numba has no half precision
     dtype = prompt.q.dtype
-    prompt = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
-    pruned = (engine or choose_engine(policy, prompt))(policy, prompt)
-    return pruned._replace(out=pruned.out.to(dtype))
+    if prompt.q.device.type == "cpu" and dtype.itemsize == 2:  # numba has no half precision
+        prompt = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float())
+    result = (engine or choose_engine(policy, prompt))(policy, prompt)
+    return result._replace(out=result.out.to(dtype))
 
 
 def choose_engine(policy: Eviction, prompt: Prompt) -> Engine:
@@ -96,6 +96,6 @@ def _run_chunk(policy: Eviction, prompt: Prompt) -> EvictionResult:
     q, k, v = prompt.q, prompt.k, prompt.v
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
-        last, scores = policy.trace(logits, prompt.budgets, k, prompt.layer)
-        attention = masked_softmax(logits, visible_mask(last).unsqueeze(2)).to(v.dtype)
-        return EvictionResult((attention @ v.unsqueeze(2)).flatten(1, 2), last, scores)
+        last_query, scores = policy.trace(logits, prompt.budgets, k, prompt.layer)
+        attention = masked_softmax(logits, visible_mask(last_query).unsqueeze(2)).to(v.dtype)
+        return EvictionResult((attention @ v.unsqueeze(2)).flatten(1, 2), last_query, scores)

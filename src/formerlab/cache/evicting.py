@@ -102,11 +102,11 @@ class Store:
 class PrunedCache:
     """An attention function with a KV cache that retains at most `budget` keys per key-value head between steps.
 
-    A prompt gives the same result as feeding its tokens one by one, and the same outputs as `Simulation` with the same
-    budget. A fraction refers to `length` tokens, by default the length of the prompt (the first call). The resulting
-    count, at least one, stays constant while decoding. `position` is the model's position encoding; only policies that
-    re-index the retained keys need it. The cache is for inference: gradients do not flow through it. All sequences of a
-    batch have the same length.
+    Reading a whole prompt gives the same result as reading its tokens one by one, and the same outputs as `Simulation`
+    with the same budget. A fraction refers to `length` tokens, by default the length of the prompt (the first call).
+    The resulting count, at least one, stays constant while decoding. `position` is the model's position encoding; only
+    policies that re-index the retained keys need it. The cache is for inference: gradients do not flow through it. All
+    sequences of a batch have the same length.
 
     Raises UserError for a policy that needs attention to evicted keys, for an invalid budget, and for a fraction
     without `length` if the first call has a single token.
@@ -168,11 +168,11 @@ class PrunedCache:
         """Prune a whole prompt by simulation and store the retained keys and values."""
         batch, time, budget = q.shape[0], q.shape[2], self._layer_budget(self._budget, layer)
         prompt = Prompt(q, k, v, [budget] * batch, [time] * batch, layer)
-        out, last, scores = simulate_eviction(self.policy, prompt)
+        out, last_query, scores = simulate_eviction(self.policy, prompt)
         if self.policy.reindexes_positions:  # recompute with new positions; the retained keys do not change
             out = Simulation(self.policy, budget, position=self.position)(layer, q, k, v)
         count = min(self.policy.capacity(budget), time)
-        retained = marked_indices(last >= time, count)
+        retained = marked_indices(last_query >= time, count)
         store = self._layers[layer] = self._empty(layer, count, k, v)
         store.keys[:, :, :count] = k.take_along_dim(retained[..., None], 2)
         store.values[..., :count] = v.take_along_dim(retained[..., None], 2).transpose(-1, -2)
@@ -211,8 +211,8 @@ class PrunedCache:
         if self._sink and position > capacity and self.position is not None:
             keys = torch.cat(store.sink_keys, 2)
             rotated = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), position - capacity)
-            first = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
-            store.keys.scatter_(2, first[..., None].expand_as(keys), rotated.view_as(keys))
+            slots = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
+            store.keys.scatter_(2, slots[..., None].expand_as(keys), rotated.view_as(keys))
         store.length += 1
         return self.advance(layer, store, q, k, v, position)
 

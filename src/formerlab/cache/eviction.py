@@ -114,14 +114,14 @@ class EvictionResult(NamedTuple):
 
 class Eviction(Protecting):
     """For q = 0, 1, ...: (1) add key q to the cache; (2) p = softmax over the retained keys; (3) S[k] = score(S[k],
-    p[k]); (4) if the cache holds more keys than the budget, evict the key of lowest S among sink <= k <= q - recent
+    p[k]); (4) if the cache has more keys than the budget, evict the key of lowest S among sink <= k <= q - recent
     (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
 
     At most one key is evicted per step and head group.
     """
 
     scope: Literal["group", "layer"] = "group"
-    """The head group: a GQA group, or all heads of the layer. The attention summed over it scores the keys."""
+    """The head group: a GQA group, or all heads of the layer. Keys are scored by the attention summed over it."""
 
     @property
     def is_online(self) -> bool:
@@ -174,7 +174,7 @@ class Eviction(Protecting):
         shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY_POSITION, dtype=torch.int32, device=scores.device)
         capacities, *protected = zip(*self.bounds(budgets), strict=True)
-        capacity_tensor, sink, recent = (_count(counts, scores.device) for counts in (capacities, *protected))
+        capacity_tensor, sink, recent = (_limit(counts, scores.device) for counts in (capacities, *protected))
         limits = min(capacities), max(capacities)
         return CacheState(positions, scores.new_zeros(shape), capacity_tensor, sink, recent, *limits)
 
@@ -194,7 +194,7 @@ class Eviction(Protecting):
         head_groups = state.positions.shape[1]
         initial = self.initial_scores(torch.arange(time, device=logits.device), head_groups, keys, layer)
         first_score, slot_keys = None, None
-        last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=logits.device)
+        last_query = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=logits.device)
         for query in range(time):
             query_slot = state.assign_slot(query)
             if initial is not None:
@@ -207,27 +207,28 @@ class Eviction(Protecting):
                 slot_keys = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
             slot = state.evict(query, self.eviction_priority(state, slot_keys, query))
             if slot is not None:
-                last.scatter_(-1, columns.gather(-1, slot), query)
-        scores = state.scores.new_zeros(last.shape).scatter_(-1, state.positions.clamp(max=time).long(), state.scores)
-        return last[..., :time], scores[..., :time]
+                last_query.scatter_(-1, columns.gather(-1, slot), query)
+        columns = state.positions.clamp(max=time).long()
+        scores = state.scores.new_zeros(last_query.shape).scatter_(-1, columns, state.scores)
+        return last_query[..., :time], scores[..., :time]
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         batch, key_heads, _, time, _ = layer.logits.shape
-        last, _ = self.trace(layer.logits, layer.budgets, layer.keys, layer.index)
-        return visible_mask(last).expand(batch, key_heads, time, time)
+        last_query, _ = self.trace(layer.logits, layer.budgets, layer.keys, layer.index)
+        return visible_mask(last_query).expand(batch, key_heads, time, time)
 
 
-def visible_mask(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch head_groups time time"]:
+def visible_mask(last_query: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch head_groups time time"]:
     """Return the mask of keys that each query sees, given the last query that sees each key."""
-    query = torch.arange(last.shape[-1], device=last.device)[:, None]
-    return (query >= query.T) & (query <= last[:, :, None])
+    query = torch.arange(last_query.shape[-1], device=last_query.device)[:, None]
+    return (query >= query.T) & (query <= last_query[:, :, None])
 
 
 Engine = Callable[[Eviction, Prompt], EvictionResult]
 """A function that simulates step-by-step eviction over a whole prompt."""
 
 
-def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
+def _limit(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
     """Return a number if all counts are equal, because comparisons with a number are faster, otherwise a tensor."""
     if len(set(counts)) == 1:
         return counts[0]

@@ -25,7 +25,7 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     batch, _, time, d_head = q.shape
     head_groups = 1 if policy.scope == "layer" else k.shape[1]
     out = torch.empty_like(q)
-    last = torch.full((batch, head_groups, time), time, dtype=torch.int32)
+    last_query = torch.full((batch, head_groups, time), time, dtype=torch.int32)
     scores = v.new_zeros(batch, head_groups, time)
     initial = policy.cast_initial_scores(k, head_groups, prompt.layer, v)
     width = 0 if initial is None else time
@@ -34,9 +34,9 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     pruned_attention_cpu.simulate_sequences(
         _threads(batch * head_groups), _coefficients(policy, d_head), np.array(policy.bounds(prompt.budgets)),
         np.array(prompt.lengths), capacity,
-        *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last, scores)),
+        *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last_query, scores)),
     )  # fmt: skip
-    return EvictionResult(out, last, scores)
+    return EvictionResult(out, last_query, scores)
 
 
 class Step:
@@ -44,16 +44,16 @@ class Step:
 
     def __init__(self, policy: Eviction, keys: Tensor, values: Tensor, state: CacheState, budgets: list[int]) -> None:
         batch, _, capacity, d_head = keys.shape
-        self._units = batch * state.positions.shape[1]
+        self._chains = batch * state.positions.shape[1]
         self._tensors = (
-            keys.view(self._units, -1, capacity, d_head),
-            values.view(self._units, -1, d_head, capacity),
+            keys.view(self._chains, -1, capacity, d_head),
+            values.view(self._chains, -1, d_head, capacity),
             state.positions.flatten(0, 1),
             state.scores.flatten(0, 1),
         )
         self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
         self._coefficients, self._limits = _coefficients(policy, d_head), np.array(policy.bounds(budgets))
-        self._no_initial_scores = np.empty((self._units, 0), self._arrays[3].dtype)
+        self._no_initial_scores = np.empty((self._chains, 0), self._arrays[3].dtype)
         self._large = 2 * keys.numel() >= LARGE
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Step:
         out = torch.empty(q.shape, dtype=q.dtype)
         initial_scores = self._no_initial_scores if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))
-        threads = _threads(self._units if self._large else 1)
+        threads = _threads(self._chains if self._large else 1)
         pruned_attention_cpu.process_token(
             threads, self._coefficients, self._limits, *tensors, initial_scores, *self._arrays, position
         )
@@ -79,10 +79,10 @@ def _coefficients(policy: Eviction, d_head: int) -> Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
 
 
-def _threads(units: int) -> int:
-    """Set numba's number of threads to torch's, at most one per unit of work; return the number."""
+def _threads(chains: int) -> int:
+    """Set numba's number of threads to torch's number, at most one thread per chain; return the number."""
     max_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    threads = min(torch.get_num_threads(), units, max_threads)
+    threads = min(torch.get_num_threads(), chains, max_threads)
     numba.set_num_threads(threads)
     return threads
 

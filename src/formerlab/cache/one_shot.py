@@ -61,8 +61,8 @@ class CompressedCache(KVCache):
         self.policy = policy
         self.budget = budget
         self.position = policy.check_position(position)
-        self._kept: dict[int, Int[Tensor, "batch key_heads kept"]] = {}
-        self._empty: dict[int, Bool[Tensor, "batch key_heads kept"]] = {}
+        self._retained: dict[int, Int[Tensor, "batch key_heads retained"]] = {}
+        self._empty: dict[int, Bool[Tensor, "batch key_heads retained"]] = {}
         self._lengths: dict[int, int] = {}
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
@@ -70,7 +70,7 @@ class CompressedCache(KVCache):
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Add keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
         self._lengths[layer] = self._lengths.get(layer, 0) + q.shape[2]
-        if layer in self._kept:
+        if layer in self._retained:
             return super().__call__(layer, q, k, v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         marked, count = self._select(layer, q, k, v)
@@ -78,9 +78,11 @@ class CompressedCache(KVCache):
             counts = marked.sum(-1, keepdim=True)
             count = int(counts.max())
             self._empty[layer] = torch.arange(count, device=q.device) >= counts
-        kept = marked_indices(marked, count)
-        self.append(layer, *(x.take_along_dim(kept[..., None], 2) for x in (k, v)))
-        self._kept[layer] = kept.masked_fill(self._empty[layer], EMPTY_POSITION) if layer in self._empty else kept
+        retained = marked_indices(marked, count)
+        self.append(layer, *(x.take_along_dim(retained[..., None], 2) for x in (k, v)))
+        if layer in self._empty:
+            retained = retained.masked_fill(self._empty[layer], EMPTY_POSITION)
+        self._retained[layer] = retained
         return out
 
     def _select(
@@ -115,7 +117,7 @@ class CompressedCache(KVCache):
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         super().reorder(rows)
-        self._kept = {layer: kept[rows] for layer, kept in self._kept.items()}
+        self._retained = {layer: retained[rows] for layer, retained in self._retained.items()}
         self._empty = {layer: empty[rows] for layer, empty in self._empty.items()}
 
     @property
@@ -123,14 +125,14 @@ class CompressedCache(KVCache):
         """Number of tokens so far, including evicted tokens; the next token has this position."""
         return min(self._lengths.values(), default=0)
 
-    def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
+    def kept(self, layer: int) -> Int[Tensor, "batch key_heads retained"]:
         """Return the positions of the layer's retained prompt keys, ascending; EMPTY_POSITION in empty slots."""
-        return self._kept[layer]
+        return self._retained[layer]
 
     @property
     def mean_kept(self) -> Float[Tensor, ""]:
         """Mean number of retained prompt keys over sequences, key-value heads and layers, without empty slots."""
-        counts = [(kept != EMPTY_POSITION).double().sum(-1).mean() for kept in self._kept.values()]
+        counts = [(retained != EMPTY_POSITION).double().sum(-1).mean() for retained in self._retained.values()]
         return torch.stack(counts).mean()
 
 

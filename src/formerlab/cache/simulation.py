@@ -169,9 +169,9 @@ class Simulation:
         if all(policy.capacity(count) >= length for count, length in zip(prompt.budgets, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
-        out, last, _ = simulate_eviction(policy, prompt, self.engine)
+        out, last_query, _ = simulate_eviction(policy, prompt, self.engine)
         ends = on_device(lengths, q.device)[:, None, None]
-        retained = (last >= ends) & (torch.arange(q.shape[2], device=q.device) < ends)
+        retained = (last_query >= ends) & (torch.arange(q.shape[2], device=q.device) < ends)
         return out, retained.double().sum(-1).mean(1) / ends[:, 0, 0]
 
     def _run_with_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
@@ -189,10 +189,10 @@ class Simulation:
             self.observe(layer, SimulatedLayer(flat, probabilities, visible, k))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
         ends = on_device(lengths, q.device)
-        last = visible[torch.arange(len(lengths), device=q.device), :, ends - 1].sum(-1)
+        last_counts = visible[torch.arange(len(lengths), device=q.device), :, ends - 1].sum(-1)
         capacities = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
-        sees_all = (last == ends[:, None]).all(1, keepdim=True)
-        retained = torch.where(sees_all, on_device(capacities, q.device)[:, None], last - 1)
+        sees_all = (last_counts == ends[:, None]).all(1, keepdim=True)
+        retained = torch.where(sees_all, on_device(capacities, q.device)[:, None], last_counts - 1)
         return out.flatten(1, 2), retained.double().mean(1) / ends
 
     def _reindex_logits(

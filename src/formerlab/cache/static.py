@@ -1,7 +1,7 @@
 """A decoding step with constant shapes, which torch.compile traces as one graph and a CUDA graph replays.
 
 Other caches count their tokens in Python. Here the position is a tensor on the device, keys and values are written into
-preallocated buffers, and masks are computed from the position. A step therefore reads no number on the host.
+preallocated buffers, and masks are computed from the position. Therefore a step never waits for the device.
 """
 
 from collections.abc import Callable
@@ -50,10 +50,10 @@ class StaticStep:
                 layer.reserve(layer.length + tokens)
             else:
                 layer.state.vacant = layer.state.positions.argmax(-1, keepdim=True)
-        first = self.layers[0].keys
-        self.token = torch.zeros(len(first), 1, dtype=torch.int64, device=first.device)
-        self.position = torch.full((), cache.length, device=first.device)
-        self.steps, self.graph = 0, None if first.device.type != "cuda" else torch.cuda.CUDAGraph()
+        batch, device = len(self.layers[0].keys), self.layers[0].keys.device
+        self.token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        self.position = torch.full((), cache.length, device=device)
+        self.steps, self.graph = 0, torch.cuda.CUDAGraph() if device.type == "cuda" else None
 
     def __call__(self, token: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch vocabulary"]:
         """Feed the token; on a GPU the next step overwrites the result."""

@@ -20,11 +20,11 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     batch, heads, time, d_head = q.shape
     head_groups = 1 if policy.scope == "layer" else k.shape[1]
     out = torch.empty_like(q)
-    last = torch.full((batch, head_groups, time), time, dtype=torch.int32, device=q.device)
+    last_query = torch.full((batch, head_groups, time), time, dtype=torch.int32, device=q.device)
     scores = q.new_zeros(batch, head_groups, time, dtype=torch.float32)
     initial = policy.cast_initial_scores(prompt.k, head_groups, prompt.layer, scores)
     initial = None if initial is None else initial.expand(batch, head_groups, time).contiguous()
-    limits = [(n, *limit) for n, limit in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
+    limits = [(length, *bound) for length, bound in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
     slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in limits), time))
     heads_per_key_head, heads_per_group = heads // k.shape[1], heads // head_groups
     logit_lines = batch * head_groups, heads_per_group * pruned_attention.BLOCK + 1
@@ -36,7 +36,7 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
     numbers = decay, gain, d_head**-0.5, head_groups, heads_per_group, heads_per_key_head, time, d_head
     limit_table = torch.tensor(limits, dtype=torch.int32).to(q.device, non_blocking=True)
-    buffers = initial, last, scores, logits, line_maxima, line_sums, slot_log, limit_table
+    buffers = initial, last_query, scores, logits, line_maxima, line_sums, slot_log, limit_table
     if SEPARATE:
         sizes = pruned_attention.eviction_options(slots, d_head, q.itemsize)
     else:
@@ -46,5 +46,5 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
         if SEPARATE:
             sizes = pruned_attention.attention_options(d_head, q.itemsize)
             grid = batch * heads, triton.cdiv(time, sizes["rows"])
-            pruned_attention.attend[grid](*tensors, last, *numbers[2:], **sizes)
-    return EvictionResult(out, last, scores)
+            pruned_attention.attend[grid](*tensors, last_query, *numbers[2:], **sizes)
+    return EvictionResult(out, last_query, scores)

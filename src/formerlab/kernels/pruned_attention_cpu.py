@@ -1,9 +1,9 @@
 """CPU kernel of step-by-step eviction, compiled by numba.
 
-The formulas and the terms (head group, chain, slot) are those of `pruned_attention.py`. Queries are processed in
-blocks: a matrix product computes the logits of a block with the retained keys and the new keys, then the eviction rule
-runs query by query. One thread processes a chain, and sums have a fixed order, so results do not depend on the number
-of threads.
+`pruned_attention.py` has the formulas and defines head group and chain. A slot is the place of one key in the arrays.
+Queries are processed in blocks: a matrix product computes the logits of a block with the retained keys and the new
+keys, then the eviction rule runs query by query. One thread processes a chain, and sums have a fixed order, so results
+do not depend on the number of threads.
 
 The loops are written so that LLVM vectorises them. numba caches compiled code on disk until this file changes, and it
 does not track other files, so the whole kernel is in this file. Cache files of earlier versions refer to the classes

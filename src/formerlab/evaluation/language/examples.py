@@ -79,7 +79,7 @@ def check_prompt(prompt: str) -> str:
 
 
 def _fill(prompt: str, row: Row) -> str:
-    """Fill the fields of a prompt. Raises ValueError if a field is missing or is neither text nor a finite number."""
+    """Fill the fields of a prompt. Raises ValueError if a field is missing, or is not a text or a finite number."""
     for _, key, _, _ in string.Formatter().parse(prompt):
         if key is not None:
             if key not in row:

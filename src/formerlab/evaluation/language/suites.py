@@ -108,15 +108,11 @@ class LocalSuite(_Suite):
     """Version of the task; increase it when files or prompt change."""
 
     @model_validator(mode="after")
-    def _shots_need_examples(self) -> "LocalSuite":
+    def _check(self) -> "LocalSuite":
         if self.shots_from and not self.shots:
             raise ValueError("shots_from without shots; set shots to the number of examples before each question")
         if self.shots and self.format == "pairs":
             raise ValueError("shots: format=pairs has no questions to show examples for; remove shots")
-        return self
-
-    @model_validator(mode="after")
-    def _check_prompt_and_delimiter(self) -> "LocalSuite":
         check_prompt(self.prompt)
         if self.format != "choices" and self.prompt != "{query}":
             raise ValueError(f"prompt: format={self.format} has no prompt; remove it")

@@ -1,10 +1,10 @@
 """Long-context tasks by the rules of RULER (arXiv:2404.06654, appendix B), generated from seeds without a download.
 
 There are seven tasks: needles in a given text (one, several keys, several values, several queries), variable tracking
-between sentences of noise, common words of a list, and frequent coded words. Templates, counts and scores are those of
-RULER, with these deviations: keys and listed words come from the text, noise is added one sentence at a time, the
-solved example of variable tracking is shorter, and below `SOLVED_LENGTH` tokens no task has a solved example. A unit is
-a word of the text or list, or a sentence of noise; the number of units determines the length of an example.
+between sentences of noise, common words of a list, and frequent coded words. Templates, counts and scores follow RULER,
+with these deviations: keys and listed words come from the text, noise is added one sentence at a time, the solved
+example of variable tracking is shorter, and below `SOLVED_LENGTH` tokens no task has a solved example. A unit is a word
+of the text or list, or a sentence of noise; the number of units determines the length of an example.
 """
 
 import math
@@ -83,8 +83,7 @@ class Text:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = [word for word in words if len(word) <= 20]  # with longer words, lengths would be less exact
-        plain = {word for word in self.words if re.fullmatch("[a-z]{4,9}", word)}
-        self.vocabulary = sorted(plain)
+        self.vocabulary = sorted({word for word in self.words if re.fullmatch("[a-z]{4,9}", word)})
 
 
 def read_text(path: Path | None = None) -> Text:

@@ -41,9 +41,8 @@ class Complexity(Measurement):
     def _check(self) -> "Complexity":
         if self.kernel < 3 or self.kernel % 2 == 0:
             raise ValueError(f"kernel={self.kernel}: give an odd number, at least 3")
-        if lengths := [n for n in self.lengths if n % self.neighbourhood]:
-            message = f"neighbourhood={self.neighbourhood} does not divide lengths={lengths}; change one of them"
-            raise ValueError(message)
+        if uneven := [n for n in self.lengths if n % self.neighbourhood]:
+            raise ValueError(f"neighbourhood={self.neighbourhood} does not divide lengths={uneven}; change one of them")
         return self
 
 
