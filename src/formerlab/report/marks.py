@@ -215,7 +215,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
     for name, at in zip(published[panel.y], published["_at"], strict=True):
         middle, half = (names.index(name), 0.5) if name in alone else (at, 0.11)
         axes.axhspan(middle - half, middle + half, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
-    for name, limit in means.dropna(subset="_limit")[[panel.y, "_limit"]].to_numpy() if "_limit" in means else ():
+    for name, limit in means.reindex(columns=[panel.y, f"{panel.x}_limit"]).dropna().to_numpy():
         axes.vlines(limit, names.index(name) - 0.45, names.index(name) + 0.45, color=GREY, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     colours = common or {name: panel.plot_style(str(name), points)["color"] for name, points in means.groupby(panel.by)}
@@ -273,7 +273,9 @@ def note_off_scale(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     elif len(outliers):
         span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (outliers[column].min(), outliers[column].max())))
         words = f"{len(outliers)} point{'s' * (len(outliers) > 1)} above:\n{span} \u25b2"
-        axes.text(0.98, 0.985, words, ha="right", va="top", transform=axes.transAxes)
+        left = outliers[panel.x].median() > rows[panel.x].median()  # away from the curves that leave the panel
+        axes.text(0.02 if left else 0.98, 0.985, words, ha="left" if left else "right", va="top",
+                  transform=axes.transAxes)  # fmt: skip
 
 
 def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:

@@ -1,14 +1,14 @@
 """Figure layout: a figure consists of panels over tidy rows with means, interval ends, seeds and sources.
 
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
-`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`pooled_differences`, thick bar). Rows with a
+`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`pooled_differences`, thick bar). `<x>_limit` of a forest plot is the value at which the criterion of a
+claim changes (dashed). Rows with a
 `seed` are the values of single seeds, which are dots or thin lines beside their mean. `source` is `ours` or
 `published`. Rows without an x are horizontal lines; rows without a series are not drawn. Published values are on a
 tinted background. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
 Some columns are only for the figure: `_style` overrides the name by which the plot style of a series is looked up;
-`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style; `_limit` is the value of x in
-a forest plot at which the criterion of a claim changes.
+`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,8 +117,11 @@ class Panel:
 
     def handles(self, rows: DataFrame) -> dict[str, Line2D]:
         """Return the legend handles of the series of these rows."""
-        groups = rows.groupby(self.by, sort=False)
-        return {str(name): Line2D([], [], **self.plot_style(str(name), points)) for name, points in groups}
+        handles = {}
+        for name, points in rows.groupby(self.by, sort=False):
+            level = {"marker": "", "linestyle": "--"} if points[self.x].isna().all() else {}
+            handles[str(name)] = Line2D([], [], **self.plot_style(str(name), points) | level)
+        return handles
 
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
@@ -277,7 +280,7 @@ def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
         if panel.name == "legend":
             drawn = rows.dropna(subset=[panel.x] if panel.kind == "forest" else panel.y)
             handles |= {name: line for name, line in panel.handles(drawn).items() if name not in handles}
-    if any("_limit" in rows and rows["_limit"].notna().any() for _, rows in pairs):
+    if any(f"{panel.x}_limit" in rows for panel, rows in pairs):
         handles["limit of the claim"] = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
     return handles
 

@@ -73,7 +73,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     of_bleu = pd.concat([of_bleu, published.drop(columns=_MINUS["loss_nats"])]).assign(metric="BLEU")
     limits = 0.25 * published.set_index("run")[_MINUS["loss_nats"]].reindex(["heads-1", "dropout-0"])
     limits["positions-learned"] = LEARNED
-    of_loss["_limit"] = of_loss["run"].map(limits)
+    of_loss[f"{_MINUS['loss_nats']}_limit"] = of_loss["run"].map(limits)
     rows = pd.concat([of_loss, of_bleu], ignore_index=True)
     labels = {run: label for run, (label, _) in VARIANTS.items()}
     order = rows["run"].map({run: number for number, run in enumerate(VARIANTS)}).fillna(len(VARIANTS))

@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import by_seed, differences
+from formerlab.report.runs import differences
 from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
@@ -120,7 +120,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _series=("the paper, " + size).fillna("ours").mask(further, f"ours, {_FURTHER}"),
         _style=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer").mask(further, _FURTHER),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
-        _limit=_limits(rows),
+        **{f"{tables.COMPARED}_limit": _limits(rows)},
     )
 
 
@@ -142,39 +142,3 @@ def _limits(rows: DataFrame) -> Series:
             limits[question, label] = errors[other] * (1 - 1 / ratio)
     keys = zip(rows["question"], rows["model"], strict=True)
     return Series([limits.get(key) for key in keys], rows.index, dtype=float).where(rows["part"].eq("difference"))
-
-
-_PARENT = "tokenformer-small"
-GROWTH = {
-    "grown-random-sqrt": "grown as published",
-    "grown-zero-keep": "grown with zero keys",
-    "trained-on": "parent trained further,\nequal FLOPs",
-    "tokenformer-short": "final size from scratch,\nsteps of the stage",
-    "tokenformer": "final size from scratch",
-}
-
-
-@plot(reads="test.csv", runs="tokenformer-small tokenformer-short tokenformer grown-* trained-on", needs="grown-*",
-      draw=layout(
-    Panel(tables.COMPARED, "_label", by="_label", kind="forest", zero=0.0, xlabel="top-1, points above the parent"),
-    order="_below"
-))  # fmt: skip
-def vision_growth(results: Results, runs: list[str]) -> DataFrame:
-    """Accuracy of grown Tokenformers on test images, minus that of their parent, paired by seed. The controls are the
-    parent trained further for the FLOPs of the stage, and Tokenformers of the grown size from scratch. TFLOP count all
-    training of a model, including its parent's. To see: growing helps if a grown model is right of the parent trained
-    further. No results are published for images; the method is that of Tokenformer (arXiv:2410.23168, section 3.3).
-    """
-    measured = tables.accuracies(results, runs)
-    pairs = DataFrame({"run": list(GROWTH), "model": list(GROWTH.values()), "parent": _PARENT})
-    rows = _points(measured, pairs, "parent", results)
-    if rows.empty:
-        return rows
-    costs = {run: by_seed(measured, run, "flops_cumulative").mean() for run in GROWTH}
-    means = rows[rows["part"] == "mean"].set_index("run")[tables.COMPARED]
-    return rows.assign(
-        flops_cumulative=rows["run"].map(costs).where(rows["part"] == "mean"),
-        _below=-rows["run"].map(means),
-        _style=rows["model"].str.replace("\n", " "),
-        _label=rows["model"] + "\n" + rows["run"].map(costs).map(lambda cost: f"{cost / 1e12:.2g} TFLOP"),
-    )

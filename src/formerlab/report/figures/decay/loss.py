@@ -1,7 +1,5 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -159,32 +157,26 @@ def mark_alpha(axes: Axes, rows: DataFrame) -> None:
 
 
 def draw_alpha(data: DataFrame) -> Figure:
-    """Draw two panels per run and budget: perplexity, with the full cache as a line, and Decay minus H2O."""
+    """Draw a panel of Decay minus H2O per run and budget."""
     cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
     sizes = "Cache of " + cells["budget"].map(pruning.budget_text)
     cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
-    full = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
-    rows = pd.concat([data.merge(cells, on=["run", "budget"]), full], ignore_index=True)
-    rows["_minus_h2o"] = rows["_series"].where(rows[pruning.MINUS_H2O].notna())
-    panel = partial(Panel, "alpha", style="policy", facet="_cell", name="legend", xlabel="forgetting factor alpha",
-                    outlier_factor=2.0, finish=mark_alpha)  # fmt: skip
     return layout(
-        panel("perplexity", by="_series", ylabel="perplexity"),
-        panel(pruning.MINUS_H2O, by="_minus_h2o", ylabel="loss minus H2O\n(nats per token)", zero=0.0,
-              title="{_cell}: Decay minus H2O"),
-        notes=lambda rows: [pruning.interval_notes(rows)[0].replace("full cache", "full cache (above) or H2O (below)")],
-        wanted=("Full", "H2O"), columns=min(3, len(cells)), height=1.8
-    )(rows)  # fmt: skip
+        Panel("alpha", pruning.MINUS_H2O, by="_series", style="policy", facet="_cell", where={"policy": "decay"},
+              name="none", xlabel="forgetting factor alpha", ylabel="loss, Decay minus H2O\n(nats per token)", zero=0.0,
+              outlier_factor=2.0, finish=mark_alpha),
+        notes=lambda rows: [pruning.interval_notes(rows)[0].replace("full cache", "loss of H2O (zero)")],
+        columns=min(3, len(cells)), height=1.8
+    )(data.merge(cells, on=["run", "budget"]))  # fmt: skip
 
 
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget; after
-    Fig. 4b and 4c of the Decay article, which show accuracies. Lines are the full cache and H2O (half recent) at the
-    same budget. alpha 0 retains the keys that the last query attended to, alpha 1 is the plain sum; dotted: the
-    published alpha of 0.2. Bars above are those of the difference to the full cache, so their overlap says nothing
-    about Decay against H2O. Below: loss of Decay minus loss of H2O on the same windows, with 95 % intervals, each alpha
-    by itself; below zero, Decay is better. To see: where the curve is lowest, and which bars below exclude zero.
+    """Held-out loss with Decay without a recent part, minus the loss with H2O (half recent) at the same budget and on
+    the same windows, against the forgetting factor alpha, for each budget; after Fig. 4b and 4c of the Decay article,
+    which show accuracies. alpha 0 retains the keys that the last query attended to, alpha 1 is the plain sum; dotted:
+    the published alpha of 0.2. Each alpha has its own 95 % interval. The CSV also has the perplexities. To see: where
+    the curve is lowest, and which bars exclude zero; below zero, Decay is better.
     """
     table = pruning.configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]

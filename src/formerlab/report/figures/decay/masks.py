@@ -1,7 +1,8 @@
 """Retained keys and the scores that select them (Decay article, Fig 3 and 5; A2SF, arXiv:2407.20485, Table 2)."""
 
+from functools import partial
+
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -58,60 +59,55 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     return label_and_sort(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
 
-_UNITS = {"early_share": "fraction of the\nretained keys", "early_share_10": "fraction of the\nretained keys",
-          "mean_position": "mean position\n(0: first, 1: last)"}  # fmt: skip
-LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA", "decay": "Decay"}
-"""Labels of the compared policies, by kind. The first word of a published name gives the kind of a published policy."""
+_LEVELS = {"local": "Local", "streaming_llm": "StreamingLLM", "h2o": "H2O", "tova": "TOVA"}
+_ALPHAS = {PUBLISHED_ALPHA: f"Decay {PUBLISHED_ALPHA}", 1.0: "plain sum"}
+_EARLY, _DISTANCE = "early_share", "distance_to_ideal"
+_bias = partial(Panel, "value", "_name", by="_name", kind="forest")
+_distance = partial(_bias, log="x", xlabel="1 - cosine similarity")
 
 
-def _mark_even(axes: Axes, rows: DataFrame) -> None:
-    mark_alpha(axes, rows)
-    if (even := MASK_METRICS[rows["metric"].iloc[0]][1]) is not None:
-        axes.axhline(even, color=GREY, linestyle=":", linewidth=1)
-
-
-@plot(reads="prune_masks.csv", runs="decoder released-*", draw=layout(
-    *(
-        Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading, name="legend",
-              log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even,
-              ylabel=_UNITS.get(metric, "1 - cosine similarity"))
-        for metric, (heading, _) in MASK_METRICS.items()
-    ),
-    Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
-          log="x", xlabel="1 - cosine similarity"),
-    notes=lambda rows: [f"All panels: cache of {budget_text(rows['budget'].iloc[0], ' of the tokens')}; n = 1 model, "
-                        f"{rows['windows'].max():.0f} windows, unpruned attention; bars and bands: 95 % interval over "
-                        "windows; dotted: alpha 0.2, and an even selection of keys."],
-    columns=3, height=1.8, order="alpha"
+@plot(reads="prune_masks.csv", runs="decoder released-* masks-*", draw=layout(
+    _bias(where={"metric": _EARLY, "_cache": 0.4}, title="From the first 40 %, cache of 40 %",
+          xlabel="fraction of the retained keys",
+          finish=lambda axes, _: axes.axvline(MASK_METRICS[_EARLY][1], color=GREY, linestyle=":", linewidth=1)),
+    _distance(where={"metric": _DISTANCE, "_cache": 0.4}, title="Distance to Ideal, cache of 40 %"),
+    _distance(where={"metric": _DISTANCE, "_cache": 0.2}, title="Distance to Ideal, cache of 20 %"),
+    Panel("alpha", "value", by="_curve", where={"metric": _DISTANCE, "_cache": 0.2}, title="Decay, cache of 20 %",
+          log="y", name="none", xlabel="forgetting factor alpha", ylabel="1 - cosine similarity", finish=mark_alpha),
+    notes=lambda rows: [f"{pruning_sample(rows)}; {rows['windows'].max():.0f} windows for Local, H2O and Decay "
+                        f"{PUBLISHED_ALPHA} if they were run on them, otherwise {rows['windows'].min():.0f}; unpruned "
+                        "attention; bars: 95 % interval over windows; dotted: an even selection of keys, alpha 0.2."],
+    columns=2, height=1.6, order="source _rank alpha"
 ))  # fmt: skip
 def decay_bias(results: Results, runs: list[str]) -> DataFrame:
-    """Keys that a cache of 20 % (or the nearest budget) retains, against the forgetting factor alpha of Decay without a
-    recent part. A policy without alpha is a level at the same budget. The panels show the fraction of the retained keys
-    that are among the first 40 % and 10 % of the positions, their mean position (0 is the first, 1 the last), and 1 -
-    cosine similarity between the attention rows and the ideal rows, with and without position 0, an attention sink that
-    alone determines the cosine. Dotted lines: vertical, the published alpha of 0.2; horizontal, the value of an even
-    selection of keys. The last panel is published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 %, mean of four
-    suites; compare the order of its policies and not their values. To see: whether the plain sum (alpha 1) retains the
-    start of the text and small alphas do not, and which policies are nearest to Ideal.
+    """Keys that a cache retains: the fraction of them from the first 40 % of the text, and the distance of the
+    attention rows to the rows of the ideal selection (1 - cosine similarity), which no cache can make. Decay has no
+    recent part; its plain sum is alpha 1. Dotted lines: an even selection of keys, and the published alpha of 0.2.
+    Hollow: A2SF (arXiv:2407.20485, a later form of Decay), Table 2, LLaMA-2-7B at 20 %, mean of four suites; compare
+    the order of its policies and not their values. To see: whether the plain sum retains the start of the text and
+    Decay does not, and which policies are nearest to Ideal. The CSV has further budgets and measures.
     """
-    rows = mask_metrics(first_model_rows(results.rows("prune_masks.csv", STUDY, runs)))
-    published_rows = published(A2SF, "Table 2")
-    published_rows = published_rows[published_rows["setting"].str.contains("average")]
-    names, cosine = (
-        published_rows["model"].str.replace("(", " (").str.replace("=", " "),
-        published_rows["value"].astype(float),
+    rows = results.rows("prune_masks.csv", STUDY, runs)
+    model = first_model_rows(rows)["run"].iloc[0]
+    rows = mask_metrics(rows[rows["run"].eq(model) | rows["run"].str.startswith("masks-")])
+    caches = {min(rows["budget"].unique(), key=lambda budget: abs(budget - wanted)): wanted for wanted in (0.2, 0.4)}
+    shown = rows["policy"].ne("decay") | rows["recent"].eq(0)
+    names = rows["policy"].map(_LEVELS).fillna(rows["alpha"].map(_ALPHAS)).where(shown)
+    most = rows.groupby([names, "budget", "metric"])["windows"].transform("max")
+    rows = rows.assign(
+        _name=names.where(rows["windows"].eq(most)),
+        _curve=rows["policy"].where(rows["policy"].eq("decay") & shown & rows["run"].eq(model)),
+        _cache=rows["budget"].map(caches),
+        _rank=names.map([*_LEVELS.values(), *_ALPHAS.values()].index, na_action="ignore"),
+        _style=rows["policy"].mask(rows["alpha"].eq(1), "main"),
     )
-    published_rows = DataFrame({"run": "LLaMA-2-7B", "configuration": names, "budget": 0.2, "cosine": cosine,
-                        "source": "published", "metric": "distance_to_ideal", "value": 1 - cosine})  # fmt: skip
-    nearest = min(rows["budget"].unique(), key=lambda budget: abs(budget - 0.2))
-    plotted = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
-    rows = rows.assign(_series=rows["policy"].map(LEVELS).where(plotted), _style=rows["policy"])
-    kinds = (
-        published_rows["configuration"].str.split().str[0].str.lower().replace("a2sf", "decay")
-    )  # a later form of it
-    return pd.concat(
-        [rows, published_rows.assign(_series=published_rows["configuration"], _style=kinds)], ignore_index=True
-    )
+    theirs = published(A2SF, "Table 2")
+    theirs = theirs[theirs["setting"].str.contains("average")]
+    names, cosine = theirs["model"].str.replace("(alpha=", " ").str.rstrip(")"), theirs["value"].astype(float)
+    kinds = names.str.split().str[0].str.lower().replace("a2sf", "decay")
+    theirs = DataFrame({"run": "LLaMA-2-7B", "configuration": names, "budget": 0.2, "cosine": cosine, "_cache": 0.2,
+                        "source": "published", "metric": _DISTANCE, "value": 1 - cosine, "_style": kinds})  # fmt: skip
+    return pd.concat([rows, theirs.assign(_name=names + ", published")], ignore_index=True)
 
 
 LOWEST = 1e-5
@@ -136,10 +132,10 @@ def draw_scores(data: DataFrame) -> Figure:
         Panel("query", "_missed", by="_of_alpha", kind="band", title="Missed: important, but not in the best 40 %",
               xlabel=position, ylabel="missed (%)"),
         Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, facet="_alpha",
-              log="y", name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (sum of attention)",
+              log="y", name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (mean of attention)",
               finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
         notes=lambda rows: [f"{pruning_sample(rows)}; left: means over {SMOOTHED} queries, without "
-                            "intervals; right: means, bands: middle 80 % of the tokens."],
+                            "intervals; middle and right: means, bands: middle 80 % of the tokens, cut at 1e-5."],
         columns=3, height=1.9,
     )(pd.concat([missed, data], ignore_index=True))  # fmt: skip
 
@@ -149,10 +145,12 @@ def decay_scores(results: Results, runs: list[str]) -> DataFrame:
     """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
     without values), from unpruned attention over layers and heads. Important tokens are the tenth of the tokens in the
     first half of the text that receive the most attention from the second half. Left: how often an important token is
-    not among the best 40 % of all tokens so far, and would be evicted, as the mean over 15 queries. Right: scores of
-    both groups under Decay and under the plain sum, as the mean and a band of the middle 80 % of tokens, cut at
-    0.00001. To see: the article expects small alphas to miss fewest important tokens. At the end of the text the plain
-    sum misses fewest, but it adds up the very attention by which the important tokens are defined.
+    not among the best 40 % of all tokens so far, and would be evicted, as the mean over 15 queries. Middle and right:
+    scores of both groups under Decay and under the plain sum, which are weighted means of the attention so far, as the
+    mean and a band of the middle 80 % of tokens; the axis and the bands are cut at 0.00001. H2O has no line, because
+    its protected recent tokens have no score. To see: the article expects small alphas to miss fewest important tokens.
+    At the end of the text the plain sum misses fewest, but it adds up the very attention by which the important tokens
+    are defined.
     """
     rows = first_model_rows(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]

@@ -1,6 +1,7 @@
 """Structure, weights and flow of averages over depth (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
@@ -87,7 +88,7 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
 def _frame(axes: Axes, rows: DataFrame) -> None:
     """Show all blocks of a model, including blocks without an average. Grey cells are sources without a weight."""
     layers = rows["layers"].iloc[0]
-    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#d9d9d9")
+    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#eeeeee")
 
 
 _draw_weights = layout(
@@ -167,15 +168,16 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on", name="legend",
           ticks="{:.0f}".format, xlabel="block", ylabel="cosine of the output\nwith the embedding"),
     Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Smallest weights dropped",
-          xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)", name="legend")
+          xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)", name="legend",
+          finish=lambda axes, _: axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1))
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
     the embedding X_0, for the deepest models that were measured, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622).
     To see: how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of
     its depth and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights
-    are dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 %. The paper prints no
-    numbers.
+    are dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 % (dotted). The paper
+    prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -188,21 +190,25 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
-    Panel("place", "_value", kind="band", facet="matrix", name="legend", xlabel="rank (fraction of all)",
-          ylabel="singular value / largest"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5
+    Panel("place", "_minus_plain", by="_series", kind="band", facet="matrix", name="legend",
+          xlabel="rank (fraction of all)", same_limits="y", ylabel="singular value / largest,\nminus Transformer", zero=0.0),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.3
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after
     Fig. 13 of DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Query, key and value count as
-    one matrix. Bands range from the lowest seed to the highest. To see: whether averages over depth change how many
-    directions the weights use; the paper finds no difference to the Transformer, and prints no numbers.
+    one matrix. Plotted is the value minus that of the Transformer with the same seed. Bands range from the lowest seed
+    to the highest. To see: whether averages over depth change how many directions the weights use; the paper finds no
+    difference to the Transformer, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = rows[rows["measure"].str.startswith(SINGULAR)]
     rows = compared(results, rows, runs).assign(matrix=lambda rows: rows["measure"].str.removeprefix(SINGULAR))
-    of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)["value"]
-    table = of_seeds.agg(value="mean", lowest="min", highest="max", seeds="count").reset_index()
-    dashed = table["variant"].map({TRANSFORMER: "--"})  # the line of the Transformer may lie on another
-    band = {"_value": table["value"], "_value_low": table["lowest"], "_value_high": table["highest"]}
-    return table.assign(source="ours", **band, _marker="", _linestyle=dashed)
+    plain = rows[rows["variant"] == TRANSFORMER].set_index(["seed", "matrix", "place"])["value"]
+    minus = rows["value"] - plain.reindex(pd.MultiIndex.from_frame(rows[["seed", "matrix", "place"]])).to_numpy()
+    rows = rows.assign(_minus_plain=minus.mask(rows["variant"] == TRANSFORMER))
+    of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)
+    table = of_seeds["value"].agg(value="mean", lowest="min", highest="max", seeds="count")
+    ends = {"_minus_plain": "mean", "_minus_plain_low": "min", "_minus_plain_high": "max"}
+    table = table.join(of_seeds["_minus_plain"].agg(**ends)).reset_index()
+    return table.assign(source="ours", _marker="", _series=table["variant"].where(table["_minus_plain"].notna()))

@@ -258,7 +258,7 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
               zip(rows["run"], rows["part"], strict=True)]  # fmt: skip
     rows[["flops_ratio_pooled_low", "flops_ratio_pooled_high"]] = pooled
     rows["_tera"] = rows["flops_cumulative"] / 1e12
-    rows["_limit"] = CLAIMED_RATIO
+    rows["flops_ratio_limit"] = CLAIMED_RATIO
     length = rows["run"].str.extract(f"-({'|'.join(LENGTHS)})(?:-|$)")[0]
     rows["_row"] = rows["_model"].str.removesuffix(", equal FLOPs") + (", " + length + " stage").fillna("")
     rows["_rank"] = length.map(LENGTHS.index, na_action="ignore").fillna(-1)
