@@ -191,7 +191,8 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
     Panel("place", "_minus_plain", by="_series", kind="band", facet="matrix", name="legend",
-          xlabel="rank (fraction of all)", same_limits="y", ylabel="singular value / largest,\nminus Transformer", zero=0.0),
+          xlabel="rank (fraction of all)", same_limits="y", zero=0.0,
+          ylabel="singular value / largest,\nminus Transformer"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.3
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
