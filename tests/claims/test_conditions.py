@@ -57,7 +57,7 @@ def test_growth_counts_new_parameters_and_the_tokens_of_the_parent(root):
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
     condition = {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}
     lines = unmet_conditions(*claim_and_runs(root, condition, a="parent"))
-    assert lines == ["parent does not start from a run of this scale"]
+    assert lines == ["'a' does not start from a run of this scale"]
 
 
 def write_curve(folder, losses, lrs=(1.0,), train=(3.0,), **columns):
@@ -127,7 +127,7 @@ def test_overfit_needs_the_training_loss_without_label_smoothing(root):
     assert value(root, "overfit", "plain") == pytest.approx(0.2)
     condition = {"quantity": "overfit", "of": "arm", "at_least": -9}
     (line,) = unmet_conditions(*claim_and_runs(root, condition, arm="a"))
-    assert line.endswith("of a: not known, because the rows have only the training loss with label smoothing")
+    assert line.endswith("of 'arm': not known, because the rows have only the training loss with label smoothing")
     write_curve(root / "study/a/seed0", [4.0, 2.0], train=[1.8], unsmoothed_nats=1.5)
     assert value(root, "overfit", "a") == pytest.approx(0.5)
     assert not holds(root, "overfit", {"at_least": -9}, arm="text"), "documents of a text are not drawn from one pool"

@@ -49,6 +49,8 @@ class ArmRuns:
 
     rows: ClaimRows
     arm: Arm
+    label: str
+    """Name of the arm in quotes, for messages."""
     name: str
     records: DataFrame
     measured: str
@@ -59,7 +61,7 @@ class ArmRuns:
         """The records of the parent runs."""
         records = [self.rows.results.stage_record(name, "train") for name in self.records["init.id"].dropna()]
         if not records or not all(records):
-            raise MissingRowsError(f"{self.name} does not start from a run of this scale")
+            raise MissingRowsError(f"{self.label} does not start from a run of this scale")
         return records
 
     @property
@@ -71,7 +73,7 @@ class ArmRuns:
         """Return the mean over seeds of a column of run.json. Raises MissingRowsError without values or `otherwise`."""
         values = self.records[column].dropna() if column in self.records else Series(dtype=float)
         if values.empty and otherwise is None:
-            raise MissingRowsError(f"{self.name} records no {column}")
+            raise MissingRowsError(f"{self.label} records no {column}")
         return float(values.astype(float).mean()) if len(values) else float(otherwise or 0.0)
 
     def over_seeds(self, file: str, reduce: Callable[[DataFrame], float]) -> float:
@@ -101,14 +103,14 @@ class ArmRuns:
                     loss = math.inf if pd.isna(loss) else loss
                     candidates.append((run["spec.optimizer.lr"], run["seed"], run["tokens"], loss))
         if not candidates:
-            raise MissingRowsError(f"{self.name} has no rate search with its model, data and start")
+            raise MissingRowsError(f"{self.label} has no rate search with its model, data and start")
         return DataFrame(candidates, columns=["lr", "seed", "tokens", "loss"])
 
 
 def epochs(runs: ArmRuns) -> float:
     """Return the number of epochs over the data that the run read last."""
     if "read" not in runs.records:
-        raise MissingRowsError(f"{runs.name} does not record what it read")
+        raise MissingRowsError(f"{runs.label} does not record what it read")
     return float(np.mean([json.loads(read)[-1]["epochs"] for read in runs.records["read"]]))
 
 
@@ -123,7 +125,7 @@ def start_tokens_per_parameter(runs: ArmRuns) -> float:
     """Return all tokens that the parent run was trained on, per parameter of the parent."""
     read = [parent["read"][-1]["tokens_cumulative"] for parent in runs.parents if "read" in parent]
     if not read:
-        raise MissingRowsError(f"{runs.name} starts from a run that does not record what it read")
+        raise MissingRowsError(f"{runs.label} starts from a run that does not record what it read")
     return float(np.mean(read) / np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
 
 
@@ -134,7 +136,7 @@ def still_falling(runs: ArmRuns) -> float:
     """
 
     def slope(curve: DataFrame) -> float:
-        fraction, gain = _gain_after(curve, 0.9, runs.name)
+        fraction, gain = _gain_after(curve, 0.9, runs.label)
         return gain / (10 * fraction)
 
     return runs.over_seeds("curve", slope)
@@ -142,17 +144,17 @@ def still_falling(runs: ArmRuns) -> float:
 
 def still_learning(runs: ArmRuns) -> float:
     """Return the fall of the validation loss since the last evaluation at or before half of the run, in nats."""
-    return runs.over_seeds("curve", lambda curve: _gain_after(curve, 0.5, runs.name)[1])
+    return runs.over_seeds("curve", lambda curve: _gain_after(curve, 0.5, runs.label)[1])
 
 
-def _gain_after(curve: DataFrame, fraction: float, run: str) -> tuple[float, float]:
+def _gain_after(curve: DataFrame, fraction: float, arm: str) -> tuple[float, float]:
     """Return the fraction of the run that follows its last evaluation at or before `fraction`, and the fall of the loss
     in this time, in nats.
     """
     steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
     early = np.flatnonzero(steps <= fraction * steps[-1])
     if not len(early):
-        raise MissingRowsError(f"{run} has no evaluation in the first {fraction:.0%} of its steps")
+        raise MissingRowsError(f"{arm} has no evaluation in the first {fraction:.0%} of its steps")
     return float((steps[-1] - steps[early[-1]]) / steps[-1]), float(loss[early[-1]] - loss[-1])
 
 
@@ -172,7 +174,7 @@ def overfit(runs: ArmRuns) -> float:
         losses = last.get("unsmoothed_nats", Series(np.nan, last.index)) if smoothing else last["loss_nats"]
         if losses.isna().any():
             raise MissingRowsError(
-                f"validation loss minus training loss of {runs.name}: not known, because the rows have only the "
+                f"validation loss minus training loss of {runs.label}: not known, because the rows have only the "
                 "training loss with label smoothing"
             )
         return float(losses.mean())
@@ -260,7 +262,9 @@ def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRu
     records = {name: rows.records(run) for name, run in runs.items()}
     seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
     return {
-        name: ArmRuns(rows, arms[name], runs[name], table[table["seed"].isin(seeds)], claim.criterion.measured)
+        name: ArmRuns(
+            rows, arms[name], _quoted([name]), runs[name], table[table["seed"].isin(seeds)], claim.criterion.measured
+        )
         for name, table in records.items()
     }
 

@@ -84,7 +84,7 @@ def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
                 "outcome": outcome,
                 "verdict": verdict_text(outcome, verdict, items),
                 "changed": read_claims().revisions(claim),
-                "ours": item.ours,
+                "ours": "; ".join(f"{name} = {text}" for name, text in item.texts.items()),
                 "published": claim.published,
                 "ran": item.ran,
                 "seeds": item.seeds or None,

@@ -66,11 +66,6 @@ class Item:
 
         return {name: text(value) for name, value in self.quantities.items()}
 
-    @property
-    def ours(self) -> str:
-        """The values in one line."""
-        return "; ".join(f"{name} = {text}" for name, text in self.texts.items())
-
     def decide(self, scale: str) -> "Item":
         """Set the outcome and return self. The reason names missing rows and conditions that are not met."""
         claim, measured = self.claim, self.claim.kind == "measured"
