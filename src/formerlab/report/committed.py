@@ -29,9 +29,9 @@ on CPUs. Scale `pilot` has the searches for their learning rates, and `pretraine
 [docs/verdicts.md](../docs/verdicts.md) has the verdicts on the claims of the papers.
 
 A colour has one meaning in all figures: Transformers are black, Tokenformers blue (a parent that is trained further is
-pink), DenseFormers orange, Decay green, H2O vermilion. Published values are hollow, on a tinted background. The line
-below a figure gives the number of seeds or windows and the meaning of the bars. Figures are 7 inches wide (two columns
-of a paper) or 3.5 inches (one column).
+pink), DenseFormers orange or brown, Decay green, H2O vermilion. Published values are hollow, on a tinted background.
+The line below a figure gives the number of seeds or windows and the meaning of the bars. Figures are 7 inches wide (two
+columns of a paper) or 3.5 inches (one column).
 """
 
 

@@ -36,7 +36,6 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
     if panel.kind == "heat":
         shades = LinearSegmentedColormap.from_list("", ["white", panel.plot_style("", rows)["color"]])
         heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or {"cmap": shades, "vmin": 0.0, "vmax": 1.0})
-        axes.set_ylabel(panel.ylabel)
         panel.finish(axes, rows)
         return
     forest = panel.kind == "forest"
@@ -55,7 +54,6 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
     labels += [_level(axes, panel, str(name), level) for name, level in levels.groupby(panel.by, sort=False)]
     if panel.outlier_factor or (not forest and "y" not in panel.log):
         _limit(axes, panel, means, rows)
-    axes.set_ylabel(panel.ylabel)
     if rows["source"].eq("published").all():
         axes.set_facecolor(PUBLISHED_GROUND)
     _decorate(axes, panel, means)

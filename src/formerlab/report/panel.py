@@ -215,10 +215,11 @@ def _figure(
             axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
             (panel, rows), title = pairs[at], titles[at]
             mark(axes, panel, rows, letters, common)
-            if panel.share_y and at > line[0]:
-                axes.set_ylabel("")
-                axes.tick_params(axis="y", labelleft=panel.kind != "forest")
-            axes.set_xlabel(fill_names(panel.xlabel, rows))
+            shared = panel.share_y and at > line[0]
+            repeated = shared and pairs[at - 1][0].xlabel == panel.xlabel
+            axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))
+            axes.tick_params(axis="y", labelleft=not shared or panel.kind != "forest")
+            axes.set_xlabel("" if repeated else fill_names(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under
@@ -317,7 +318,8 @@ def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[fl
     if panel.kind == "forest":
         return 0.15 if panel.share_y and column else 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
     if panel.kind == "heat":
-        return 0.5 if panel.ylabel and not (panel.share_y and column) else 0.28, 0.12
+        lines = len(panel.ylabel.split("\n")) if panel.ylabel and not (panel.share_y and column) else 0
+        return 0.28 + 0.09 * bool(lines) + 0.13 * lines, 0.12
     names = [wrap(name, letters) for name in rows[panel.by].unique()]
     right = 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
     return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

@@ -149,7 +149,8 @@ _length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {
     _length("time_s", title="Measured, width d = {d}", ylabel="time of a call (s)"),
     _width("time_s", title="Measured, length n = {n}", ylabel="time of a call (s)"),
     notes=lambda rows: [
-        "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}.".format_map(rows.iloc[0])
+        "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}; the counts of recurrent "
+        "(dashed) and restricted may coincide.".format_map(rows.iloc[0])
     ]
 ))  # fmt: skip
 def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:

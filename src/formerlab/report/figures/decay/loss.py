@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
-from formerlab.report.names import data_set_label
+from formerlab.report.names import RELEASED_NAMES, data_set_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.style import GREY
@@ -42,7 +42,8 @@ def style_keys(rows: DataFrame) -> "Series[str]":
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
           xlabel="measured cache size (% of the tokens)",
           ylabel="loss above that of the full\ncache (nats per token)"),
-    notes=pruning.interval_notes, wanted=[pruning.POLICY_LABELS[name] for name in ARTICLE], columns=1, height=1.9,
+    notes=lambda rows: [f"{pruning.interval_notes(rows)[0][:-1]}; marks of equal budgets are shifted sideways."],
+    wanted=[pruning.POLICY_LABELS[name] for name in ARTICLE], columns=1, height=1.9,
     order="_after"
 ))  # fmt: skip
 def decay_budget(results: Results, runs: list[str]) -> DataFrame:
@@ -109,7 +110,8 @@ def few_ticks(axes: Axes, rows: DataFrame) -> None:
 def league_notes(rows: DataFrame) -> list[str]:
     """Return the note on the bars of `decay_league`."""
     note = "bars: 95 % intervals for this one model, of the paired difference to H2O over novels or windows of books"
-    return [f"{pruning.pruning_sample(rows)}; {note}, of needles over examples."]
+    models = rows.dropna(subset="run").assign(_released=lambda rows: rows["run"].map(RELEASED_NAMES))
+    return [f"{pruning.pruning_sample(models)}; {note}, of needles over examples."]
 
 
 @plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(

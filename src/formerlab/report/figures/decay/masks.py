@@ -40,9 +40,11 @@ def draw_masks(data: DataFrame) -> Figure:
         _rank=rank.fillna(len(WANTED)), _style=kinds, key=data["kept"].map(lambda kept: range(len(kept)))
     )
     data = data[rank.notna() | ~kinds.isin(["ideal", "local", "h2o", "decay"])]
-    title = data["configuration"] + ": cache of " + data["budget"].map(budget_text)
-    cells = data.assign(_title=title, _seen=data["kept"].map(list)).explode(["key", "_seen"])
-    panel = Panel("key", "query", by="_seen", kind="heat", facet="_title", xlabel="key (token)", ylabel="query (token)",
+    caches = "cache of " + data["budget"].map(budget_text)
+    cells = data.assign(_panel=data["configuration"] + caches, _cache=caches, _seen=data["kept"].map(list))
+    cells = cells.explode(["key", "_seen"])
+    panel = Panel("key", "query", by="_seen", kind="heat", facet="_panel", title="{configuration}",
+                  xlabel="key (token)", ylabel="{_cache}\nquery (token)",
                   share_y=True)  # fmt: skip
     return layout(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
 

@@ -67,9 +67,10 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArr
 
 def draw(data: DataFrame) -> Figure:
     """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
-    note = f"An example of {TOKENS} tokens and a cache of {BUDGET}; nothing is measured."
+    note = f"An example of {TOKENS} tokens and a cache of {BUDGET}, not measured.\n"
+    note += "Dotted: the topic changes. Grey: evicted."
     figure = Figure((NARROW, 3.6), label=note)
-    figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=7)
+    figure.text(0.012, 0.005, note, va="bottom", color=GREY, fontsize=7)
     above = figure.add_gridspec(1, 2, left=0.13, right=0.87, bottom=0.64, top=0.93, wspace=0.85)
     below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.18, top=0.45, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)

@@ -34,9 +34,11 @@ def draw_architecture(data: DataFrame) -> Figure:
     """Draw a row of blocks per variant, with an arc from every source of an average."""
     groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
     blocks = min(layers, SHOWN)
-    note = f"The first {blocks} of {layers} blocks; titles count their weights." if blocks < layers else ""
+    some = f" (the first {blocks} of {layers})" if blocks < layers else ""
+    note = f"Boxes: embedding X0 and blocks{some}; dots: averages that the next block reads; arcs: what they average."
     lines = -(-len(groups) // 2)
-    figure = Figure((WIDEST, 1.55 * lines), layout="constrained", label=note)
+    figure = Figure((WIDEST, 1.55 * lines + 0.2), layout="constrained", label=note)
+    figure.supxlabel(note, x=0.01, ha="left", color=GREY, fontsize=7)
     for number, (name, rows) in enumerate(groups, start=1):
         panel = figure.add_subplot(lines, 2, number)
         _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks, plot_style(str(name))["color"])

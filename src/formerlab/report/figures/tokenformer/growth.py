@@ -1,7 +1,5 @@
 """Effect of growth on the loss, and a Tokenformer against its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -110,20 +108,19 @@ ARMS = {
     "continued-net2net": "in width by copies (Net2Net of 2015)",
     "continued-hypercloning": "in width by copies (HyperCloning)",
 }
-_domain = partial(Panel, "step", "loss_nats", by="variant", kind="band", outlier_factor=2.5, name="legend",
-                  xlabel="step on the second domain")  # fmt: skip
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=layout(
-    _domain(where={"part": "loss"}, facet="_family", title="{_family}", ylabel="validation loss (nats)"),
-    _domain(where={"part": "relative"}, zero=0.0, title="Grown minus not grown", ylabel="loss difference (nats)"),
-    wanted=list(ARMS.values()), columns=3, order="_order step"
+    Panel("step", "loss_nats", by="variant", kind="band", facet="_family", where={"part": "relative"}, zero=0.0,
+          outlier_factor=2.5, name="legend", same_limits="y", title="{_family}, grown minus not grown",
+          xlabel="step on the second domain", ylabel="loss difference (nats)"),
+    wanted=[name for run, name in ARMS.items() if "ungrown" not in run], order="_order step"
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models, and of the same models not grown, on a second domain at a constant learning
-    rate, after Fig. 6 of Tokenformer (arXiv:2410.23168). Left and middle: validation loss on the new domain. Right: the
-    same minus the loss of the model of the same family that was not grown, at the same step, paired by seed. To see:
-    growing helps a model whose line is below zero. A model whose growth preserves its function starts at zero. Copies
+    rate, after Fig. 6 of Tokenformer (arXiv:2410.23168): validation loss on the new domain minus the loss of the model
+    of the same family that was not grown, at the same step, paired by seed. The CSV has the losses. To see: growing
+    helps a model whose line is below zero. A model whose growth preserves its function starts at zero. Copies
     (the Net2Net of 2015, HyperCloning) do so by construction; padding with new blocks, the paper's form of Net2Net,
     does not. The paper prints no values.
     """
@@ -141,8 +138,9 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", facet="_text", zero=0.0, same_limits="x",
-          title="Loss of the Tokenformer ... (test text: {_text})", xlabel="nats per token (left is better)",
-          published={"facet": "", "title": "minus a modern Transformer, one model of each"}),
+          title="Tokenformer minus Transformer, tested on {_text}",
+          xlabel="loss (nats per token; left: the Tokenformer is better)",
+          published={"facet": "", "title": "Tokenformer minus modern Transformer"}),
     columns=1
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
@@ -155,7 +153,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
     families["text"] = data_set_labels(families["data.name"], results.scale)
-    families["series"] = "minus " + families["arm"] + " Transformer, " + families["text"]
+    families["series"] = families["arm"] + " Transformer, " + families["text"]
     rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
     rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
     pairs = rivals[["series", "tokens", "run", "rival"]]
