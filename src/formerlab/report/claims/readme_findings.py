@@ -89,13 +89,13 @@ README_CLAIMS = {
         float, " times", "z.1f", "Cost of growth",
         "Growing adds parameter tokens to a trained Tokenformer. Training ours and growing it once took {0} times the "
         "FLOPs of a Transformer of equal loss; the criterion asks for at most 0.5 (paper, grown three times: 0.41 "
-        "times the TPU hours). But our model had used 98 % of these FLOPs before it was grown, so growth could not win "
-        "here, and the criterion has no condition on that."),
+        "times the TPU hours). But our model had used 98 % of that Transformer's FLOPs before it was grown, "
+        "so it could not meet the criterion."),
     "tokenformer-continued-training-lower": ReadmeClaim(
         "After further training on new text, growth by parameter tokens has a lower loss than growth in width "
         "(Net2Net).",
-        "perplexity ratio of grown to not grown model: the ratio for parameter tokens divided by the ratio for width, "
-        "as a change in percent; claimed: negative",
+        "perplexity after growth by parameter tokens relative to growth in width, each divided by the perplexity of "
+        "its model without growth; claimed: lower",
         "no number",
         "Tested on this text alone. Growth in width costs a fifth more FLOPs for the same tokens. We changed the "
         "reference model after we had seen results, and the new one favours Net2Net.",
@@ -112,8 +112,8 @@ README_CLAIMS = {
         _perplexity_of_gain),
     "decay-beats-h2o": ReadmeClaim(
         "With 40 % of the cache, Decay answers more questions than H2O.",
-        "accuracy of Decay minus accuracy of H2O; claimed: at least 0.2 percentage points, and an interval above 0 "
-        "(0.2 is 17 % of what H2O loses here; 17 % is a quarter of the published fraction, 4.0 of 5.9)",
+        "accuracy of Decay minus accuracy of H2O; claimed: at least 0.2 percentage points, and an interval above 0. "
+        "In the paper Decay wins back 4.0 of the 5.9 points that H2O loses; 0.2 is a quarter of this fraction",
         "4.0 points (OPT-2.7B)",
         "On three of the five question sets SmolLM2 is at chance; on the two others Decay is 0.4 and 1.3 "
         "points worse.", _percent, " points", "z.1f", "Cache pruning",
@@ -131,10 +131,11 @@ README_CLAIMS = {
         topic="Growth or more training",
         finding="For equal FLOPs, the grown model's perplexity relative to the ungrown model trained further is {0} "
         "after 5 M tokens of growth and {2} after 39 M (the paper has no such comparison). The learning rates for "
-        "the longer training are still being searched, so there is no verdict yet."),
+        "the longer training were searched on too few tokens, and two more conditions are not met (see the table)."),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "DenseFormer has a lower loss than a plain model of equal depth.",
-        "perplexity of DenseFormer relative to the plain model, 24 blocks; claimed: lower", "-4.1 % (48 blocks)",
+        "perplexity of DenseFormer relative to the plain model, 24 blocks; claimed: lower",
+        "-2.6 % (24 blocks, books), -4.1 % (48 blocks)",
         "Condition not met: the learning rates were searched on 26 % of the tokens (half is needed), and the gain "
         "depends on them.",
         _perplexity_of_gain),
@@ -150,7 +151,8 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return the findings as a Markdown list and the claims of README_CLAIMS as a folded table, given the verdicts by
     scale, both in the order of ORDER.
 
-    † marks a claim whose verdict was altered when its criterion or statistics changed after results existed.
+    † marks a claim whose verdict was altered when its criterion or statistics changed after results existed, with the
+    verdict before the change.
     """
     by_id = {verdict.claim.id: verdict for verdict in best_verdicts(by_scale)}
     findings, rows = [], []
@@ -158,7 +160,8 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         verdict, line = by_id[name], README_CLAIMS[name]
         every_item = verdict.claim.criterion.combine == "tested"
         items = [item for item in verdict.items if item.quantities and (every_item or item.outcome == verdict.outcome)]
-        mark = " †" * read_claims().altered(verdict.claim)
+        former = read_claims().former_outcome(verdict.claim)
+        mark = f" † (before: {outcome_text(former, [])})" if former else ""
         sign, word = SIGNS[verdict.outcome], outcome_text(verdict.outcome, verdict.items)
         if line.topic:
             numbers = [_finding_number(item, line) for item in items]

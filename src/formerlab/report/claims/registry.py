@@ -148,11 +148,15 @@ class ClaimRegistry(ClaimsSection):
                 notes.append(f"{name} changed in version{'s' * (len(later) > 1)} {', '.join(map(str, later))}")
         return "; ".join(notes)
 
-    def altered(self, claim: Claim) -> bool:
-        """Return whether a later version changed the verdict on existing results; a renamed outcome does not count."""
+    def former_outcome(self, claim: Claim) -> str:
+        """Return the outcome before the latest version that changed the verdict on existing results, or "" if none did.
+
+        A renamed outcome does not count.
+        """
         texts = [by_claim.get(claim.id, "") for change in self.changes for by_claim in change.verdicts.values()]
-        outcomes = [re.findall(r"\w+", text)[:2] for text in texts if text]
-        return any(FORMER_OUTCOMES.get(old, old) != new for old, new in outcomes)
+        words = [re.findall(r"\w+", text)[:2] for text in texts if text]
+        outcomes = [[FORMER_OUTCOMES.get(word, word) for word in pair] for pair in words]
+        return next((old for old, new in reversed(outcomes) if old != new), "")
 
 
 @cache
