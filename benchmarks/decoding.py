@@ -3,18 +3,17 @@
     python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1] [--device cuda] [--compile]
 
 The benchmark prints tokens per second after a prompt, cache bytes, and seconds to read the prompt. All variants get the
-same tokens, in alternating slices; ratios are within a slice. DynamicCache runs in our decoder, so that only the cache
+same tokens, in alternating slices. Ratios are within a slice. DynamicCache runs in our decoder, so that only the cache
 differs, and with --transformers also in a GPT-NeoX of the same size. DynamicCache allocates memory for every token, so
 the allocator affects its speed. Static variants have steps of constant shapes (`cache/static.py`), which a GPU replays.
 """
 
-import argparse
 import statistics
 import sys
 from functools import partial
 from itertools import islice
 
-from rounds import Target, ratio, rounds_of, setting
+from rounds import Target, begin, cache_bytes, option_parser, ratio, rounds_of
 
 from formerlab.kernels.native import keep_memory
 
@@ -46,7 +45,7 @@ class Transformers:
 
     def bytes(self):
         """Return the bytes of keys and values."""
-        return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
+        return cache_bytes(self.cache)
 
 
 def feeding(name, model, cache, count, compiled):
@@ -72,7 +71,7 @@ def measure(options):
     from formerlab.evaluation.timing.timing import seconds
     from formerlab.models import Decoder
 
-    total = options.prompt + (options.slices + 1) * options.slice
+    total = options.prompt + (options.rounds + 1) * options.slice
     spec = Decoder(vocabulary=options.vocabulary, layers=12, width=512, heads=8, context=total)
     model = spec.build(seed=0).eval().to(options.device)
     generator = torch.Generator().manual_seed(0)
@@ -102,20 +101,17 @@ def measure(options):
         return run
 
     steps = {name: decode(name) for name in caches}
-    return rounds_of(steps, options.slices, options.device), caches, reading
+    return rounds_of(steps, options.rounds, options.device), caches, reading
 
 
 def main():
     """Print a table and the verdicts on the targets."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, rounds=16)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.4, 0.1])
-    parser.add_argument("--slices", type=int, default=16)
-    parser.add_argument("--slice", type=int, default=16)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--slice", type=int, default=16, help="tokens per round")
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--compile", action="store_true", help="compile the static steps")
     parser.add_argument("--transformers", action="store_true", help="also measure a model of transformers")
     parser.add_argument(
@@ -124,11 +120,8 @@ def main():
     options = parser.parse_args()
     import torch
 
-    torch.set_num_threads(options.threads)
-    print(setting(options.threads, options.device))
-    print(
-        f"12 layers, d = 512, 8 heads, prompt {options.prompt}, batch {options.batch}, vocabulary {options.vocabulary}"
-    )
+    size = f"prompt {options.prompt}, batch {options.batch}, vocabulary {options.vocabulary}"
+    begin(options, "12 layers, d = 512, 8 heads", size)
     with torch.inference_mode():
         times, caches, reading = measure(options)
     for name, seconds in times.items():

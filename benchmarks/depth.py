@@ -4,19 +4,18 @@
     python benchmarks/depth.py --only alone --rounds 21
 
 Implementations: `ours` (gathered gradients, native kernel) and `loop` (x = x + alpha X_j). All variants have the same
-blocks, weights and batch, and only the mixer differs. Every round runs all variants in another order; ratios are within
-a round. The benchmark prints the median over rounds and its 95 % interval by order statistics. `alone` is the forward
-and backward pass of the mixing, with x + 1 as a block. `saved` counts the bytes of saved activations, without
-parameters.
+blocks, weights and batch; only the mixer differs. Every round runs all variants in another order. Ratios are within a
+round. The benchmark prints the median over rounds and its 95 % interval by order statistics. `step` is a training step.
+`alone` is the forward and backward pass of the mixer, with x + 1 as a block. `saved` counts the bytes of saved
+activations, without parameters.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from rounds import Target, report, rounds_of, saved_bytes, setting
+from rounds import Target, begin, option_parser, report, rounds_of, saved_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -122,24 +121,17 @@ def baseline(quantity: str, name: str) -> str:
 def main() -> None:
     """Print tables and verdicts on the targets."""
     keep_memory()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = option_parser(__doc__, rounds=11)
     parser.add_argument("--blocks", type=int, help="default: 24, on a GPU 48")
     parser.add_argument("--only", choices=QUANTITIES, action="append", help="may be repeated; default: all")
     parser.add_argument("--variants", nargs="+", help='only these and their baselines, such as "1x1 ours"')
     options = parser.parse_args()
     options.blocks = options.blocks or (48 if options.device == "cuda" else 24)
-    torch.set_num_threads(options.threads)
     kernel = nary.implementation() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
-    print(setting(options.threads, options.device))
-    print(f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; path of `ours`: {kernel}")
-    print(f"{options.rounds} rounds")
+    begin(options, f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; `ours`: {kernel}")
     for quantity in options.only or QUANTITIES:
         unit = "MB" if quantity == "saved" else "ms"
         report(quantity, measure(quantity, options), partial(baseline, quantity), TARGETS[quantity], unit)
-    print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":

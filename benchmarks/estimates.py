@@ -1,20 +1,22 @@
 """Compare the plan's estimates for a GPU with counts that need no GPU, in one table.
 
-    python benchmarks/estimates.py [--only memory kept moved launches]
+    python benchmarks/estimates.py [--only memory saved moved launches]
 
 `memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
 tensors. The plan estimates compiled steps, which also store the logits.
-`kept`: bytes per token that the compiler saves for the backward pass, in all blocks of published models.
+`saved`: bytes per block and channel that the compiler saves for the backward pass, for one token of published models.
 `moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
 the bytes of the plain model. The plan estimates the hours of a depth mixer from these bytes.
 `launches`: operations per decoded token, each of which is a kernel launch on a GPU, and kernels of a compiled static
 step (`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two kernels. The plan does not estimate
-them.
+launches.
 
-No times are measured: bandwidth and launch times need a GPU.
+The script measures no times, since bandwidth and launch times need a GPU.
 """
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -83,6 +85,20 @@ def tracked_bytes(run: Run) -> int:
     return sum(device["Total"] for device in tracker.get_tracker_snapshot("peak").values())
 
 
+@contextmanager
+def lowering(graph, inputs, *, is_inference: bool = False) -> Iterator[GraphLowering]:
+    """Yield the kernels to which inductor lowers a graph, within the contexts that inductor needs."""
+    record_original_output_strides(graph)
+    with V.set_fake_mode(TracingContext.get().fake_mode):
+        if is_inference:
+            post_grad_passes(graph, True)
+        kernels = GraphLowering(graph, is_inference=is_inference)
+        with V.set_graph_handler(kernels), V.set_debug_handler(DebugContext()):
+            kernels.run(*inputs)
+            kernels._update_scheduler()
+            yield kernels
+
+
 def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
     """Return the bytes per token that a compiled step saves for the backward pass and, if `moved`, reads and writes."""
     saved, traffic = [], [0]
@@ -93,11 +109,7 @@ def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
         tensors = (value for value in values.values() if isinstance(value, torch.Tensor))
         saved.append(sum(value.numel() * value.itemsize for value in tensors if value.numel() % (BATCH * TIME) == 0))
         if moved:
-            record_original_output_strides(graph)
-            kernels, fake = GraphLowering(graph), TracingContext.get().fake_mode
-            with V.set_fake_mode(fake), V.set_graph_handler(kernels), V.set_debug_handler(DebugContext()):
-                kernels.run(*inputs)
-                kernels._update_scheduler()
+            with lowering(graph, inputs) as kernels:
                 traffic[0] += kernels.count_bytes()[0]
         return graph
 
@@ -147,15 +159,8 @@ def static_launches(cache, **parts) -> int:
     counts = []
 
     def lowered(graph, inputs):
-        record_original_output_strides(graph)
-        fake = TracingContext.get().fake_mode
-        with V.set_fake_mode(fake):
-            post_grad_passes(graph, True)
-            kernels = GraphLowering(graph, is_inference=True)
-            with V.set_graph_handler(kernels), V.set_debug_handler(DebugContext()):
-                kernels.run(*inputs)
-                kernels._update_scheduler()
-        counts.append(sum(not isinstance(node, NopKernelSchedulerNode) for node in kernels.scheduler.nodes))
+        with lowering(graph, inputs, is_inference=True) as kernels:
+            counts.append(sum(not isinstance(node, NopKernelSchedulerNode) for node in kernels.scheduler.nodes))
         return make_boxed_func(graph.forward)
 
     settings = {"decompositions": select_decomp_table(), "keep_inference_input_mutations": True}
@@ -174,24 +179,24 @@ def static_launches(cache, **parts) -> int:
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
 MEMORY += ["transformer/base"]
-"""Models of 124M, 354M and 1.3B parameters, and the largest models of the other studies without a depth mixer, whose
-uncompiled steps save far more activations than compiled steps."""
+"""Models of 124M, 354M and 1.3B parameters, and the largest models of the other studies. Models with a depth mixer are
+left out, because their uncompiled steps save far more activations than compiled steps."""
 MIXERS = ["plain", "gains", "connect-to-last", "dwa-4x5", "dwa-1x1", "last-4-window", "softmax", "mudd"]
 MIXERS += ["attention-residuals", "attention-residuals-block"]
 MIXERS += [f"hyper-connections-{kind}" for kind in ("static", "dynamic", "manifold")]
 
 
 def rows(quantities, runs):
-    """Yield (quantity, case, unit, the plan's estimate or None, count)."""
+    """Yield (quantity, case, unit, estimate of the plan or None, count)."""
     for name in MEMORY if "memory" in quantities else ():
         run = runs[name].model_copy(update={"compile": False})
         yield "memory", name, "GB", memory_bytes(run, BARE) / 1e9, tracked_bytes(run) / 1e9
     models = {name: runs[f"denseformer/{name}-48"].model for name in MIXERS}
-    for name, model in models.items() if "kept" in quantities else ():
+    for name, model in models.items() if "saved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
         two, four = (counted_bytes(small.model_copy(update={"layers": n}), moved=False)[0] for n in (2, 4))
         elements = activation_elements(64, small.projection, small.feedforward, small.depth)
-        yield "kept", name, "bytes a block and channel", 2 * elements / 64, (four - two) / 128
+        yield "saved", name, "bytes a block and channel", 2 * elements / 64, (four - two) / 128
     plain = None
     for name, model in models.items() if "moved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
@@ -212,11 +217,11 @@ def rows(quantities, runs):
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    quantities = ["memory", "kept", "moved", "launches"]
+    quantities = ["memory", "saved", "moved", "launches"]
     parser.add_argument("--only", nargs="+", choices=quantities, default=quantities)
     jobs = build_plan(ROOT, {"scale": "paper", "tracking_uri": ""})["train"]
     runs = {name.removesuffix("/seed0"): Run.model_validate(job["spec"]) for name, job in jobs.items()}
-    print("| what | case | unit | plan | counted | counted / plan |\n|---|---|---|---|---|---|")
+    print("| quantity | case | unit | plan | counted | counted / plan |\n|---|---|---|---|---|---|")
     for quantity, case, unit, plan, count in rows(parser.parse_args().only, runs):
         cells = f"{plan:.1f} | {count:.1f} | {count / plan:.2f}" if plan else f" | {count:.1f} | "
         print(f"| {quantity} | {case} | {unit} | {cells} |", flush=True)

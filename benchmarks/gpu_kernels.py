@@ -155,7 +155,7 @@ def launched(simulate: Callable[[], object], warps: int | None) -> Callable[[], 
 
 def decoding(options: Options) -> Lines:
     """Yield the time per decoded token with full and pruned caches, and with transformers' compiled static cache."""
-    size = tenth({"prompt": 1024, "slices": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
+    size = tenth({"prompt": 1024, "rounds": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
     for batch in (1, 16):
         settings = {"budgets": [0.4], "device": DEVICE, "compile": False, "transformers": True}
         options_of_batch = argparse.Namespace(**size, batch=batch, **settings)
@@ -164,7 +164,7 @@ def decoding(options: Options) -> Lines:
         for name, seconds in times.items():
             ms = 1000 * batch * statistics.median(seconds)
             yield f"batch {batch}, {name}: {ms:.2f} ms a token, {caches[name].bytes() / 2**20:.0f} MiB"
-    more = size["slices"] * size["slice"]
+    more = size["rounds"] * size["slice"]
     spec = Decoder(vocabulary=size["vocabulary"], layers=12, width=512, heads=8, context=size["prompt"] + more)
     model = Transformers(spec, DEVICE).model
     for batch in (1, 16):

@@ -89,15 +89,8 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 
     Without a GPU the cases run one after another, because parallel compilations on a few cores would exceed the time.
     """
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("gpu.py")),
-        "--item",
-        item,
-        "--out",
-        str(options.out),
-        "--case",
-    ]
+    script = str(Path(__file__).with_name("gpu.py"))
+    command = [sys.executable, script, "--item", item, "--out", str(options.out), "--case"]
     started = {}
     for name, more in cases.items():
         started[name] = subprocess.Popen([*command, name], env=os.environ | more)

@@ -3,22 +3,21 @@
     python benchmarks/pattention.py                    # everything, about ten minutes on 2 cores
     python benchmarks/pattention.py --only layer --no-compile --rounds 15
 
-(a) is a bias-free Linear-GELU-Linear of the same shape, the baseline; (b) is the formula as in the official code. Every
-round runs all variants in another order; ratios are within a round. The benchmark prints the median over rounds and its
-95 % interval by order statistics. Memory is the bytes of saved activations, without inputs and parameters. All variants
-run in one process whose allocator keeps freed memory; otherwise page faults take half of the measured time.
+(a), the baseline, is a bias-free Linear-GELU-Linear of the same shape; (b) is the formula as in the official code.
+Every round runs all variants in another order. Ratios are within a round. The benchmark prints the median over rounds
+and its 95 % interval by order statistics. Memory is the bytes of saved activations, without inputs and parameters. All
+variants run in one process whose allocator keeps freed memory; otherwise page faults take half of the measured time.
 """
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
 import torch
 from loops import Loop
-from rounds import Target, report, rounds_of, saved_bytes, setting
+from rounds import Target, begin, option_parser, report, rounds_of, saved_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -132,16 +131,11 @@ def layer_targets(compiled: bool) -> list[Target]:
 def main() -> None:
     """Print tables and verdicts on the targets."""
     keep_memory()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser = option_parser(__doc__, rounds=11)
     parser.add_argument("--only", choices=("layer", "step"))
     parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(setting(options.threads, options.device))
-    print(f"{options.rounds} rounds")
+    begin(options)
     for precision in PRECISIONS:
         modes = [False] if options.no_compile else [False, True]
         targets = [target for mode in modes for target in layer_targets(mode)] if precision == "float32" else []
@@ -153,7 +147,6 @@ def main() -> None:
             targets = [Target("Tokenformer", "Transformer", 1.07), Target("Tokenformer", "Transformer", 1.0, "memory")]
             title = f"training step, 12 layers, d 256, batch x context {STEP_SHAPE}, {precision}"
             report_both(title, measure_steps(precision, options), lambda name: "Transformer", targets)
-    print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":

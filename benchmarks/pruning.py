@@ -3,14 +3,13 @@
     python benchmarks/pruning.py [--lengths 32 64 256] [--rounds 15] [--device cuda --precision bfloat16]
 
 The benchmark prints milliseconds per sequence of one layer, from queries, keys and values to the output. The row loop
-has batch size 1, as in the official evaluations; the other variants process a batch.
+has batch size 1, as in the official evaluations. The other variants process a batch.
 """
 
-import argparse
 import statistics
 from unittest.mock import patch
 
-from rounds import Target, ratio, rounds_of, setting
+from rounds import Target, begin, option_parser, ratio, rounds_of
 
 from formerlab.kernels.native import keep_memory
 
@@ -108,22 +107,18 @@ def variants(time, options):
 
 def main():
     """Print a table and the verdicts on the targets."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, rounds=15)
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 64, 256])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--d-head", type=int, default=80)
     parser.add_argument("--budget", type=float, default=0.4)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--warps", type=int, nargs="*", default=[], choices=(4, 8, 16), help="of the fused kernel")
     options = parser.parse_args()
     import torch
 
-    torch.set_num_threads(options.threads)
-    print(f"{setting(options.threads, options.device)}, {options.precision}")
+    begin(options, options.precision)
     for time in options.lengths:
         print(f"T = {time}: batch {options.batch}, {options.heads} heads of {options.d_head}, budget {options.budget}")
         with torch.inference_mode(), torch.device(options.device):

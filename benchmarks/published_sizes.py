@@ -2,20 +2,19 @@
 
     python benchmarks/published_sizes.py [--sizes 124M 354M] [--variants ours] [--rounds 11]
 
-A step has one micro-batch of the scale `paper`, compiled in bfloat16, and is run by `train()` itself: batch, forward,
+A step has one micro-batch of the scale `paper`, compiled in bfloat16. `train()` itself runs it: batch, forward,
 backward, clipping, AdamW. The baseline is a compiled model of nanoGPT's architecture in a plain loop (`loops.py`).
-Every round runs all variants in another order; ratios are within a round. The fraction of the peak counts only the
-FLOPs of the model; the peak is measured here with bfloat16 products.
+Every round runs all variants in another order. Ratios are within a round. The fraction of the peak counts only the
+FLOPs of the model. The peak is measured here with bfloat16 matrix products.
 """
 
-import argparse
 import statistics
 from functools import partial
 
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, windows
-from rounds import Target, report, rounds_of, setting
+from rounds import Target, begin, option_parser, report, rounds_of
 from torch.nn import functional as F
 
 from formerlab.evaluation.timing.timing import peak_bytes
@@ -84,13 +83,13 @@ class Benchmark:
 
 def main():
     """Print a table and the verdict on the target for each size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser = option_parser(__doc__, rounds=11)
+    parser.set_defaults(device="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--variants", nargs="+", choices=(PLAIN, OURS, TOKENS), default=[PLAIN, OURS, TOKENS])
     options = parser.parse_args()
     peak = matmul_flops_per_s("cuda", "bfloat16")
-    print(f"{setting(torch.get_num_threads(), 'cuda')}\n{options.rounds} rounds, peak {peak / 1e12:.0f} TFLOP/s")
+    begin(options, f"peak {peak / 1e12:.0f} TFLOP/s")
     for size in options.sizes:
         benchmark = Benchmark(*SIZES[size], "cuda")
         task, models = benchmark.task, benchmark.models

@@ -1,28 +1,39 @@
-"""Helpers shared by the benchmarks: interleaved rounds, ratios within a round, intervals by order statistics, targets.
+"""Helpers shared by the benchmarks: options, interleaved rounds, ratios within a round, their intervals, and targets.
 
 On CPUs the allocator affects times, so every benchmark calls `native.keep_memory` for all variants, as the stages do.
 """
 
+import argparse
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def setting(threads: int, device: str = "cpu") -> str:
-    """Describe device, threads, torch version and load of the machine in one line."""
+def option_parser(description: str, rounds: int, threads: int = 2) -> argparse.ArgumentParser:
+    """Return a parser with the options --rounds, --threads and --device."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return parser
+
+
+def begin(options: argparse.Namespace, *notes: str) -> None:
+    """Set the threads of torch, and print device, threads, torch version and load of the machine, then `notes`."""
     import torch
 
     from formerlab.training.provenance import device_name
 
+    torch.set_num_threads(options.threads)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    machine = f"{device_name(torch.device(device))}, {threads} threads"
-    return f"{machine}, torch {torch.__version__}, load {load}"
+    machine = f"{device_name(torch.device(options.device))}, {options.threads} threads"
+    print(", ".join([machine, f"torch {torch.__version__}", f"load {load}", f"{options.rounds} rounds", *notes]))
 
 
 def rounds_of(
@@ -31,9 +42,9 @@ def rounds_of(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the seconds per unit of work of every step, by round; a step returns its number of units (default 1).
+    """Return the seconds per unit of work of every step, by round. A step returns its number of units, by default 1.
 
-    Every round runs all steps once, in an order that rotates with each round; the first round is a warm-up. Use
+    Every round runs all steps once, in an order that rotates with each round. The first round is a warm-up. Use
     `time.process_time` as `clock` for work on one thread of a busy machine.
     """
     import torch
@@ -69,7 +80,7 @@ def ratio(times: list[float], base: list[float]) -> tuple[float, float, float]:
 
 
 class Target(NamedTuple):
-    """A bound on the ratio of a variant to its baseline; it is met if the interval of the ratio reaches the bound."""
+    """A bound on the ratio of a variant to its baseline. It is met if the interval of the ratio reaches the bound."""
 
     variant: str
     baseline: str
@@ -110,8 +121,13 @@ def report(
             print(target.verdict(ratio(numbers[target.variant], numbers[target.baseline])))
 
 
+def cache_bytes(cache: Any) -> int:
+    """Return the bytes of the keys and values in a cache of transformers."""
+    return sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
+
+
 def saved_bytes(forward: Callable[[], "Tensor"], given: Iterable["Tensor"]) -> int:
-    """Return the bytes of the activations that `forward` saves, without the tensors `given`; a storage counts once."""
+    """Return the bytes of the activations that `forward` saves, without the tensors `given`. A storage counts once."""
     import torch
 
     excluded = {tensor.untyped_storage().data_ptr() for tensor in given}

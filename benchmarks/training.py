@@ -7,20 +7,18 @@
 nanoGPT's architecture in a plain loop (`loops.py`) and with transformers' GPT-2 and LLaMA in the same loop. `vision`:
 our Vision Transformers compared with timm's. `translation`: our translator compared with `torch.nn.Transformer`.
 `prefill`: reading a prompt of 1,024 tokens with our decoder and with transformers' LLaMA on the same weights. All use
-random tokens, one thread and float32. Every round runs all variants in another order; ratios are within a round. The
+random tokens, one thread and float32. Every round runs all variants in another order. Ratios are within a round. The
 benchmark prints the median over rounds and its 95 % interval by order statistics. Times are of whole steps: batch,
-forward, backward, clipping, optimizer, and for ours also the checks and rows of `train()`. They are processor times,
-which depend less on other programs; on one thread of an idle machine they equal wall times.
+forward, backward, clipping, optimizer, and for ours also the checks and metrics of `train()`. They are processor times,
+which depend less on other programs. On one thread of an idle machine they equal wall times.
 """
 
-import argparse
-import os
 import time
 
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, TorchTransformer, windows
-from rounds import Target, report, rounds_of, setting
+from rounds import Target, begin, option_parser, report, rounds_of
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
@@ -74,7 +72,7 @@ def decoders(size):
 
 
 def llama(size):
-    """Return the configuration of a LLaMA of transformers."""
+    """Return the configuration of a LLaMA for transformers."""
     import transformers
 
     return transformers.LlamaConfig(
@@ -91,7 +89,7 @@ def llama(size):
 
 
 class DrawnImages(Classification):
-    """A task with the same random images at every step, so that only models and loops differ."""
+    """Classification with the same images at every step, so that only models and loops differ."""
 
     def valid_batches(self, data):
         """Return no batches."""
@@ -142,7 +140,7 @@ def translation():
 
 
 def prefill():
-    """Return two functions that read a prompt and return the logits after it, with the same weights."""
+    """Return two functions that read a prompt with the same weights and return the logits after it."""
     import transformers
 
     size = {"vocabulary": 8192, "layers": 12, "width": 512, "heads": 8, "context": PROMPT}
@@ -182,19 +180,15 @@ def main():
     """Print tables and verdicts on the targets."""
     keep_memory()
     names = list(dict.fromkeys(title.split()[0] for title in BENCHMARKS))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--threads", type=int, default=1)
+    parser = option_parser(__doc__, rounds=21, threads=1)
     parser.add_argument("--only", choices=names, action="append", help="may be repeated; default: all")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     ensure_torchvision_imports()
-    print(f"{setting(options.threads)}\n{options.rounds} rounds")
+    begin(options)
     for title, (steps, targets) in BENCHMARKS.items():
         if title.split()[0] in (options.only or names):
             seconds = rounds_of(steps(), options.rounds, clock=time.process_time)
             report(title, seconds, dict.fromkeys(seconds, next(iter(seconds))).__getitem__, targets)
-    print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw docs/overview.svg: one decoder, its three exchangeable axes, and one result from the committed rows under each.
+"""Draw docs/overview.svg: a decoder, the parts of it that three papers change, and a result from the rows for each.
 
     python scripts/draw_overview.py
 
@@ -16,22 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 DRAWN = ROOT / "docs/overview.svg"
 RED, GREEN, BLUE, GREY = "#c4441c", "#0a7a5a", "#1763a6", "#8a8f98"
 PANELS = (
-    (
-        "Parameters as tokens",
-        "Tokenformer",
-        RED,
-        "vision-matches-vit-equal-parameters",
-        "error rate / error rate of a ViT",
-    ),
-    (
-        "Averages over depth",
-        "DenseFormer",
-        GREEN,
-        "denseformer-gain-persists-with-training",
-        "perplexity relative to the plain model",
-    ),
-    ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O"),
-)
+    ("Parameters as tokens", "Tokenformer", RED,
+     "vision-matches-vit-equal-parameters", "error rate / error rate of a ViT"),
+    ("Averages over depth", "DenseFormer", GREEN,
+     "denseformer-gain-persists-with-training", "perplexity relative to the plain model"),
+    ("A cache that forgets", "Decay", BLUE,
+     "decay-beats-h2o", "accuracy minus accuracy of H2O"),
+)  # fmt: skip
 """Title, paper, colour, claim whose verdict is shown, and meaning of its number."""
 
 
@@ -46,7 +37,7 @@ def box(x: float, y: float, width: float, height: float, colour: str, fill: str 
 
 
 def decoder() -> list[str]:
-    """Draw the stack on the left; the parts that an axis exchanges have its colour."""
+    """Draw the blocks of the decoder on the left. The parts that a paper changes have the colour of its panel."""
     shapes = [text(92, 62, "one decoder", 14, more='text-anchor="middle" font-weight="bold"')]
     for row, name in enumerate(("block 3", "block 2", "block 1")):
         y = 78 + row * 62
@@ -72,7 +63,7 @@ def tokens(x: float) -> list[str]:
 
 
 def averages(x: float) -> list[str]:
-    """Draw the outputs of the blocks and the arcs that the last average reads."""
+    """Draw the outputs of the blocks, and arcs from the outputs that the last average reads."""
     shapes = [text(x, 88, "Yᵢ = Σⱼ αᵢⱼ Xⱼ", 12, GREEN)]
     for block in range(5):
         centre = x + 22 + block * 46

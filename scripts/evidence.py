@@ -4,13 +4,13 @@
     scripts/evidence.py STUDY [--runs PATTERN ...] [--missing | --committed] [--workers 2] [--to CHECKOUT] [--commit]
                         [--scale NAME] [--set KEY=VALUE] [--plan FILE]
 
-The same command resumes: finished work is skipped, and a stopped run continues. With --committed, only the runs that
-have rows in CHECKOUT are made, to repeat them; with --missing, only the others. Each worker trains one run at a time
-and then runs its measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
-results/cached below CHECKOUT, where the rows of other runs stay; with --commit they are committed there. The default is
-this checkout; with another one, the checkout that trains stays clean. Weights of the runs that the scale lists as
-`given` come from results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle
-machine, so run them last, with separate commands (python -m formerlab speed STUDY).
+The same command resumes: it skips finished work and continues stopped runs. --committed repeats only runs that have
+rows in CHECKOUT, and --missing leaves these runs out. Each worker trains one run at a time, after its parent, and then
+runs its measurements. After each run the rows of all complete runs are exported to results/cached below CHECKOUT, where
+the rows of other runs stay; with --commit they are committed there. CHECKOUT is by default this checkout; another one
+keeps this checkout clean. Weights of the runs that the scale lists as `given` come from
+results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle machine, so run them
+last, with separate commands (python -m formerlab speed STUDY).
 """
 
 import argparse
@@ -60,15 +60,15 @@ class Evidence:
         wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
         cached = self.to / "results" / "cached" / self.scale
         if self.missing or self.committed:
-            rows = {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
-            wanted = wanted - rows if self.missing else wanted & rows
+            with_rows = {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
+            wanted = wanted - with_rows if self.missing else wanted & with_rows
         for name in list(wanted):
             while name := jobs[name]["init"]:
                 wanted.add(name)
         return {name: job for name, job in jobs.items() if name in wanted}
 
     def prepare(self) -> None:
-        """Unpack the given weights that are missing, and prepare the data."""
+        """Unpack given weights that are missing, and prepare the data."""
         given = {name for name, job in self.runs().items() if job["given"]}
         given = {name for name in given if not (self.results / name / "run.json").exists()}
         for path in sorted(Path("results", "weights").glob(f"*-{self.study}-weights.zip")):
@@ -77,9 +77,9 @@ class Evidence:
                 files.sort(key=lambda name: name.endswith("run.json"))  # last, because it marks complete weights
                 archive.extractall(self.results, files)
         staleness = Staleness(self.plan)
-        read = {job["data"] for job in self.runs().values()}
-        read |= {owner for name in read if (owner := self.plan["data"][name]["tokenizer"])}
-        for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # tokenizer owners first
+        data = {job["data"] for job in self.runs().values()}
+        data |= {owner for name in data if (owner := self.plan["data"][name]["tokenizer"])}
+        for name in sorted(data, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # tokenizer owners first
             if staleness.check("data", name).current:
                 continue
             if line := self.plan["data"][name]["data_problem"]:
@@ -88,7 +88,7 @@ class Evidence:
                 raise UserError(f"data set {name} cannot be prepared")
 
     def call(self, stage: str, name: str) -> bool:
-        """Run a stage in a separate process; return whether it succeeded."""
+        """Run a stage in a separate process and return whether it succeeded."""
         command = [sys.executable, "-m", "formerlab", stage, name]
         log = Path("logs", self.scale, stage, f"{name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,10 @@ class Evidence:
         print(f"{stage} {name}: {'done' if result.returncode == 0 else f'failed, see {log}'}", flush=True)
         return result.returncode == 0
 
-    def next(self) -> tuple[str, list[tuple[str, str]]] | None:
-        """Return the next run by priority that is neither finished nor running, with its remaining stages.
+    def next(self) -> tuple[str, list[str]] | None:
+        """Return the next run by priority that can start, with its remaining stages, or None if no run remains.
 
-        Waits while all remaining runs depend on running ones; returns None if no run remains.
+        Wait while all remaining runs depend on running ones.
         """
         with self.changed:
             while True:
@@ -108,10 +108,9 @@ class Evidence:
                 for name, job in self.runs().items():
                     if name in self.running or name in self.failed:
                         continue
-                    stages = [
-                        stage for stage in ("train", *MEASURED) if name in self.plan[stage] and stage not in ALONE
-                    ]
-                    remaining = [(stage, name) for stage in stages if not staleness.check(stage, name).current]
+                    stages = [stage for stage in ("train", *MEASURED) if name in self.plan[stage]]
+                    stages = [stage for stage in stages if stage not in ALONE]
+                    remaining = [stage for stage in stages if not staleness.check(stage, name).current]
                     if not remaining:
                         continue
                     if not job["init"] or staleness.check("train", job["init"]).current:
@@ -129,7 +128,7 @@ class Evidence:
         """Run the remaining runs and their measurements."""
         while (run := self.next()) is not None:
             name, stages = run
-            done = all(self.call(stage, name) for stage, _ in stages)
+            done = all(self.call(stage, name) for stage in stages)
             with self.changed:
                 self.running.discard(name)
                 if not done:
@@ -164,8 +163,8 @@ def main() -> int:
     selection.add_argument("--committed", action="store_true", help="only runs that have rows in CHECKOUT")
     add_configuration(parser, scale="overnight")
     parser.add_argument("--workers", type=int, default=2, help="number of runs at a time, each on one core; default: 2")
-    parser.add_argument("--to", type=Path, default=Path(), help="export to results/cached of this checkout")
-    parser.add_argument("--commit", action="store_true", help="commit the exported rows there")
+    parser.add_argument("--to", type=Path, default=Path(), metavar="CHECKOUT", help="export to its results/cached")
+    parser.add_argument("--commit", action="store_true", help="commit the exported rows in CHECKOUT")
     arguments = parser.parse_args()
     os.nice(19)
     try:

@@ -1,4 +1,4 @@
-"""Run `snakemake --lint` and fail for any advice except the advice that this workflow declines."""
+"""Run `snakemake --lint` and fail if it gives advice that is not in DECLINED."""
 
 import subprocess
 import sys

@@ -39,7 +39,7 @@ NAMED = {
 }
 """Pages outside docs, with their names on the site."""
 LINK = re.compile(r'(\]\(|src=")([^)#"\s]+)([^)"]*[)"])')
-"""Matches the links and images of a page, also images in HTML."""
+"""Matches the links and images of a page, including images in HTML."""
 UNIONS = {
     "Projections": (Projection,),
     "Feed-forward, norms, positions": (FeedForward, Norm, Position),
@@ -62,7 +62,7 @@ STYLE = ".md-grid { max-width: 80rem }\n.md-typeset table:not([class]) code { wh
 def pages() -> dict[Path, Path]:
     """Return every page with its path on the site."""
     docs = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
-    del docs[ROOT / "docs/README.md"]  # the index on the code host; the site has its own navigation
+    del docs[ROOT / "docs/README.md"]  # the index for readers of the repository; the site has its own navigation
     return docs | {ROOT / name: Path(site_name) for name, site_name in NAMED.items()}
 
 
@@ -123,12 +123,8 @@ def commands() -> str:
 
 def configuration() -> str:
     """Return the page of every key of config.yaml, scales, studies and runs, with default, type and meaning."""
-    lines = [
-        "# Configuration",
-        "",
-        "Every key with its default. A section that begins with a kind lists one variant.",
-        "",
-    ]
+    introduction = "Every key with its default. A section whose title begins with `kind` lists the keys of one variant."
+    lines = ["# Configuration", "", introduction, ""]
     done = list[type[Spec]]()
     waiting: list[type[Spec]] = [Config, Scale, Study, Run, ExecutionKeys]
     while waiting:
@@ -151,7 +147,7 @@ def configuration() -> str:
 
 
 def _meanings(spec: type[Spec]) -> dict[str, str]:
-    """Return the attribute docstrings of a spec and its bases, which Python does not keep, by name."""
+    """Return the attribute docstrings of a spec and its bases by name. Python discards them, so read the source."""
     meanings: dict[str, str] = {}
     for cls in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
         (body,) = ast.parse(inspect.getsource(cls)).body
@@ -187,15 +183,15 @@ def _is_limit(argument: Any) -> bool:
 
 
 def _value(value: Any) -> str:
-    """Return a default as it is written in YAML; a spec as its kind or its name."""
+    """Return a default as in YAML; a spec is represented by its kind or its class name."""
     if isinstance(value, Spec):
         return f"`{getattr(value, 'kind', type(value).__name__)}`"
     return f"`{json.dumps(value, default=str)}`"
 
 
 def _command(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | None]) -> Iterator[str]:
-    does = str(helps.get(name) or parser.description)
-    yield from (f"## {name}", "", f"{does[:1].upper()}{does[1:]}.", "")
+    summary = str(helps.get(name) or parser.description)
+    yield from (f"## {name}", "", f"{summary[:1].upper()}{summary[1:]}.", "")
     usage = parser.format_usage().removeprefix("usage: ").rstrip()
     yield from ("```", f"python -m {usage}", "```", "", "| argument | meaning |", "|---|---|")
     for action in parser._actions:

@@ -2,8 +2,8 @@
 
     python scripts/write_formulas.py
 
-A public class or function becomes a row of the table of its topic if its docstring begins with a formula and names its
-source in parentheses; tests/test_formulas.py checks that the page matches the docstrings.
+A public class or function gets a row if its docstring begins with a formula and its source in parentheses.
+tests/test_formulas.py checks that the page matches the docstrings.
 """
 
 import ast
@@ -64,8 +64,8 @@ class Formula(NamedTuple):
 
 def formulas(topic: str) -> Iterator[Formula]:
     """Yield the rows of a topic in the order of its files in TOPICS, and in source order within a file."""
-    for place in TOPICS[topic]:
-        path = PACKAGE / place
+    for name in TOPICS[topic]:
+        path = PACKAGE / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
@@ -78,8 +78,8 @@ def row(formula: Formula) -> str:
     """Return a row of the table: name with link, formula, source."""
     text = formula.text.removeprefix("Return ").replace("|", "\\|")
     source = ARTICLE.sub(r"[\1](https://arxiv.org/abs/\1)", formula.source)
-    place = f"[`{formula.name}`](../{formula.path.relative_to(ROOT)})"
-    return f"| {place} | {text} | {source} |"
+    link = f"[`{formula.name}`](../{formula.path.relative_to(ROOT)})"
+    return f"| {link} | {text} | {source} |"
 
 
 def page() -> str:

@@ -104,8 +104,8 @@ def timing_memory(stage):
 
 
 def memory(stage, first):
-    """Return a function that returns the host memory of a job in MiB: `first`, and half of it more for each time that
-    Slurm killed the job for its memory; at most three times `first`."""
+    """Return a function that returns the host memory of a job in MiB: `first`, plus half of `first` for each time that
+    Slurm killed the job for its memory, at most three times `first`."""
 
     def requested(wildcards, attempt):
         kills = 0
@@ -149,8 +149,8 @@ def gpus(wildcards):
 
 
 def nodes(wildcards):
-    """Return the number of machines of a run. It is given for a single machine too, because Slurm could otherwise
-    spread the GPUs of the job over several machines, and the run would use only those of the first.
+    """Return the number of machines of a run. One machine is also requested explicitly, because Slurm could otherwise
+    spread the GPUs of the job over several machines, and the run would use only the GPUs of the first.
     """
     return PLAN["train"][wildcards.id]["nodes"]
 
@@ -229,7 +229,7 @@ def submitted_before(job):
     """Return the id of a cluster job that an earlier call submitted and that still waits, or None.
 
     The executor's status command tells whether it waits; the executor for Slurm has no such command. Snakemake forgets
-    the id when the job starts; from then on the job's note names its process."""
+    the id when the job starts. From then on the job's note names its process."""
     command = getattr(workflow.executor_settings, "status_cmd", None)
     for number in workflow.persistence.external_jobids(job) if command else ():
         answer = command_output("sh", "-c", f"{command} {shlex.quote(number)}")

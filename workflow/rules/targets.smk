@@ -22,10 +22,10 @@ for study in PLAN["studies"]:
             study
         input:
             [
-                f
+                file
                 for job in PLAN["draw"].values()
                 if job["study"] == study
-                for f in job["outputs"]
+                for file in job["outputs"]
             ],
             [
                 file

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.catalogue import CatalogueEntry, catalogue, load_rows
-from formerlab.report.write import same_rows, write
+from formerlab.report.write import draw, same_rows
 from formerlab.results.read import Results, has_runs
 from formerlab.yaml_files import read_scale, read_yaml, study_names
 
@@ -74,10 +74,8 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
             if current if has_rows else not any(exist):
                 continue
             changed.append(str(files[0].relative_to(root)))
-            if has_rows and not dry_run:
-                write(entry, results, files[0].parent, rows, pdf=False)
-            for file in () if dry_run or has_rows else files:
-                file.unlink(missing_ok=True)
+            if not dry_run:
+                draw(entry.name, results, files[0].parent, skip_empty=True, pdf=False)
     page = root / INDEX
     if not page.exists() or index(root) != page.read_text(encoding="utf-8"):
         changed.append(str(INDEX))

@@ -5,7 +5,7 @@ from pathlib import Path
 from pandas import DataFrame
 
 from formerlab.report.catalogue import catalogue, load_rows
-from formerlab.report.pages import text_table
+from formerlab.report.pages import format_table
 from formerlab.report.studies.pruning import main_configurations, nearest_budget_rows
 from formerlab.results.read import Results, StalenessReason
 
@@ -29,9 +29,10 @@ NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherw
 
 def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str:
     """Return the headline tables of the results in `root` (results/<tree>/<scale>) as aligned text."""
-    results = Results(root, staleness_reason)
-    tables = headline_tables(results)
-    texts = [f"{title} (scale {results.scale})\n\n{text_table(table)}" for title, table in tables.items()]
+    results, texts = Results(root, staleness_reason), []
+    for title, table in headline_tables(results).items():
+        text = format_table(table).to_markdown(index=False, tablefmt="simple", disable_numparse=True)
+        texts.append(f"{title} (scale {results.scale})\n\n{text}")
     texts = [*texts, NOTE] if texts else [f"{root}: no study has finished runs yet"]
     return "\n\n".join(filter(None, [*texts, results.warning()])) + "\n"
 

@@ -70,7 +70,7 @@ def html_report(
     runs of each figure and table. `stages` has the number of jobs of every stage, in groups that run in sequence.
     """
     path, columns = figures / "claims.csv", ["claim", "item", "outcome", "verdict", "ours", "runs", "statement"]
-    claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
+    claims = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else DataFrame(columns=columns)
     study_of_claim = claims["claim"].str.split("-").str[0]
     entries = [entry for entry in catalogue().values() if entry.name in runs and (figures / entry.outputs[1]).exists()]
     tables = [f"<div><h3>{escape(title)}</h3><div class='wide'>{pages.html_table(format_table(rows))}</div></div>"
@@ -161,7 +161,7 @@ def _article(entry: CatalogueEntry, runs: Sequence[str], figures: Path, claims: 
 def _claims_about(claims: DataFrame, runs: Sequence[str]) -> DataFrame:
     """Return the claims whose runs are all among the runs of a figure or table."""
     names = {run.partition(" ")[0].rpartition("/")[2] for run in runs}
-    runs_of_claims = [{run.strip() for run in str(text).split(",")} for text in claims["runs"].fillna("")]
+    runs_of_claims = [{run.strip() for run in text.split(",")} for text in claims["runs"]]
     return claims[[claim_runs <= names and claim_runs != {""} for claim_runs in runs_of_claims]]
 
 
@@ -169,7 +169,7 @@ def _verdicts(title: str, claims: DataFrame) -> str:
     """Return a collapsible table of verdicts with their counts in the summary line; items follow their claim."""
     if claims.empty:
         return ""
-    rows = claims.drop_duplicates(["claim", "item"]).astype(object).where(lambda frame: frame.notna(), "").astype(str)
+    rows = claims.drop_duplicates(["claim", "item"])
     lines = [f"<tr><td>{_chip(outcome, verdict)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
              for outcome, verdict, statement, ours in rows[["outcome", "verdict", "statement", "ours"]].to_numpy()
              ]  # fmt: skip

@@ -48,17 +48,15 @@ def _format(value: object) -> str:
 def color_and_marker(name: str) -> tuple[str, str] | None:
     """Return the colour and marker of a policy (by its kind) or of a mixer or projection (by its label), or None."""
     axes = variant_styles()
-    if (policy := axes["policy"].get(name)) is not None:
-        return _style(policy)
-    for variant in (*axes["mixer"].values(), *axes["projection"].values()):
-        pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(variant.label)).replace(r"\[", "(").replace(r"\]", ")?")
-        if variant.label and re.fullmatch(pattern, name):
-            return _style(variant)
-    return None
+    labelled = [style for axis in ("mixer", "projection") for style in axes[axis].values() if style.label]
+    style = axes["policy"].get(name) or next((style for style in labelled if _is_label(name, style.label)), None)
+    return (style.color, style.marker) if style and style.color and style.marker else None
 
 
-def _style(name: VariantStyle) -> tuple[str, str] | None:
-    return None if name.color is None or name.marker is None else (name.color, name.marker)
+def _is_label(name: str, template: str) -> bool:
+    """Return whether filling in the settings of a label in names.yaml gives this name."""
+    pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(template)).replace(r"\[", "(").replace(r"\]", ")?")
+    return re.fullmatch(pattern, name) is not None
 
 
 RELEASED_NAMES = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}

@@ -100,11 +100,6 @@ def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
     return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
 
 
-def text_table(table: DataFrame) -> str:
-    """Return a table as aligned text for a terminal."""
-    return str(format_table(table).to_markdown(index=False, tablefmt="simple", disable_numparse=True))
-
-
 def markdown_table(cells: DataFrame) -> str:
     """Return a formatted table as a Markdown table."""
     escaped = cells.map(escape_markdown).rename(columns=escape_markdown)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.columns import count
 from formerlab.report.families import regime
 from formerlab.report.names import kind_label, variant_styles
 from formerlab.results.read import Results
@@ -88,18 +89,19 @@ def load_runs(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
     records = results.runs(study, runs)
     if records.empty:
         return records
-    missing, regimes, variants = pd.Series(np.nan, records.index), [], []
-    for record in records.to_dict("records"):
-        schedule = {key: record.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")}
-        regimes.append(regime({"data": record["data.name"], "schedule": schedule}))
-        variants.append(variant_label(record))
+    missing, dictionaries = pd.Series(np.nan, records.index), records.to_dict("records")
     return records.assign(
         layers=records.get("spec.model.layers", missing),
-        variant=variants,
+        variant=[variant_label(record) for record in dictionaries],
         diverged=records["status"] == "diverged",
-        regime=regimes,
+        regime=[_regime(record) for record in dictionaries],
         bytes_per_token=records.get("bytes_per_token", missing).astype(float),
     )
+
+
+def _regime(record: Mapping[Any, Any]) -> str:
+    schedule = {key: record.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")}
+    return regime({"data": record["data.name"], "schedule": schedule})
 
 
 @cached_reader
@@ -357,8 +359,4 @@ def seed_notes(rows: DataFrame) -> list[str]:
 
 def format_count(value: float, digits: int = 2) -> str:
     """Return a count with few significant digits and the suffix k, M or B."""
-    rounded = float(f"{value:.{digits}g}")
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if rounded >= size:
-            return f"{rounded / size:.4g}{unit}"
-    return f"{rounded:.0f}"
+    return count(float(f"{value:.{digits}g}"))

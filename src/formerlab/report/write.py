@@ -227,14 +227,11 @@ def save(figure: Figure, *paths: Path) -> None:
         with replacing(path) as temporary:
             if path.suffix == ".pdf":
                 figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
-                continue
-            pixels = io.BytesIO()
-            figure.savefig(pixels, format="raw", dpi=DOTS_PER_INCH)
-            width, height = (int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
-            picture = Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")
-            notes = PngInfo()
-            notes.add_itxt("Description", figure.get_label())
-            fewer_colours(picture).save(temporary, "PNG", pnginfo=notes)
+            else:
+                figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
+                notes = PngInfo()
+                notes.add_itxt("Description", figure.get_label())
+                fewer_colours(Image.open(temporary).convert("RGB")).save(temporary, "PNG", pnginfo=notes)
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:
