@@ -8,7 +8,7 @@ from formerlab.report import write
 
 
 def figure():
-    made = Figure(figsize=(4, 3))
+    made = Figure(figsize=(4, np.nextafter(3, 0)))  # 449.99999999999994 pixels high, which matplotlib rounds to 450
     made.add_subplot().plot([1, 2, 4], label="a line")
     made.axes[0].set_ylabel("AVATAR, $x^2$")
     return made
