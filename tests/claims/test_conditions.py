@@ -80,21 +80,6 @@ def test_quantities_of_the_validation_curve(root):
     assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), "half of the run lies between"
 
 
-def test_a_control_that_no_longer_learns_violates_still_learning(root):
-    """The second half gains 0.004 nats; the gain of the first half does not count."""
-    write_curve(make_run(root, "study", "a"), [9, 3.9, 3.804, 3.803, 3.8])
-    write_curve(make_run(root, "study", "b"), [9, 3.9, 3.806, 3.803, 3.8])
-    assert not holds(root, "still_learning", {"at_least": 0.005}, arm="a")
-    assert holds(root, "still_learning", {"at_least": 0.005}, arm="b")
-
-
-def test_epochs_of_the_arms_are_compared(root):
-    for run, epochs in (("often", 6.09), ("seldom", 2.34), ("twice", 4.68)):
-        make_run(root, "study", run, read=[{"epochs": 40.0}, {"epochs": epochs}])
-    assert not holds(root, "epochs_apart", {"at_most": 1}, one="often", other="seldom")
-    assert holds(root, "epochs_apart", {"at_most": 1}, one="twice", other="seldom"), "twice as often is not more"
-
-
 def test_examples_of_masks_are_windows(root):
     """19 windows are too few for any number of metrics and configurations."""
     folder = make_run(root, "study", "a")
@@ -183,8 +168,11 @@ def test_a_rate_search_starts_from_the_same_parents(root):
 
 
 def test_apart_compares_the_largest_and_the_smallest_arm(root):
-    make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000)
-    make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000)
+    epochs = {"a": [{"epochs": 40.0}, {"epochs": 2.34}], "b": [{"epochs": 40.0}, {"epochs": 4.68}]}
+    make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000, read=epochs["a"])
+    make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000, read=epochs["b"])
+    assert holds(root, "epochs_apart", {"at_most": 1}, one="a", other="b"), "twice as many are allowed"
+    assert not holds(root, "epochs_apart", {"at_most": 0.9}, one="a", other="b")
     assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b"), "with embedding they are near"
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
