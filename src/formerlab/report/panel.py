@@ -271,7 +271,7 @@ def _sides_of_columns(
         width = (full_width - sum(lefts) - sum(rights)) / count
         if width > least:
             break
-    return lefts, rights, width, letters
+    return lefts, rights, max(width, least / 2), letters  # names of any length leave a panel
 
 
 def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:

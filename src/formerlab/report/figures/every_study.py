@@ -86,7 +86,7 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str) -> DataFr
         panels.append(", ".join(filter(None, [data_set_label(record["data"]["name"], None, scale), depth, start])))
     labels = DataFrame({"panel": panels, "variant": [variant_label(spec) for spec in specs]})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
-    vision = [record["study"] == "vision" for record in first_records]
+    vision = np.array([record["study"] == "vision" for record in first_records])
     labels["family"] = labels["family"].mask(vision, labels["family"].str.replace(TRANSFORMER, "ViT"))
     all_keys = dict.fromkeys([*DISTINGUISHING_KEYS, *(key.removeprefix("spec.") for spec in specs for key in spec)])
     keys = [key for key in all_keys if key not in ("study", "name", "seed", RATE)]
@@ -170,9 +170,9 @@ def _draw_last_intervals(axes: Axes, rows: DataFrame) -> None:
     """Draw the interval of each curve at its last step; curves of equal length are shifted sideways."""
     last = rows.dropna(subset="_difference").sort_values("step").drop_duplicates("run", keep="last")
     ends, nth = last[["difference_nats_low", "difference_nats_high"]], last.groupby("step").cumcount()
-    colours = [plot_style(name)["color"] for name in last["variant"]]
-    colours = last["_color"].fillna(Series(colours, last.index))
-    axes.vlines(last["step"] * 1.03**nth, *ends.to_numpy().T, colors=colours, linewidth=1.1)
+    colours = last["_color"].fillna(last["variant"].map(lambda name: plot_style(name)["color"]))
+    low, high = ends.to_numpy(float).T
+    axes.vlines(last["step"] * 1.03**nth, low, high, colors=colours.tolist(), linewidth=1.1)
 
 
 _curve = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",

@@ -47,9 +47,8 @@ def _published_differences() -> DataFrame:
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
       needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
-    _beside_base("loss_minus_base_nats", title="Loss", xlabel="nats per word piece (left is better)",
-                 where={"metric": "loss"}),
-    _beside_base("bleu_minus_base", title="BLEU", xlabel="points (right is better)", where={"metric": "BLEU"}),
+    _beside_base("loss_minus_base_nats", title="Loss", xlabel="nats per word piece (left is better)"),
+    _beside_base("bleu_minus_base", title="BLEU", xlabel="points (right is better)"),
     width=NARROW, columns=1
 ))  # fmt: skip
 def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
@@ -70,17 +69,14 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
         of_loss = pooled_differences(of_loss, results, STUDY, "run", "base", _MINUS["loss_nats"])
     published = _published_differences()
     published = published[published["run"].isin(pairs["run"])]
-    of_loss = pd.concat([of_loss, published.drop(columns=_MINUS["sacrebleu"])]).assign(metric="loss")
-    of_bleu = pd.concat([of_bleu, published.drop(columns=_MINUS["loss_nats"])]).assign(metric="BLEU")
+    rows = pd.concat([of_loss, of_bleu, published], ignore_index=True)
     limits = 0.25 * published.set_index("run")[_MINUS["loss_nats"]].reindex(["heads-1", "dropout-0"])
     limits["positions-learned"] = LEARNED
-    of_loss[f"{_MINUS['loss_nats']}_limit"] = of_loss["run"].map(limits)
-    lower = of_loss["run"].eq("positions-learned") & of_loss["source"].eq("published")  # the line on the other side
-    of_loss.loc[lower, f"{_MINUS['loss_nats']}_limit"] = -LEARNED
-    rows = pd.concat([of_loss, of_bleu], ignore_index=True)
+    lower = rows["run"].eq("positions-learned") & rows["source"].eq("published")  # the line on the other side
     labels = {run: label for run, (label, _) in VARIANTS.items()}
     order = rows["run"].map({run: number for number, run in enumerate(VARIANTS)}).fillna(len(VARIANTS))
     return rows.assign(
+        **{f"{_MINUS['loss_nats']}_limit": rows["run"].map(limits).mask(lower, -LEARNED)},
         _label=rows["run"].map(labels).fillna(rows["run"].str.replace("-", " ")),
         _series=rows["source"].map({"ours": "ours", "published": "the paper's, 65M parameters"}),
         _style="Transformer",

@@ -11,7 +11,6 @@ from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
 from formerlab.report.studies.pruning import (
-    MASK_METRICS,
     PUBLISHED_ALPHA,
     budget_text,
     first_model_rows,
@@ -63,6 +62,8 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
 
 _LEVELS = {"local": "Local", "streaming_llm": "StreamingLLM", "h2o": "H2O", "tova": "TOVA"}
 _ALPHAS = {PUBLISHED_ALPHA: f"Decay {PUBLISHED_ALPHA}", 1.0: "plain sum"}
+EVEN = 0.4
+"""Fraction of the keys from the first 40 % of the positions if the selection is even."""
 _EARLY, _DISTANCE = "early_share", "distance_to_ideal"
 _bias = partial(Panel, "value", "_name", by="_name", kind="forest")
 _distance = partial(_bias, log="x", xlabel="1 - cosine similarity")
@@ -71,7 +72,7 @@ _distance = partial(_bias, log="x", xlabel="1 - cosine similarity")
 @plot(reads="prune_masks.csv", runs="decoder released-* masks-*", draw=layout(
     _bias(where={"metric": _EARLY, "_cache": 0.4}, title="From the first 40 %, cache of 40 %",
           xlabel="fraction of the retained keys",
-          finish=lambda axes, _: axes.axvline(MASK_METRICS[_EARLY][1], color=GREY, linestyle=":", linewidth=1)),
+          finish=lambda axes, _: axes.axvline(EVEN, color=GREY, linestyle=":", linewidth=1)),
     _distance(where={"metric": _DISTANCE, "_cache": 0.4}, title="Distance to Ideal, cache of 40 %"),
     _distance(where={"metric": _DISTANCE, "_cache": 0.2}, title="Distance to Ideal, cache of 20 %"),
     Panel("alpha", "value", by="_curve", where={"metric": _DISTANCE, "_cache": 0.2}, title="Decay, cache of 20 %",

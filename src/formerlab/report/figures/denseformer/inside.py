@@ -212,6 +212,9 @@ def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(_minus_plain=minus.mask(rows["variant"] == TRANSFORMER))
     of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)
     table = of_seeds["value"].agg(value="mean", lowest="min", highest="max", seeds="count")
-    ends = {"_minus_plain": "mean", "_minus_plain_low": "min", "_minus_plain_high": "max"}
-    table = table.join(of_seeds["_minus_plain"].agg(**ends)).reset_index()
-    return table.assign(source="ours", _marker="", _series=table["variant"].where(table["_minus_plain"].notna()))
+    minus_plain, low, high = (of_seeds["_minus_plain"].agg(end) for end in ("mean", "min", "max"))
+    table = table.assign(_minus_plain=minus_plain, _minus_plain_low=low, _minus_plain_high=high).reset_index()
+    shown: DataFrame = table.assign(
+        source="ours", _marker="", _series=table["variant"].mask(table["variant"] == TRANSFORMER)
+    )
+    return shown

@@ -187,7 +187,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     tests = results.rows("test.csv", STUDY, runs)
     texts = data_set_labels(dense.set_index("run")["data.name"], results.scale).replace(TABLE_LABELS)
     if "document" in tests:
-        counts = tests.groupby("run")["document"].nunique().replace(0, np.nan).map("{:.0f} ".format, "ignore")
+        counts = tests.dropna(subset="document").groupby("run")["document"].nunique().map("{} ".format)
         texts = counts.reindex(texts.index).fillna("") + texts
     labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ",\n"
     rows = pd.concat([rows.assign(_label=labels + rows["run"].map(texts)), _published_pairs()], ignore_index=True)
