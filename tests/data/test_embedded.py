@@ -116,13 +116,15 @@ def divided(content):
 def test_code_and_docstrings_share_no_text(docstrings):
     documents = divided("code")
     assert "import networkx as nx" in "".join(documents["train"])
-    prose = {part for texts in docstrings.values() for text in texts for part in text.split("\n\n")}
-    code = {part for texts in documents.values() for text in texts for part in text.split("\n\n")}
-    assert not [part for part in prose & code if len(part) >= REPEATABLE_CHARACTERS]
+    prose, code = (
+        {paragraph for texts in split.values() for text in texts for paragraph in text.split("\n\n")}
+        for split in (docstrings, documents)
+    )
+    assert not [paragraph for paragraph in prose & code if len(paragraph) >= REPEATABLE_CHARACTERS]
 
 
 def test_no_longer_paragraph_occurs_twice(docstrings):
-    paragraphs = [part for texts in docstrings.values() for text in texts for part in text.split("\n\n")]
+    paragraphs = [paragraph for texts in docstrings.values() for text in texts for paragraph in text.split("\n\n")]
     paragraphs = [text.partition(":\n")[2] if text.startswith(("def ", "class ")) else text for text in paragraphs]
     long = ["".join(text.split()) for text in paragraphs if len(text) >= REPEATABLE_CHARACTERS]
     assert len(long) > 1000

@@ -64,8 +64,8 @@ def test_each_folder_is_read_once_despite_links(tmp_path):
     (tmp_path / "24/z").mkdir()
     (tmp_path / "24/z/more.txt").touch()
     (tmp_path / "24/a").symlink_to(tmp_path / "24/z")  # a folder is sorted by its own name, next to the link
-    found = [os.path.relpath(path, tmp_path / "24") for path, _ in files_below(str(tmp_path / "24"))]
-    assert found == ["words.txt", "z/more.txt", "again"]
+    paths = [os.path.relpath(path, tmp_path / "24") for path, _ in files_below(str(tmp_path / "24"))]
+    assert paths == ["words.txt", "z/more.txt", "again"]
 
 
 def test_named_splits_are_read_first(tmp_path):
@@ -109,33 +109,33 @@ def test_missing_empty_and_duplicate_files_are_named(tmp_path):
 
 
 def test_the_fingerprint_depends_only_on_contents(tmp_path):
-    here, tokenizer = folder(tmp_path / "here", 5), tmp_path / "t.json"
+    texts, tokenizer = folder(tmp_path / "texts", 5), tmp_path / "t.json"
 
-    def found(path=here):
+    def fingerprint(path=texts):
         file = {"kind": "file", "path": str(tokenizer), "vocabulary": 300}
         return source_fingerprint(folder_data(path, tokenizer=file))
 
-    assert found() is None, "no tokenizer"
+    assert fingerprint() is None, "no tokenizer"
     tokenizer.write_text("one")
-    assert found(tmp_path / "none") is None
-    first = found()
-    os.utime(here / "000.txt", (1, 1))
-    shutil.copytree(here, tmp_path / "there")
-    assert found() == found(tmp_path / "there") == first, "touched, moved"
-    (here / "000.txt").write_text("Z" + (here / "000.txt").read_text()[1:])
-    changed = found()
-    (here / "new.txt").write_text(document("new"))
-    longer = found()
+    assert fingerprint(tmp_path / "none") is None
+    first = fingerprint()
+    os.utime(texts / "000.txt", (1, 1))
+    shutil.copytree(texts, tmp_path / "copy")
+    assert fingerprint() == fingerprint(tmp_path / "copy") == first, "touched, moved"
+    (texts / "000.txt").write_text("Z" + (texts / "000.txt").read_text()[1:])
+    changed = fingerprint()
+    (texts / "new.txt").write_text(document("new"))
+    longer = fingerprint()
     tokenizer.write_text("two")
-    assert len({None, first, changed, longer, found()}) == 5
+    assert len({None, first, changed, longer, fingerprint()}) == 5
 
 
 def test_a_file_name_may_be_invalid_utf8(tmp_path):
     odd = os.fsdecode(os.fsencode(str(tmp_path)) + b"/in/caf\xe9.txt")
-    here = folder(tmp_path / "in", 2)
+    data = folder_data(folder(tmp_path / "in", 2))
     Path(odd).write_text("words")
     cache = tmp_path / "cache.json"
-    assert source_fingerprint(folder_data(here), cache) == source_fingerprint(folder_data(here), cache) is not None
+    assert source_fingerprint(data, cache) == source_fingerprint(data, cache) is not None
     assert odd in read_json(cache)
 
 
@@ -158,10 +158,10 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
 
 def test_files_of_spark_and_checksum_tools_are_not_read(tmp_path):
     words = [f"word {number} and more" for number in range(40)]
-    for part in range(3):
-        rows = words if part == 0 else words[:0]
+    for number in range(3):
+        rows = words if number == 0 else words[:0]
         parquet.write_table(
-            pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())}), tmp_path / f"{part}.parquet"
+            pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())}), tmp_path / f"{number}.parquet"
         )
     parquet.write_metadata(pyarrow.schema([("text", pyarrow.string())]), tmp_path / "_common_metadata")
     (tmp_path / "_SUCCESS").write_bytes(b"")

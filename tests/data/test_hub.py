@@ -76,17 +76,17 @@ def test_the_fingerprint_uses_name_and_revision_without_network():
 
 def test_a_changed_folder_is_prepared_again(hub):
     data = folder_data(Path("x"), source=Hub(name=str(hub)))
-    before = source_fingerprint(data)
-    assert source_fingerprint(data) == before
+    fingerprint = source_fingerprint(data)
+    assert source_fingerprint(data) == fingerprint
     (hub / "train.jsonl").write_text(json.dumps({"text": "other"}))
-    assert source_fingerprint(data) != before
+    assert source_fingerprint(data) != fingerprint
 
 
 def test_a_folder_of_images_is_stamped_and_not_read(hub, monkeypatch):
     """The images are not read, because there may be millions of them."""
     monkeypatch.setattr("formerlab.data.hub.file_hashes", lambda *_: pytest.fail("read"))
     source = ImageHub(name=str(hub))
-    before = source.contents()
+    contents = source.contents()
     (hub / "train.jsonl").write_text("{}")
-    assert source.contents() != before
+    assert source.contents() != contents
     assert ImageHub(name="owner/name").contents() == ["owner/name", None, None, []]

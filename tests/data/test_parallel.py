@@ -65,8 +65,8 @@ def test_pairs_beyond_the_limits_are_noted(tmp_path, capsys):
 
 
 def test_a_language_without_tokens_is_noted_or_refused(tmp_path):
-    known = "abcdefghijklmnopqrstuvwxyz0123456789 "
-    prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", known)), tmp_path / "out")
+    characters = "abcdefghijklmnopqrstuvwxyz0123456789 "
+    prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", characters)), tmp_path / "out")
     lost = [note.partition(" of the ")[2] for note in read_manifest(tmp_path / "out")["notes"] if "no token" in note]
     assert "train de text have no token and are dropped" in lost  # ü
     with pytest.raises(UserError, match=r"t\.json: .* test en text have no token and are dropped; choose a tokenizer"):
@@ -79,8 +79,8 @@ def test_prepared_pairs_are_the_lines(tmp_path):
     manifest, tokenizer = read_manifest(tmp_path / "out"), load_tokenizer(tmp_path / "out")
     verify(tmp_path / "out")
     dropped = [manifest["splits"][split]["dropped"] for split in SPLITS]
-    assert sum(one["empty"] for one in dropped) == 2
-    assert sum(one["too_long"] for one in dropped) == 1
+    assert sum(counts["empty"] for counts in dropped) == 2
+    assert sum(counts["too_long"] for counts in dropped) == 1
     counts = {split: manifest["splits"][split]["pairs"] for split in SPLITS}
     assert counts["train"] + counts["valid"] == 297
     pairs = load_pairs(tmp_path / "out", "test")

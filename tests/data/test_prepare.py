@@ -25,7 +25,8 @@ def texts(out, split):
     tokens, tokenizer = load_stream(out, split), load_tokenizer(out)
     ends = np.flatnonzero(tokens == 0)
     assert ends[-1] == len(tokens) - 1, "the last document ends too"
-    return [tokenizer.decode(part[part != 0].tolist()) for part in np.split(np.asarray(tokens), ends[:-1] + 1)]
+    documents = np.split(np.asarray(tokens), ends[:-1] + 1)
+    return [tokenizer.decode(document[document != 0].tolist()) for document in documents]
 
 
 def files(out):
@@ -63,10 +64,10 @@ def test_files_do_not_depend_on_the_number_of_threads(out, source, tmp_path, mon
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")
     monkeypatch.setattr("formerlab.data.text.documents.BATCH_CHARACTERS", 1000)
     prepare("text", folder_data(source), tmp_path, code_hash="c0de")
-    same, other = files(out), files(tmp_path)
+    expected, actual = files(out), files(tmp_path)
     for name in (CHECKED, "manifest.json"):  # files of `verify`, and the time of preparation in full seconds
-        same.pop(name, None), other.pop(name, None)
-    assert same == other
+        expected.pop(name, None), actual.pop(name, None)
+    assert actual == expected
     assert read_manifest(out)["fingerprint"] == read_manifest(tmp_path)["fingerprint"]
 
 
@@ -75,9 +76,9 @@ def test_data_are_written_again_only_after_a_change(source, tmp_path, capsys):
     out, manifest = tmp_path / "out", tmp_path / "out/manifest.json"
 
     def written(data, code_hash=""):
-        before = manifest.stat().st_mtime_ns if manifest.exists() else 0
+        modified = manifest.stat().st_mtime_ns if manifest.exists() else 0
         prepare("text", data, out, code_hash=code_hash)
-        return manifest.stat().st_mtime_ns != before
+        return manifest.stat().st_mtime_ns != modified
 
     assert written(data)
     assert not written(data)
@@ -95,8 +96,8 @@ def test_data_are_written_again_only_after_a_change(source, tmp_path, capsys):
 def test_prepared_data_remain_valid_without_their_source(tmp_path):
     source, out = folder(tmp_path / "source"), tmp_path / "out"
     prepare("text", folder_data(source), out)
-    before = files(out)
-    before.pop("file_hashes.json")
+    hashes = files(out)
+    hashes.pop("file_hashes.json")
     shutil.rmtree(source)
     prepare("text", folder_data(source), out)
     with pytest.raises(UserError, match=r"source\.paths: no file at"):
@@ -104,7 +105,7 @@ def test_prepared_data_remain_valid_without_their_source(tmp_path):
     missing = {"kind": "file", "path": str(tmp_path / "none.json"), "vocabulary": 300}
     with pytest.raises(UserError, match=r"none\.json: no such tokenizer file"):
         prepare("text", folder_data(folder(source), tokenizer=missing), out)
-    assert before.items() <= files(out).items()
+    assert hashes.items() <= files(out).items()
 
 
 def named(tmp_path, **splits):
@@ -245,16 +246,16 @@ def test_a_new_check_reads_all_files(out, tmp_path, monkeypatch):
 
 
 def test_a_tokenizer_file_is_copied(out, source, tmp_path):
-    given = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 70_000}
-    prepare("text", folder_data(source, tokenizer=given), tmp_path)
+    tokenizer = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 70_000}
+    prepare("text", folder_data(source, tokenizer=tokenizer), tmp_path)
     assert sha256(tmp_path / "tokenizer.json") == sha256(out / "tokenizer.json")
     assert load_stream(tmp_path, "train").dtype == np.uint32
     assert texts(tmp_path, "train") == texts(out, "train")
 
 
 def test_text_without_tokens_is_noted_or_refused(source, tmp_path):
-    known = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .!?_'"
-    prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", known)), tmp_path / "out")
+    characters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .!?_'"
+    prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", characters)), tmp_path / "out")
     notes = read_manifest(tmp_path / "out")["notes"]
     assert [note.partition("characters")[2].split()[3] for note in notes] == list(SPLITS)
     assert all(note.endswith("text have no token and are dropped") for note in notes)
@@ -267,16 +268,16 @@ def test_the_tokenizer_of_another_data_set_is_used(out, tmp_path, capsys):
     borrowed = {"kind": "of", "data": "text", "vocabulary": 300}
     more = folder_data(folder(tmp_path / "more texts", 20), tokenizer=borrowed)
     prepare("more", more, tmp_path / "more")
-    lent = read_manifest(tmp_path / "text")
-    assert read_manifest(tmp_path / "more")["tokenizer"] == lent["tokenizer"]
+    owner = read_manifest(tmp_path / "text")
+    assert read_manifest(tmp_path / "more")["tokenizer"] == owner["tokenizer"]
     assert (tmp_path / "more/tokenizer.json").read_bytes() == (tmp_path / "text/tokenizer.json").read_bytes()
     verify(tmp_path / "more")
     prepare("more", more, tmp_path / "more")
     assert "already prepared" in capsys.readouterr().err
     with pytest.raises(UserError, match="was prepared with 300 tokens"):
         prepare("more", folder_data(tmp_path / "more texts", tokenizer=borrowed | {"vocabulary": 299}), tmp_path / "m")
-    lent["tokenizer"]["sha256"] = "0" * 64
-    write_record(tmp_path / "text/manifest.json", lent)
+    owner["tokenizer"]["sha256"] = "0" * 64
+    write_record(tmp_path / "text/manifest.json", owner)
     with pytest.raises(UserError, match=r"tokenizer\.json: damaged or changed"):
         prepare("more", more, tmp_path / "more")
 
@@ -296,7 +297,7 @@ def test_few_files_are_divided_by_paragraphs(files_of, tmp_path, capsys):
     assert manifests[0]["fingerprint"] == manifests[1]["fingerprint"]
     note = f"document{'s' * (files_of > 1)} cannot be divided into train, valid and test, so paragraphs are the doc"
     assert note in capsys.readouterr().err
-    assert [len(one["notes"]) for one in manifests] == [1, 0]
+    assert [len(manifest["notes"]) for manifest in manifests] == [1, 0]
 
 
 def test_empty_splits_are_refused_before_tokenisation(tmp_path):
@@ -315,10 +316,10 @@ def test_empty_splits_are_refused_before_tokenisation(tmp_path):
 def test_text_ends_with_the_document_that_reaches_a_limit(source, tmp_path, capsys, most):
     data = folder_data(source, max_bytes=most, max_held_out_bytes=1, tokenizer=BytePairs(vocabulary=270))
     prepare("text", data, tmp_path)
-    manifest, said = read_manifest(tmp_path), capsys.readouterr().err
+    manifest, printed = read_manifest(tmp_path), capsys.readouterr().err
     limits = {"train": ("max_bytes", most), "valid": ("max_held_out_bytes", 1), "test": ("max_held_out_bytes", 1)}
     for note, (split, (key, limit)) in zip(manifest["notes"], limits.items(), strict=True):
         sizes = [len(text.encode()) for text in texts(tmp_path, split)]
         assert sum(sizes[:-1]) < limit <= sum(sizes)
         assert note.startswith(f"{key}={limit} ends the {split} text at {sum(sizes)} bytes in {len(sizes)} document")
-        assert said.count(f"text: {note}\n") == 1
+        assert printed.count(f"text: {note}\n") == 1

@@ -53,11 +53,11 @@ def test_candidates_of_entries():
 
 @pytest.mark.parametrize("task", NAMES)
 def test_questions_are_well_formed_and_balanced(out, task):
-    made = questions(out, task)
-    assert len(made) == 8
-    assert len({question["id"] for question in made}) == len({question["query"] for question in made}) == 8
-    assert Counter(question["gold"] for question in made) == {place: 2 for place in range(CHOICES)}
-    for question in made:
+    rows = questions(out, task)
+    assert len(rows) == 8
+    assert len({row["id"] for row in rows}) == len({row["query"] for row in rows}) == 8
+    assert Counter(row["gold"] for row in rows) == dict.fromkeys(range(CHOICES), 2)
+    for question in rows:
         assert set(question) == {"id", "query", "choices", "gold"}
         assert len({choice.lower() for choice in question["choices"]}) == CHOICES
 
@@ -76,10 +76,10 @@ def test_wrong_choices_are_from_other_modules_with_similar_lengths():
     assert made == make_questions(TASKS[0], modules, 400)
     lengths = Counter()
     for question in made:
-        own = question["choices"][question["gold"]]
-        others = [choice for choice in question["choices"] if choice != own]
-        assert not [choice for choice in others if choice.split()[0] == own.split()[0]]
-        lengths[sum(len(choice) < len(own) for choice in question["choices"])] += 1
+        correct = question["choices"][question["gold"]]
+        wrong = [choice for choice in question["choices"] if choice != correct]
+        assert not [choice for choice in wrong if choice.split()[0] == correct.split()[0]]
+        lengths[sum(len(choice) < len(correct) for choice in wrong)] += 1
     assert min(lengths[rank] for rank in range(CHOICES)) > 60, "the length of a choice tells nothing"
 
 

@@ -31,10 +31,10 @@ def refuse(number):
 
 
 def test_an_error_is_raised_unchanged_and_stops_all_threads():
-    before = active_count()
+    threads = active_count()
     with pytest.raises(UserError, match="item 3 is wrong"):
         list(in_threads(refuse, count()))
-    assert active_count() == before
+    assert active_count() == threads
 
 
 @pytest.mark.parametrize("value", ["", " ", "0", "many", "-2"])

@@ -40,11 +40,11 @@ TEXTLIKE = st.one_of(st.text(CHARACTERS), st.text(" \n\t'sdtabé_0=.", max_size=
 
 
 @given(TEXTLIKE, TEXTLIKE)
-def test_decoding_returns_the_texts(path, one, other):
-    tokens = encoded(path, [one, other])
-    ends = [place for place, token in enumerate(tokens) if token == 0]
+def test_decoding_returns_the_texts(path, first, second):
+    tokens = encoded(path, [first, second])
+    ends = [index for index, token in enumerate(tokens) if token == 0]
     tokenizer = read_tokenizer(path)
-    assert [tokenizer.decode(tokens[: ends[0]]), tokenizer.decode(tokens[ends[0] + 1 : ends[1]])] == [one, other]
+    assert [tokenizer.decode(tokens[: ends[0]]), tokenizer.decode(tokens[ends[0] + 1 : ends[1]])] == [first, second]
 
 
 def test_end_of_text_within_a_text_is_plain_text(path):

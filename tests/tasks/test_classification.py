@@ -73,16 +73,16 @@ def test_a_batch_depends_only_on_seed_and_step(task, digits):
 def test_worker_processes_make_the_same_batches(digits):
     task = TASKS[2]
     alone = task.load(digits, "train")
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         shared = task.load(digits, "train")
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
     assert (alone.workers, shared.workers) == (0, 2)
-    parts = [np.array([1, 2, 6, 3]), np.arange(4, 8)]
-    for draw, place in ((5, 40), (6, 48)):  # continued from a checkpoint
-        pairs = zip(*(data.batches_of(1, draw, place, parts, None) for data in (alone, shared)), strict=True)
+    indices = [np.array([1, 2, 6, 3]), np.arange(4, 8)]
+    for draw, position in ((5, 40), (6, 48)):  # continued from a checkpoint
+        pairs = zip(*(data.batches_of(1, draw, position, indices, None) for data in (alone, shared)), strict=True)
         assert all(same(*pair) for pair in pairs)
 
 
@@ -127,21 +127,21 @@ def test_augmented_images_equal_timm_bit_for_bit(digits):
     transform = timm_transform(task.augmentation, 8, data.preprocessing.mean, data.preprocessing.std)
     pasted = 0
     for step in range(4):
-        indices, parts = step_indices(0, 8 * step, 8, len(data)), task.step_batches(data, 0, step)
+        indices, micro_batches = step_indices(0, 8 * step, 8, len(data)), task.step_batches(data, 0, step)
         with isolated_randomness() as reseed:
-            made = []
+            transformed = []
             for index, seed in zip(indices, image_seeds(0, step, np.arange(8)), strict=True):
                 reseed(seed)
-                made.append(transform(data.images.image(int(index))))
+                transformed.append(transform(data.images.image(int(index))))
             reseed(mixed_seed(0, step, "mix"))
             labels = torch.from_numpy(data.images.labels[indices])
-            images, targets = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)(torch.stack(made), labels)
-        for part, places in zip(parts, ([0, 1, 6, 7], [2, 3, 4, 5]), strict=True):
-            assert part.augmented.pixels.dtype == torch.uint8
-            assert torch.equal(ready(part).images, images[places])
-            assert torch.equal(ready(part).targets, targets[places])
-            assert len(part.augmented.noise) > 0
-        pasted += parts[0].mix.box is not None
+            images, targets = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)(torch.stack(transformed), labels)
+        for micro_batch, rows in zip(micro_batches, ([0, 1, 6, 7], [2, 3, 4, 5]), strict=True):
+            assert micro_batch.augmented.pixels.dtype == torch.uint8
+            assert torch.equal(ready(micro_batch).images, images[rows])
+            assert torch.equal(ready(micro_batch).targets, targets[rows])
+            assert len(micro_batch.augmented.noise) > 0
+        pasted += micro_batches[0].mix.box is not None
     assert 0 < pasted < 4
 
 
@@ -182,11 +182,11 @@ def test_the_published_recipe_equals_the_arguments_of_mae():
     """MAE calls create_transform with these arguments (arXiv:2111.06377, official code, util/datasets.py)."""
     from timm.data.transforms_factory import create_transform
 
-    look = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     erasing = {"re_prob": 0.25, "re_mode": "pixel", "re_count": 1}
     changes = {"color_jitter": None, "auto_augment": "rand-m9-mstd0.5-inc1", "interpolation": "bicubic", **erasing}
-    theirs = create_transform(input_size=224, is_training=True, **changes, mean=look[0], std=look[1])
-    assert str(timm_transform(TimmAugmentation(), 224, *look)) == str(theirs)
+    expected = create_transform(input_size=224, is_training=True, **changes, mean=mean, std=std)
+    assert str(timm_transform(TimmAugmentation(), 224, mean, std)) == str(expected)
 
 
 def test_rows_of_test_images_contain_predictions(digits):
@@ -237,8 +237,7 @@ def test_the_average_of_weights_equals_timm():
         task.after_step(model, step, 3, averaging)
         oracle.update(model)
     task.finish(model, averaging)
-    for ours, theirs in zip(model.parameters(), oracle.module.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(list(model.parameters()), list(oracle.module.parameters()))
 
 
 @pytest.mark.parametrize(

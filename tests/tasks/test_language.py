@@ -33,7 +33,7 @@ def test_a_batch_depends_only_on_seed_and_step(seed, step):
 
 def test_training_reads_only_the_stretch(tmp_path, monkeypatch):
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
-    thirds = [TASK.model_copy(update={"stretch": part}) for part in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
+    thirds = [TASK.model_copy(update={"stretch": stretch}) for stretch in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
     assert [task.load(tmp_path, "train").tolist() for task in thirds] == [
         list(range(12)), list(range(12, 32)), list(range(32, 40))
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_a_short_stream_is_refused_with_both_lengths(draw, tokens):
 def test_validation_windows_are_fixed_and_evenly_spaced(windows, tokens, batch):
     task = LanguageModeling(context=6, batch=batch[0], accumulate=batch[1], valid_windows=windows)
     batches = task.valid_batches(STREAM[:tokens])
-    assert all(len(part) == batch[0] // batch[1] for part in batches[:-1])
+    assert all(len(micro_batch) == batch[0] // batch[1] for micro_batch in batches[:-1])
     starts = torch.cat(batches)[:, 0].tolist()
     assert starts == sorted(set(starts))
     assert len(starts) == min(windows, tokens - 6)
@@ -96,6 +96,6 @@ def test_the_interface_of_tasks_gives_windows_of_the_stream(tmp_path, monkeypatc
 
 def test_padding_micro_batches_repeat_another_micro_batch():
     shard = Shard(1, 2)
-    (repeated,), (first,) = (TASK.step_batches(STREAM, 0, 3, shard=one) for one in (shard, Shard(0, 2)))
+    (repeated,), (first,) = (TASK.step_batches(STREAM, 0, 3, shard=item) for item in (shard, Shard(0, 2)))
     assert torch.equal(repeated, first)
-    assert shard.micro_batches(1) == [1], "beyond the only one, so its loss is taken times 0"
+    assert shard.micro_batches(1) == [1], "index 1 marks padding, because the step has one micro-batch"

@@ -137,7 +137,7 @@ def test_averaged_weights_are_the_mean_of_the_snapshots_after_a_stop():
     averaged, _ = trained(run(average_last=3, average_every=2))
     snapshots = [seen[5], seen[7], plain.model.state_dict()]
     for name, weight in averaged.model.state_dict().items():
-        mean = torch.stack([one[name].double() for one in snapshots]).mean(0).float()
+        mean = torch.stack([snapshot[name].double() for snapshot in snapshots]).mean(0).float()
         torch.testing.assert_close(weight, mean, rtol=1e-6, atol=1e-7)
     stopped, _ = trained(run(average_last=3, average_every=2), stop_at=6)
     resumed, _ = trained(run(average_last=3, average_every=2), content=stopped.dump())

@@ -124,7 +124,7 @@ def test_transparent_pixels_become_white():
     assert np.array_equal(np.asarray(decode(saved(colours), 3)), np.asarray(picture(3)))
 
 
-@pytest.mark.parametrize("damage", [lambda whole: whole[:40], lambda whole: b"no image at all"])
+@pytest.mark.parametrize("damage", [lambda content: content[:40], lambda content: b"no image at all"])
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
 def test_a_damaged_image_is_named_and_files_are_removed(damage, storage, folders, tmp_path):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
@@ -200,13 +200,13 @@ def test_a_truncated_file_is_named(folders, tmp_path):
 
 
 def test_keep_selects_a_fraction_of_the_images(tmp_path, capsys):
-    whole = prepared(ImageData(), tmp_path / "whole")
-    part = prepared(ImageData(keep=0.25), tmp_path / "part")
-    assert 0.2 < len(part["train"]) / len(whole["train"]) < 0.3
-    assert len(part["test"]) == len(whole["test"])
-    assert np.bincount(part["train"].labels).min() > 20
-    left_out = len(whole["train"]) - len(part["train"])
-    notes = [read_manifest(tmp_path / name)["notes"] for name in ("whole", "part")]
+    complete = prepared(ImageData(), tmp_path / "complete")
+    reduced = prepared(ImageData(keep=0.25), tmp_path / "reduced")
+    assert 0.2 < len(reduced["train"]) / len(complete["train"]) < 0.3
+    assert len(reduced["test"]) == len(complete["test"])
+    assert np.bincount(reduced["train"].labels).min() > 20
+    left_out = len(complete["train"]) - len(reduced["train"])
+    notes = [read_manifest(tmp_path / name)["notes"] for name in ("complete", "reduced")]
     assert notes == [[], [f"keep=0.25 leaves out {left_out}"]]
     assert f"pictures: keep=0.25 leaves out {left_out}\n" in capsys.readouterr().err
 
