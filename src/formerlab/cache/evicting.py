@@ -125,9 +125,10 @@ class PrunedCache:
         self.budget = budget
         self.position = policy.check_position(position)
         self._layers: dict[int, Store] = {}
-        self._count_is_known = False
+        self._budget = 0
+        """Budget of at least one key; 0 until the first call if the budget is a fraction of the prompt."""
         if isinstance(budget, int) or budget == 1.0 or length is not None:
-            self._resolve_budget(length or 0)
+            self._budget = max(1, resolve_budget(budget, length or 0))
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
@@ -144,19 +145,14 @@ class PrunedCache:
         outputs = [self._step(layer, store, *token) for token in tokens]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
-    def _resolve_budget(self, length: int) -> None:
-        """Resolve the budget for `length` tokens to a count of at least one key."""
-        self._count_is_known = True
-        self._budget = max(1, resolve_budget(self.budget, length))
-
     def _begin(self, length: int) -> None:
         """Resolve the budget and the protected tokens from the length of the prompt (the first call)."""
-        if not self._count_is_known:
+        if not self._budget:
             if length == 1:
                 raise UserError(
                     f"budget {self.budget!r} is a fraction of a prompt of one token; give length, or a count of keys"
                 )
-            self._resolve_budget(length)
+            self._budget = max(1, resolve_budget(self.budget, length))
         if self.policy.sink > self._budget:  # a fraction of a short prompt
             self.policy = self.policy.model_copy(update={"sink": self._budget})
         if self.policy.protect is not None:

@@ -5,7 +5,6 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from formerlab.cache.eviction import CacheState, Eviction, EvictionResult, Scores, coefficients
@@ -13,7 +12,6 @@ from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention_cpu
 from formerlab.layers.shapes import Heads, KeyHeads
 
-Array = NDArray[Any]
 DTYPES = (torch.float32, torch.float64)
 LARGE = 2**19
 """Number of elements in the buffers of a layer from which a second thread is faster."""
@@ -75,7 +73,7 @@ class Step:
         return out
 
 
-def _coefficients(policy: Eviction, d_head: int) -> Array:
+def _coefficients(policy: Eviction, d_head: int) -> pruned_attention_cpu.Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
 
 

@@ -32,7 +32,7 @@ def sinusoid_linear_shift() -> dict[str, float]:
 
 
 def zero_keys(tau: TauRule) -> dict[str, float]:
-    """Double a model's parameter tokens with zero keys; return the largest change of a logit, relative to their std.
+    """Double a model's parameter tokens with zero keys; return the largest change of a logit, in std of the logits.
 
     With tau = "keep", also return the gradient norm of the new keys at the first step.
     """

@@ -22,7 +22,7 @@ from formerlab.evaluation.pruning.windows import Configuration, Windows
 FIGURE_3_POLICIES = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
-"""Decay factors of the tracked scores: 0 gives the attention of the last query, 1 the plain sum."""
+"""Decay factors of the tracked scores: 0 gives the attention of the last query, and 1 gives the plain sum."""
 IMPORTANT = 0.1
 """Fraction of the tokens in the first half that are important: they get the most attention from the second half."""
 RETAINED = 0.4

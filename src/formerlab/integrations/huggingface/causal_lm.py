@@ -1,4 +1,4 @@
-"""Wrap causal language models of transformers in the interface of `DecoderModel`, with attention by an `attend`.
+"""Wrap causal language models of transformers in the interface of `DecoderModel`; the caller passes `attend`.
 
 transformers calls attention functions that are registered by name. A mask function must be registered under the same
 name. Otherwise the mask is None, and a model that relies on the mask attends to later tokens without an error.
@@ -33,7 +33,7 @@ UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_l
 STATIC_ROPE_TYPES = ("default", "linear", "llama3")
 """Types of RoPE whose angles do not depend on the sequence length."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference between two computations of the same values, relative to the largest value."""
+"""Largest difference between two computations of the same values, relative to the largest value, by dtype."""
 PROBE_TOKENS = 16
 """Largest number of tokens in a test call."""
 PROBE_DISTANCE = 5

@@ -20,7 +20,7 @@ from formerlab.released import ReleasedModel, refuse_kernels, source_path
 
 
 class LoadedModel(NamedTuple):
-    """A released model for `evaluate_tasks` and `window_losses`."""
+    """A released model for `Questions.scores` and `window_losses`."""
 
     model: DecoderModel
     """A formerlab decoder, or a transformers model with the same interface (`CausalLM`)."""

@@ -73,8 +73,8 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
 def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
     """Load the model of a run in evaluation mode, with the interface of `DecoderModel`.
 
-    Raises UserError for a model that cannot be loaded or that does not support cache policies. Also raises UserError
-    for a formerlab model.
+    Raises UserError for a model that cannot be loaded, a model that does not support cache policies, and a formerlab
+    model.
     """
     loaded = load_any(run.model.source, device=device)
     if not isinstance(loaded.model, CausalLM):
