@@ -30,8 +30,7 @@ ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({"d_key": 32}, 60),
     ({"hidden": 4096, "width": 1024, "heads": 16}, 213),
 )
-"""Changes of the base model and printed parameter counts in millions, for rows of Table 3 of arXiv:1706.03762; d_v is
-always 64."""
+"""Changes of the base model and printed millions of parameters (Table 3 of arXiv:1706.03762); d_v is always 64."""
 LANGUAGE_PRINTED = {
     "lm_150m": 150e6,
     "lm_450m": 450e6,

@@ -31,8 +31,7 @@ SOLVED_LENGTH = 1024
 SOLVED_CHAIN_LENGTH = 256
 """Length of the solved example of variable tracking."""
 MANY_WORDS = 4096
-"""From this length, common words occur 30 times and other words 3 times. In shorter lists they occur 6 times and once.
-"""
+"""From this length, common words occur 30 times and other words 3 times; in shorter lists, 6 times and once."""
 TOKENS_PER_CODED_WORD = 50
 """Example length in tokens divided by the number of coded words (`frequent_words`)."""
 TEXT_WORDS = 20_000
