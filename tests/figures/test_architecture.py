@@ -17,7 +17,7 @@ from formerlab.results.read import Results
 @pytest.mark.parametrize(("dilation", "period"), [(1, 1), (4, 1), (1, 5), (4, 5), (2, 3)])
 def test_arcs_match_the_mixer(dilation, period):
     mixer = DepthWeightedAverage(dilation=dilation, period=period)
-    assert averages(16, dilation, period) == mixer.table(16)
+    assert averages(16, dilation, period) == mixer.sources_by_block(16)
 
 
 def test_tokens_of_a_stage_are_those_added_to_the_parent(tmp_path):

@@ -103,9 +103,9 @@ class Stack(torch.nn.Module):
 def test_gradients_match_finite_differences(spec):
     mixer = Stack(built(spec, layers=4, perturbed=True).double())
     x, updates = inputs(layers=4, dtype=torch.float64, requires_grad=True)
-    small = [tensor.detach()[:1, :1, :2].clone().requires_grad_() for tensor in (x, *updates)]
-    if any(parameter.ndim > 1 and parameter.shape[1] % WIDTH == 0 for parameter in mixer.parameters()):
-        small = [tensor.detach()[:1, :1].clone().requires_grad_() for tensor in (x, *updates)]
+    needs_width = any(parameter.ndim > 1 and parameter.shape[1] % WIDTH == 0 for parameter in mixer.parameters())
+    width = WIDTH if needs_width else 2
+    small = [tensor.detach()[:1, :1, :width].clone().requires_grad_() for tensor in (x, *updates)]
     names, values = zip(*mixer.named_parameters(), strict=True) if counted_params(mixer) else ((), ())
 
     def function(*tensors):

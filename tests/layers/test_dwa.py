@@ -28,9 +28,9 @@ def index_set(i, k):
 )
 def test_index_sets_and_use_of_the_embedding(dilation, period, sees_x0):
     spec = DepthWeightedAverage(dilation=dilation, period=period)
-    table = spec.table(BLOCKS)
-    assert table == {i: index_set(i, dilation) for i in range(1, BLOCKS + 1) if i % period == 0}
-    assert [i for i, sources in table.items() if 0 in sources] == sees_x0
+    sources_by_block = spec.sources_by_block(BLOCKS)
+    assert sources_by_block == {i: index_set(i, dilation) for i in range(1, BLOCKS + 1) if i % period == 0}
+    assert [i for i, sources in sources_by_block.items() if 0 in sources] == sees_x0
 
 
 def reference(spec, streams, alphas):
@@ -190,14 +190,6 @@ def test_outputs_are_freed_after_the_last_average_that_reads_them():
             sizes.append(sorted(history.stored))
     assert sizes[:4] == [[1], [1, 2], [2, 3], [3, 4]]
     assert sizes[-1] == []
-
-
-def test_block_indices_start_at_1():
-    mixer = DepthWeightedAverage().build(layers=3)
-    x, history = mixer.begin(torch.zeros(1, 2, 4))
-    for index in (0, 4):
-        with pytest.raises(ValueError, match=f"block {index} of 3: blocks are numbered from 1"):
-            mixer.mix(index, x, history)
 
 
 def test_a_traced_model_contains_the_average():

@@ -24,8 +24,8 @@ LAYERS = 3
 def static_reference(mixer, index, streams):
     """Eq. 1 of arXiv:2409.19606: A_m (n x 1), A_r (n x n), B (1 x n)."""
     del streams
-    table = mixer.static[index - 1]
-    return table[:, :1], table[:, 1:-1], table[:, -1:].T
+    weights = mixer.static[index - 1]
+    return weights[:, :1], weights[:, 1:-1], weights[:, -1:].T
 
 
 def dynamic_reference(mixer, index, streams):
@@ -83,8 +83,8 @@ def test_one_stream_reduces_to_skips_with_gains():
     static, gains = (built(spec, LAYERS) for spec in (StaticHyperConnections(streams=1), SkipsWithGains()))
     with torch.no_grad():
         gains.gains.copy_(torch.randn(2 * LAYERS))
-        for table, gain in zip(static.static, gains.gains, strict=True):
-            table[0, 1] = gain
+        for weights, gain in zip(static.static, gains.gains, strict=True):
+            weights[0, 1] = gain
     x, updates = inputs(LAYERS)
     torch.testing.assert_close(stack(static, x, updates), stack(gains, x, updates))
 

@@ -7,9 +7,8 @@ from formerlab.layers import Position, Rotary
 from formerlab.layers.initialization import initialise
 
 every_position = pytest.mark.parametrize("spec", settings(Position), ids=label)
-every_rotary = pytest.mark.parametrize(
-    "spec", [Rotary(interleaved=flag, fraction=share) for flag in (False, True) for share in (1.0, 0.5)], ids=label
-)
+ROTARY = [Rotary(interleaved=pairs, fraction=fraction) for pairs in (False, True) for fraction in (1.0, 0.5)]
+every_rotary = pytest.mark.parametrize("spec", ROTARY, ids=label)
 
 
 def built(spec, context=10, width=16, d_head=8):

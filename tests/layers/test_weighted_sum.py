@@ -28,12 +28,12 @@ def test_sums_and_products_match_the_formula(dtype, count, size):
 
 def test_the_sum_does_not_depend_on_the_number_of_threads():
     tensors, weights = [torch.randn(70_000) for _ in range(5)], torch.randn(5).tolist()
-    single = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
+    total, products = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
     torch.set_num_threads(2)
-    double = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
-    assert torch.equal(single[0], double[0])
+    two_threads = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
+    assert torch.equal(total, two_threads[0])
     if weighted_sum.implementation() == "native":
-        assert single[1] == double[1]
+        assert products == two_threads[1]
 
 
 @pytest.mark.parametrize(

@@ -58,23 +58,21 @@ def test_a_shard_has_its_micro_batches_of_the_step(case):
         full = run.task.step_batches(data, 3, step, START, SINGLE_PROCESS)
         assert len(full) == count
         for shard in (Shard(0, 2), Shard(1, 2)):
-            parts = run.task.step_batches(data, 3, step, START, shard)
+            micro_batches = run.task.step_batches(data, 3, step, START, shard)
             expected = [full[number % count] for number in shard.micro_batches(count)]
-            assert all(map(same, parts, expected))
-            assert len(parts) == len(expected)
+            assert all(map(same, micro_batches, expected))
+            assert len(micro_batches) == len(expected)
 
 
 def test_prefetched_batches_are_equal(case, monkeypatch):
     run, data = case
     monkeypatch.setattr(processes, "rank", lambda: 1)
     monkeypatch.setattr(processes, "count", lambda: 2)
-    taken = []
-    for device in (CPU, ELSEWHERE):
-        taken.append(list(islice(batches(run, data, START, 4, device), 5)))
-    for (parts, on_demand), (parts_ahead, ahead) in zip(*taken, strict=True):
-        assert parts == parts_ahead
-        assert [number for number, _ in on_demand] == [number for number, _ in ahead]
-        assert all(same(left, right) for (_, left), (_, right) in zip(on_demand, ahead, strict=True))
+    steps = [islice(batches(run, data, START, 4, device), 5) for device in (CPU, ELSEWHERE)]
+    for (count, on_demand), (prefetched_count, prefetched) in zip(*steps, strict=True):
+        assert count == prefetched_count
+        assert [number for number, _ in on_demand] == [number for number, _ in prefetched]
+        assert all(same(left, right) for (_, left), (_, right) in zip(on_demand, prefetched, strict=True))
 
 
 def test_a_thread_prefetches_batches_up_to_the_last_step(monkeypatch, tmp_path):

@@ -40,10 +40,10 @@ def test_processes_share_the_memory_of_a_checkpoint(tmp_path):
     """The private memory of a process does not grow with the file, because the page cache is shared."""
     path, size = tmp_path / "last.pt", 2**26
     save_checkpoint(path, {"step": 7, "model": torch.zeros(size // 4)}, BELONGS)
-    before = own_memory()
+    memory = own_memory()
     content = load_checkpoint(path, BELONGS)
     assert content["model"].sum() == 0
-    assert own_memory() - before < size / 4
+    assert own_memory() - memory < size / 4
 
 
 def own_memory():

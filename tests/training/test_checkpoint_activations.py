@@ -43,24 +43,21 @@ def test_losses_and_weights_are_bit_identical(model):
     assert all(torch.equal(one, other) for one, other in weights)
 
 
-def kept_bytes(model, *inputs):
+def saved_bytes(model, *inputs):
     """Return the bytes of the activations that a forward pass saves, counting each storage once."""
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
-    kept = {}
+    saved = {}
 
     def note(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (
-                storage.nbytes(),
-                storage,
-            )  # keep a reference, so that no other storage gets its address
+            saved[storage.data_ptr()] = storage  # a reference, so that no other storage gets its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = model(*inputs)
     assert output.requires_grad
-    return sum(size for size, _ in kept.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 tokens = torch.randint(VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -77,6 +74,6 @@ STACKS = {
 @pytest.mark.parametrize(("spec", "inputs"), STACKS.values(), ids=STACKS)
 def test_fewer_activations_are_saved(spec, inputs):
     model = spec.build(0)
-    plain = kept_bytes(model, *inputs)
+    plain = saved_bytes(model, *inputs)
     recompute_blocks(model)
-    assert kept_bytes(model, *inputs) < 0.5 * plain
+    assert saved_bytes(model, *inputs) < 0.5 * plain

@@ -136,9 +136,9 @@ def test_accumulation_changes_only_rounding(monkeypatch):
         return loss(task, model, windows)
 
     monkeypatch.setattr(LanguageModeling, "losses", loss_and_note)
-    parts = done(KINDS["accumulate"])
+    accumulated = done(KINDS["accumulate"])
     assert sizes == {2}
-    losses = [[row[2] for row in state.rows["train"]] for state in (full, parts)]
+    losses = [[row[2] for row in state.rows["train"]] for state in (full, accumulated)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 

@@ -43,9 +43,9 @@ def test_onecycle_matches_torch(steps, warmup, start, end):
     reference = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.3, total_steps=steps, pct_start=warmup, div_factor=start, final_div_factor=end / start
     )
-    ours = OneCycle(warmup=warmup, start_division=start, end_division=end)
+    schedule = OneCycle(warmup=warmup, start_division=start, end_division=end)
     for step in range(steps):
-        assert 0.3 * ours.factor(step, steps) == pytest.approx(reference.get_last_lr()[0], rel=1e-12), step
+        assert 0.3 * schedule.factor(step, steps) == pytest.approx(reference.get_last_lr()[0], rel=1e-12), step
         optimizer.step()
         if step < steps - 1:
             reference.step()

@@ -133,8 +133,8 @@ def test_steps_with_fewer_sentences_than_micro_batches_are_divided(tmp_path):
         steps=8,
     )
     stream = run.task.load(pairs, "train")
-    parts = [len(run.task.step_batches(stream, run.seed, step)) for step in range(8)]
-    assert {1, 2, 3} <= set(parts)
+    counts = {len(run.task.step_batches(stream, run.seed, step)) for step in range(8)}
+    assert counts >= {1, 2, 3}
     forked(2, one_of_two, *free_ports(1), run, pairs, tmp_path / "out")
     assert_matches_one_process(tmp_path / "out", pairs, tmp_path, run)
 

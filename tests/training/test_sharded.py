@@ -92,10 +92,10 @@ def measure_as_one_of_two(rank, port, data, out):
         sizes.append(tensor_bytes())
         return micro_batch_context(model, last=last)
 
-    before = tensor_bytes()
+    initial_bytes = tensor_bytes()
     with patch.object(processes, "micro_batch_context", counting):
         train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
-    assert max(sizes) - before < 1.05 * run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT / 2
+    assert max(sizes) - initial_bytes < 1.05 * run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT / 2
 
 
 def tensor_bytes():

@@ -12,13 +12,13 @@ from formerlab.training.runtime import StopRequest
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_recorded_and_handlers_are_restored(number):
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with StopRequest() as stop:
         assert stop() is None
         os.kill(os.getpid(), number)
         assert stop() == number.name
         assert stop() == number.name
-    assert {number: signal.getsignal(number) for number in before} == before
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
 
 
 @pytest.mark.parametrize(("raised", "margin"), [((), 30), ((50, 10), 50)])

@@ -51,12 +51,12 @@ def losses(run, model, examples, valid, stop=lambda: None):
 def check_kind(name, folder):
     run = RUNS[name].model_copy(update={"steps": 6, "log_every": 100, "evaluate_every": 100})
     examples, valid = data_of(run, folder)
-    here, counts = losses(run, run.model.build(run.seed), examples, valid), []
+    expected, counts = losses(run, run.model.build(run.seed), examples, valid), []
     with elsewhere() as device:
         model = run.model.build(run.seed).to(DEVICE)
         device.waits.clear()
-        there = losses(run, model, examples, valid, lambda: counts.append(len(device.waits)))
-    assert there == pytest.approx(here, abs=0.05 if "bfloat16" in name else 1e-4)
+        actual = losses(run, model, examples, valid, lambda: counts.append(len(device.waits)))
+    assert actual == pytest.approx(expected, abs=0.05 if "bfloat16" in name else 1e-4)
     validation = [
         wait for wait in device.waits[: counts[0]] if "formerlab/layers/" not in wait
     ]  # depth mixers write rows
@@ -88,15 +88,15 @@ def check_stage(data, folder):
     more = {"projection": Pattention(tokens=9), "feedforward": Pattention(tokens=16)}
     growth = Growth(keys="zero", tau="keep", optimizer="carry", old_tokens="freeze")
     second = small(model=TOKENFORMER.model_copy(update=more), steps=4, init="first", growth=growth)
-    actual = {}
+    folders = {}
     for device in ("cpu", DEVICE):
         with elsewhere():
             parent = trained(first, data, folder / device / "first", device, stop_at=3, keep_optimizer=True)
-            actual[device] = [parent, trained(second, data, folder / device / "second", device, parent)]
-    for here, there in zip(*actual.values(), strict=True):
-        assert json.loads((there / "run.json").read_text())["status"] == "finished"
+            folders[device] = [parent, trained(second, data, folder / device / "second", device, parent)]
+    for expected, actual in zip(*folders.values(), strict=True):
+        assert json.loads((actual / "run.json").read_text())["status"] == "finished"
         for name in ("train", "eval", "test"):
-            pairs = zip(rows(here, name), rows(there, name), strict=True)
+            pairs = zip(rows(expected, name), rows(actual, name), strict=True)
             assert all(b["loss_nats"] == pytest.approx(a["loss_nats"], abs=1e-4) for a, b in pairs)
 
 

@@ -85,7 +85,7 @@ class PositionEncoding(nn.Module):
     """The module of `NoPosition` and the base of the others: `embed` and `rotate` return their input."""
 
     def reset_parameters(self) -> None:
-        """Sample position embeddings or compute tables; the base class has neither."""
+        """Sample position embeddings or compute tables; the base class does nothing."""
 
     def embed(self, x: Stream, start: Start) -> Stream:
         """Add positions start, start + 1, ... to embedded tokens."""

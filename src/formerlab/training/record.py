@@ -96,7 +96,7 @@ def data_usage(run: Run, state: State, fingerprint: str, data: Any, chain: Seque
         tokens=state.tokens,
         epochs=epochs,
         tokens_cumulative=state.tokens + sum(usage.tokens for usage in earlier),
-        epochs_cumulative=epochs + sum(usage.epochs * part for usage, part in zip(earlier, overlaps, strict=True)),
+        epochs_cumulative=epochs + sum(used.epochs * overlap for used, overlap in zip(earlier, overlaps, strict=True)),
     )
 
 

@@ -170,11 +170,11 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
     """
     growth, weights, spec = run.growth, dict[str, Tensor](), run.model
     if parent is not None and record is not None:
-        weights, old = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
-        spec = continued_spec(old, spec) if growth is None else grown_spec(old, spec, growth)
+        weights, parent_spec = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
+        spec = continued_spec(parent_spec, spec) if growth is None else grown_spec(parent_spec, spec, growth)
     model: nn.Module
     if content is None and growth is not None:
-        model = grow_into(weights, old, spec, growth, run.seed)
+        model = grow_into(weights, parent_spec, spec, growth, run.seed)
     else:
         with nullcontext() if content is None else without_values():
             model = spec.build(run.seed)

@@ -157,8 +157,8 @@ ArgumentError = UserError
 class Layout:
     """The sources of depth-weighted averages."""
 
-    def __init__(self, table):
-        self.table = table
+    def __init__(self, sources):
+        self.sources = sources
 
 
 class FusedHistory:

@@ -19,10 +19,10 @@ class ConnectToLast(Averages):
     others: float = Field(default=1e-4, ge=-10.0, le=10.0)
     """Initial weight of all outputs except the last, whose weight starts at 1."""
 
-    def table(self, layers: int) -> dict[int, list[int]]:
+    def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         return {layers: list(range(layers + 1))}
 
     @property
-    def start(self) -> tuple[float, float]:
+    def initial_weights(self) -> tuple[float, float]:
         """Initial weight of earlier outputs (`others`) and of the last output."""
         return self.others, 1.0

@@ -14,7 +14,7 @@ from formerlab.spec import Layers
 class Averages(DepthSpec):
     """Base of the mixers Y_i = sum over j in S_i of alpha_ij X_j with one scalar alpha_ij per pair of blocks."""
 
-    def table(self, layers: int) -> dict[int, list[int]]:
+    def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         """Return {i: S_i} for every mixed block i (from 1), both in ascending order; S_i contains i.
 
         Y_i = X_i for all other blocks.
@@ -22,13 +22,13 @@ class Averages(DepthSpec):
         raise NotImplementedError
 
     @property
-    def start(self) -> tuple[float, float]:
+    def initial_weights(self) -> tuple[float, float]:
         """Initial weight of earlier outputs and of the block's own output; the default is the identity."""
         return 0.0, 1.0
 
     def bytes_moved(self, layers: int, width: int) -> int:
         """Each pair (i, j) causes three float32 reads: X_j in the forward sum, X_j for dalpha_ij, and dY_i for dX_j."""
-        return 3 * 4 * sum(map(len, self.table(layers).values())) * width
+        return 3 * 4 * sum(map(len, self.sources_by_block(layers).values())) * width
 
 
 class Dilated(Averages):
@@ -39,7 +39,7 @@ class Dilated(Averages):
     period: Layers = 1
     """p: average after every p-th block."""
 
-    def table(self, layers: int) -> dict[int, list[int]]:
+    def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         destinations = range(self.period, layers + 1, self.period)
         return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
@@ -73,16 +73,16 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
 
     def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()
-        table, self.start, self.layers = spec.table(layers), spec.start, layers
-        self.layout = Layout(table)
-        self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.empty(len(js))) for i, js in table.items()})
+        sources, self.initial_weights, self.layers = spec.sources_by_block(layers), spec.initial_weights, layers
+        self.layout = Layout(sources)
+        self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.empty(len(js))) for i, js in sources.items()})
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         for alpha in self.alphas.values():
-            alpha.fill_(self.start[0])
-            alpha[-1] = self.start[1]
+            alpha.fill_(self.initial_weights[0])
+            alpha[-1] = self.initial_weights[1]
 
     def mixing_weights(self, destination: int) -> Tensor:
         """Return the mixing weights of Y_destination, one per source."""
@@ -90,8 +90,8 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         return alpha
 
     def begin(self, x: Stream) -> "tuple[Stream, FusedHistory | list[Stream]]":
-        if self.fused and self.layout.table and not (torch.compiler.is_compiling() or func_transform_active()):
-            return x, FusedHistory(self.layout, torch.cat([self.mixing_weights(i) for i in self.layout.table]), x)
+        if self.fused and self.layout.sources and not (torch.compiler.is_compiling() or func_transform_active()):
+            return x, FusedHistory(self.layout, torch.cat([self.mixing_weights(i) for i in self.layout.sources]), x)
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
@@ -99,12 +99,12 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         if isinstance(history, FusedHistory):
             return history.mix(index, x)
         append(index, x, history)
-        if index not in self.layout.table:
+        if index not in self.layout.sources:
             return x
         compute_dtype = torch.promote_types(x.dtype, torch.float32)
         weights = self.mixing_weights(index).to(compute_dtype)
         mixed = weights[-1] * x.to(compute_dtype)
-        for weight, j in zip(weights[:-1], self.layout.table[index][:-1], strict=True):
+        for weight, j in zip(weights[:-1], self.layout.sources[index][:-1], strict=True):
             mixed = mixed + weight * history[j].to(compute_dtype)
         return mixed.to(x.dtype)
 
@@ -112,6 +112,6 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
     def weights(self) -> list[tuple[int, int, float]]:
         return [
             (i, j, alpha)
-            for i, js in self.layout.table.items()
+            for i, js in self.layout.sources.items()
             for j, alpha in zip(js, self.mixing_weights(i).tolist(), strict=True)
         ]

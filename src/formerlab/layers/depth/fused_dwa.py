@@ -32,16 +32,16 @@ LAUNCH_BOUND = 2**17
 class Layout:
     """Indices of the mixing weights, which are stored in one vector, destination after destination."""
 
-    def __init__(self, table: dict[int, list[int]]) -> None:
-        self.table = table
+    def __init__(self, sources: dict[int, list[int]]) -> None:
+        self.sources = sources
         self.offsets: dict[int, int] = {}
         """Index of the first weight of each destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
         """For each source, (destination, index of the weight) of all destinations that read it, in ascending order."""
         self.size = 0
-        for destination, sources in table.items():
+        for destination, read_sources in sources.items():
             self.offsets[destination] = self.size
-            for source in sources:
+            for source in read_sources:
                 self.readers.setdefault(source, []).append((destination, self.size))
                 self.size += 1
 
@@ -66,16 +66,16 @@ class FusedHistory:
             mixed = self.average(index)
         else:
             mixed, self.signal = BlockNode.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
-        for source in self.layout.table.get(index, []):
+        for source in self.layout.sources.get(index, []):
             if readers[source][-1][0] == index:  # the last reader
                 del self.stored[source]
         return mixed
 
     def average(self, index: int) -> Stream:
         """Return Y_index from the stored outputs."""
-        if index not in self.layout.table:
+        if index not in self.layout.sources:
             return self.stored[index]
-        sources, first = self.layout.table[index], self.layout.offsets[index]
+        sources, first = self.layout.sources[index], self.layout.offsets[index]
         streams, end = [self.stored[j] for j in sources], first + len(sources)
         if self.signal is None and streams[0].device.type != "cpu" and streams[0].numel() <= LAUNCH_BOUND:
             return _stacked_sum(streams, self.backward.flat[first:end])
@@ -113,7 +113,7 @@ class BackwardState:
         if signal is None:  # the first node of a backward pass: clear the state of an earlier pass
             self.gradients.clear()
             self.products.clear()
-        direct = gradient if index not in self.layout.table else None
+        direct = gradient if index not in self.layout.sources else None
         if gradient is not None and direct is None:
             self.gradients[index] = gradient.contiguous()
         readers = [(q, weight) for q, weight in self.layout.readers.get(index, []) if q in self.gradients]
@@ -124,7 +124,7 @@ class BackwardState:
         out, products = weighted_sum_and_products(gradients, weights, x, direct)
         self.products.update(zip((weight for _, weight in readers), products, strict=False))
         for q, _ in readers:
-            if self.layout.table[q][0] == index:  # no earlier source needs this gradient
+            if self.layout.sources[q][0] == index:  # no earlier source needs this gradient
                 del self.gradients[q]
         return out
 

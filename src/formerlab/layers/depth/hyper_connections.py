@@ -122,21 +122,21 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set eq. 14: sub-layer k reads stream k mod n, A_r is the identity, and the output is added to all streams."""
-        for index, table in enumerate(self.static, start=1):
-            table.zero_()
-            table[index % len(table), 0] = 1.0
-            table[:, 1:-1].fill_diagonal_(1.0)
-            table[:, -1] = 1.0
+        for index, weights in enumerate(self.static, start=1):
+            weights.zero_()
+            weights[index % len(weights), 0] = 1.0
+            weights[:, 1:-1].fill_diagonal_(1.0)
+            weights[:, -1] = 1.0
 
     def connections(self, index: int, streams: Streams) -> Weights:
-        table = self.static[index - 1]
-        compute_dtype = torch.promote_types(table.dtype, torch.float32)
-        return split(table.to(compute_dtype).expand(*streams.shape[:2], -1, -1))
+        weights = self.static[index - 1]
+        compute_dtype = torch.promote_types(weights.dtype, torch.float32)
+        return split(weights.to(compute_dtype).expand(*streams.shape[:2], -1, -1))
 
 
-def split(table: Float[Tensor, "batch time streams columns"]) -> Weights:
+def split(weights: Float[Tensor, "batch time streams columns"]) -> Weights:
     """Split [A_m, A_r, B^T] into A_m^T, A_r^T and B^T."""
-    read, carry, write = torch.split(table, [1, table.shape[-2], 1], dim=-1)
+    read, carry, write = torch.split(weights, [1, weights.shape[-2], 1], dim=-1)
     return read.mT, carry.mT, write
 
 

@@ -21,7 +21,7 @@ class LastK(Averages):
     """Whether an average includes X_0. always: in addition to the last K blocks (234 weights at 48 blocks, sparsity
     80.9 %). window: if it is one of the last K outputs (189, 84.6 %). never: in no average (186, 84.8 %)."""
 
-    def table(self, layers: int) -> dict[int, list[int]]:
+    def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         first = 0 if self.embedding == "window" else 1
         embedding = [0] if self.embedding == "always" else []
         return {i: [*embedding, *range(max(first, i - self.outputs + 1), i + 1)] for i in range(1, layers + 1)}

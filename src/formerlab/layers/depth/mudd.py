@@ -33,10 +33,10 @@ class DynamicDense(Dilated):
         bfloat16: norm output 1 write and 2 reads, its gradient 1 write and 1 read. float32: read X_i, read dX_i, write
         the accumulated dX_i.
         """
-        return super().bytes_moved(layers, width) + (5 * 2 + 3 * 4) * len(self.table(layers)) * width
+        return super().bytes_moved(layers, width) + (5 * 2 + 3 * 4) * len(self.sources_by_block(layers)) * width
 
     def matmul_flops(self, layers: int, width: int) -> int:
-        return sum(2 * n * (width + n) for n in map(len, self.table(layers).values()))
+        return sum(2 * n * (width + n) for n in map(len, self.sources_by_block(layers).values()))
 
 
 class DynamicDenseLayer(Mixer, of=DynamicDense):
@@ -44,8 +44,8 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
 
     def __init__(self, layers: int, width: int, spec: DynamicDense) -> None:
         super().__init__()
-        self.table, self.eps, self.layers = spec.table(layers), spec.eps, layers
-        sizes = {str(i): len(js) for i, js in self.table.items()}
+        self.sources, self.eps, self.layers = spec.sources_by_block(layers), spec.eps, layers
+        sizes = {str(i): len(js) for i, js in self.sources.items()}
         self.inner = nn.ParameterDict({i: nn.Parameter(torch.empty(n, width)) for i, n in sizes.items()})
         self.outer = nn.ParameterDict({i: nn.Parameter(torch.empty(n, n)) for i, n in sizes.items()})
         self.static = nn.ParameterDict({i: nn.Parameter(torch.empty(n)) for i, n in sizes.items()})
@@ -66,13 +66,13 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
         """Return Y_index and store X_index; weights and sum are at least float32."""
         check_index("block", index, self.layers)
         append(index, x, history)
-        if index not in self.table:
+        if index not in self.sources:
             return x
         compute_dtype, i = torch.promote_types(x.dtype, torch.float32), str(index)
         normed = F.rms_norm(x, x.shape[-1:], eps=self.eps)
         dynamic = F.linear(F.gelu(F.linear(normed, self.inner[i])), self.outer[i])
         weights = (dynamic.to(compute_dtype) + self.static[i].to(compute_dtype)).unbind(dim=-1)
         mixed: Tensor = weights[-1][..., None] * x.to(compute_dtype)
-        for weight, j in zip(weights[:-1], self.table[index][:-1], strict=True):
+        for weight, j in zip(weights[:-1], self.sources[index][:-1], strict=True):
             mixed = mixed + weight[..., None] * history[j].to(compute_dtype)
         return mixed.to(x.dtype)

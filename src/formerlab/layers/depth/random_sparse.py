@@ -25,7 +25,7 @@ class RandomSparse(Averages):
     seed: Seed = 0
     """Seed of the pattern."""
 
-    def table(self, layers: int) -> dict[int, list[int]]:
+    def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         pairs = [(i, j) for i in range(1, layers + 1) for j in range(i)]
         shuffled = sorted(pairs, key=lambda pair: mixed_seed(self.seed, *pair))
         pattern = sorted(shuffled[: round(self.density * len(pairs))])

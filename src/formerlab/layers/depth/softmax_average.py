@@ -23,7 +23,7 @@ class SoftmaxAverage(Dilated):
     """Initial logit of the block's own output; a larger value starts closer to the plain Transformer."""
 
     @property
-    def start(self) -> tuple[float, float]:
+    def initial_weights(self) -> tuple[float, float]:
         """Initial logits of earlier outputs and of the block's own output."""
         return 0.0, self.own
 
