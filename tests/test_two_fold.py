@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_index
+from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices
 
 
 def test_alpha_is_evaluated_on_the_other_half():
@@ -22,6 +22,7 @@ def test_alpha_is_evaluated_on_the_other_half():
 
 
 def test_halves_are_even_and_depend_only_on_the_id():
-    halves = [half_index(f"question-{number}") for number in range(400)]
-    assert 160 < sum(halves) < 240
-    assert halves == [half_index(f"question-{number}") for number in range(400)]
+    ids = [f"question-{number}" for number in range(400)]
+    halves = half_indices({"a": ids, "b": ids[::-1]})
+    assert 160 < halves["a"].sum() < 240
+    assert halves["a"].tolist() == halves["b"][::-1].tolist()

@@ -234,7 +234,7 @@ def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
         assert "Local" in {text.get_text() for text in axes.texts}
 
 
-def test_the_league_pairs_each_policy_with_h2o_on_the_windows_that_both_read(tmp_path):
+def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
     path = make_run(tmp_path, "decay", "random-small") / "prune.csv"
     harder = HARD + np.array([0.0, 9.0, 0.0, 9.0, 0.0])  # on windows that the other run does not read
     rows = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.1): harder + 0.2}
@@ -337,5 +337,5 @@ def test_published_accuracies_have_budget_and_alpha():
     assert set(theirs.loc[(theirs["series"] == "Decay") & theirs["alpha"].isna(), "run"]) == {"LLaMA-2-7B-chat"}
 
 
-def test_the_league_leaves_out_the_tasks_that_long_context_excludes():
+def test_the_comparison_of_policies_leaves_out_the_tasks_that_long_context_excludes():
     assert MIN_FULL_SCORE_PERCENT == 100 * long_context.MIN_FULL_SCORE

@@ -143,7 +143,7 @@ def test_a_caption_says_how_many_seeds_and_which_runs_diverged(rows):
     assert "no interval" in seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan))[0]
     assert "no interval" in seed_notes(rows.drop(columns="loss_nats_low"))[0]
     assert "no interval" in seed_notes(rows.assign(seeds=1))[0]  # bars of something else, such as quartiles
-    assert "bootstrap over examples" in seed_notes(rows.assign(seeds=1, interval="windows"))[0]
+    assert "bootstrap interval over test examples" in seed_notes(rows.assign(seeds=1, interval="windows"))[0]
 
 
 def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):

@@ -249,7 +249,7 @@ def test_losses_are_means_over_tokens(tmp_path):
 
 
 @UNSAVED
-def test_a_chain_is_followed_to_its_oldest_ancestor(tmp_path):
+def test_the_lineage_of_a_run_begins_with_its_oldest_ancestor(tmp_path):
     spec = model(projection=pattention(8))
     growth = {"keys": "random", "tau": "sqrt", "optimizer": "fresh"}
     names = ["tokenformer-1", "grown-random-sqrt-2", "grown-random-sqrt-3"]

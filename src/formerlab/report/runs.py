@@ -348,7 +348,7 @@ def seed_notes(rows: DataFrame) -> list[str]:
     elif lows and counts.max() > 1:
         interval = f"{intervals}: 95 % Student t interval over seeds{of_seeds}"
     elif "interval" in means and means["interval"].notna().any():
-        interval = "bars: 95 % bootstrap over examples, of these models alone"
+        interval = "bars: 95 % bootstrap interval over test examples, for these models only"
     notes = [f"{'; '.join(filter(None, (seed_count(counts), interval)))}."]
     diverged = means[means["diverged"] > 0] if "diverged" in means else means[:0]
     if len(diverged):

@@ -15,14 +15,10 @@ Grid = Float[ndarray, "alphas seeds examples"]
 Choice = Int[ndarray, "seeds halves"]
 
 
-def half_index(example: str) -> int:
-    """Return 0 or 1 by a hash of an example's id, so that halves are equal on all machines and in all runs."""
-    return hashlib.blake2b(example.encode()).digest()[0] % 2
-
-
 def half_indices(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, " examples"]]:
-    """Return the half (0 or 1) of each example, by task."""
-    return {task: np.array([half_index(example) for example in examples]) for task, examples in names.items()}
+    """Return the half (0 or 1) of each example by task, from a hash of its id, which is equal on all machines."""
+    hashes = {task: [hashlib.blake2b(example.encode()).digest() for example in ids] for task, ids in names.items()}
+    return {task: np.array([digest[0] % 2 for digest in digests]) for task, digests in hashes.items()}
 
 
 def choose_alphas(
