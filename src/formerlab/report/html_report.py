@@ -75,7 +75,7 @@ def html_report(
     entries = [entry for entry in catalogue().values() if entry.name in runs and (figures / entry.outputs[1]).exists()]
     tables = [f"<div><h3>{escape(title)}</h3><div class='wide'>{pages.html_table(format_table(rows))}</div></div>"
               for title, rows in headline_tables(results).items()]  # fmt: skip
-    overview, sections = [], []
+    rows, overview, sections = run_table(results), [], []
     for name, study in studies.items():
         of_study, study_claims = [entry for entry in entries if entry.study == name], claims[study_of_claim == name]
         images = _thumbnails([entry for entry in of_study if entry.kind == "figure"], figures)
@@ -87,7 +87,7 @@ def html_report(
                    _verdicts("All claims of this study", study_claims), *(articles or [placeholder])]  # fmt: skip
         sections.append(f'<section id="{escape(name)}">{"".join(content)}</section>')
     html = pages.html_page(f"formerlab at scale {results.scale}", [
-        pages.paragraph(_scope(results)),
+        pages.paragraph(_scope(rows, results)),
         _thumbnails(_main_figures(entries), figures, takeaway=True),
         f'<div class="heads">{"".join(tables)}</div>',
         pages.paragraph(NOTE),
@@ -98,14 +98,13 @@ def html_report(
         *overview,
         *sections,
         f"<section>{pages.heading('The workflow, by stage')}{_workflow(stages)}</section>",
-        f"<section>{pages.heading('Provenance and cost')}{_provenance(results, figures)}</section>",
+        f"<section>{pages.heading('Provenance and cost')}{_provenance(rows, figures)}</section>",
     ])  # fmt: skip
     return html.replace("</style>", f"{STYLE}</style>", 1)
 
 
-def _scope(results: Results) -> str:
+def _scope(rows: DataFrame, results: Results) -> str:
     """Return sentences on the number of runs, their training time and devices, and on excluded runs."""
-    rows = run_table(results)
     if rows.empty:
         return f"No run of scale {results.scale} is finished yet."
     hours, devices = rows["training_time_s"].sum() / 3600, ", ".join(sorted(set(rows["device"].dropna())))
@@ -192,12 +191,11 @@ def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
     return f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div>'
 
 
-def _provenance(results: Results, figures: Path) -> str:
+def _provenance(rows: DataFrame, figures: Path) -> str:
     """Return the costs by study, followed by a collapsed list of all runs."""
-    rows, page = run_table(results), figures / "runs.html"
     if rows.empty:
         return pages.paragraph("No finished run.")
-    costs = f"<div class='wide'>{pages.html_table(costs_by_study(rows))}</div>"
+    costs, page = f"<div class='wide'>{pages.html_table(costs_by_study(rows))}</div>", figures / "runs.html"
     if not page.exists():
         return costs
     return f"{costs}<details><summary>Every run</summary><div class='wide'>{_body(page)}</div></details>"

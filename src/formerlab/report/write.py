@@ -100,17 +100,15 @@ def draw_all(
     jobs.sort(key=lambda job: -sum(file.stat().st_size for file in job[0].joinpath(job[1]).glob("*.*")))
     run = pool.map if pool else map
     by_job = run(_draw_study, *zip(*jobs, strict=True), repeat(out_root), repeat(pdf), repeat(selects)) if jobs else ()
-    by_scale: dict[str, dict[str, list[Path] | None]] = {root.name: {} for root in roots}
-    for (root, _), files_by_name in zip(jobs, by_job, strict=True):
-        by_scale[root.name] |= files_by_name
-    for name, files_by_name in by_scale.items():
-        counts = [len(files) for files in files_by_name.values() if files is not None]
-        print(f"{name}: {len(counts) - counts.count(0)} rendered, {counts.count(0)} have no rows of finished runs",
+    pairs = zip(jobs, by_job, strict=True)
+    files = {(root.name, name): paths for (root, _), by_name in pairs for name, paths in by_name.items()}
+    for root in roots:
+        counts = [len(paths) for (scale, _), paths in files.items() if scale == root.name and paths is not None]
+        print(f"{root.name}: {len(counts) - counts.count(0)} rendered, {counts.count(0)} have no rows of finished runs",
               file=sys.stderr)  # fmt: skip
-    by_name = {f"{scale}: {name}": files for scale, group in by_scale.items() for name, files in group.items()}
-    if failed := sorted(name for name, files in by_name.items() if files is None):
+    if failed := sorted(f"{scale}: {name}" for (scale, name), paths in files.items() if paths is None):
         raise UserError(f"{', '.join(failed)} could not be rendered, for the reasons above")
-    if not (written := [path for files in by_name.values() for path in files or ()]):
+    if not (written := [path for paths in files.values() for path in paths or ()]):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the workflow first")
     return written
 
@@ -230,7 +228,7 @@ def save(figure: Figure, *paths: Path) -> None:
             else:
                 figure.savefig(temporary, format="png", dpi=DOTS_PER_INCH)
                 notes = PngInfo()
-                notes.add_itxt("Description", figure.get_label())
+                notes.add_itxt("Description", str(figure.get_label()))
                 fewer_colours(Image.open(temporary).convert("RGB")).save(temporary, "PNG", pnginfo=notes)
 
 
