@@ -66,7 +66,7 @@ def test_credentials_have_no_place_in_the_configuration(uri, project):
 
 EVIL = '<script>alert(1)</script>|\n<img src=x onerror=alert(1)>![x](https://evil/x.png)"\\|$\\frac$'
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "br"),
+    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "br"),
     *("table", "thead", "tbody", "tr", "th", "td"),
 }
 ATTRIBUTES = {"lang", "charset", "name", "content", "class", "style", "border"}
@@ -125,9 +125,9 @@ def test_a_text_in_a_table_of_markdown_is_one_cell_of_text():
 
 def test_what_foreign_results_hold_stands_on_pages_as_text(hostile, tmp_path):
     paths = write_run_table(hostile, tmp_path)
-    paths += [path for name in ("decay_answers_table", "decay_tasks_table") for path in draw(name, hostile, tmp_path)]
+    paths += draw("decay_tasks_table", hostile, tmp_path)
     shown = {path.name: path.read_text() for path in paths if path.suffix not in (".csv", ".rst")}
-    assert len(shown) == 5
+    assert len(shown) == 3
     for name, text in shown.items():
         assert "alert(1)" in text, name
         assert is_inert(text), name

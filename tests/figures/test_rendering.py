@@ -35,7 +35,7 @@ from formerlab.report import write
 from formerlab.report.catalogue import catalogue, expand_columns
 from formerlab.report.columns import count, meanings, number
 from formerlab.report.headline import headline
-from formerlab.report.pages import caption_title, format_table, without_constants
+from formerlab.report.pages import caption_title, format_table, html_table, mark_bold, without_constants
 from formerlab.report.runs import held_out_losses, lineage, means_by_run, variant_label
 from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.write import draw_all, draw_each
@@ -270,10 +270,10 @@ def test_published_points_are_marked_and_complete(folder):
     grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
-    text = (folder / "figures" / "live" / "one" / "decay_answers_table.md").read_text()
-    ours, theirs = text.split("**Published, not ours**")
-    assert "| OPT-2.7B | Decay 0+40 alpha=0.2 | 23.4" in re.sub(" +", " ", theirs)
-    assert "(scale one, live results)" in ours
+    text = (folder / "figures" / "live" / "one" / "decay_suites_table.md").read_text()
+    theirs = text.partition("**Published, not ours**")[2]
+    assert "| OPT-2.7B | Decay 0+40 alpha=0.2 | 47.6 | -1.9 | 4.0 |" in re.sub(" +", " ", theirs)
+    assert text.rstrip().endswith("Rows: scale one, live results.")
 
 
 def test_differences_are_beside_the_published_ones(folder):
@@ -383,11 +383,13 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
         ["74.2 [70.0, 78.7]", "618.7"]
     ]
     assert shown(perplexity=[18.61, 17.9], perplexity_se=[0.02, 0.1]) == [["18.61 ± 0.02", "17.90 ± 0.10"]]
-    assert shown(budget=[0.1, 1.0], realised_budget=[0.0996, 0.1992]) == [["10", "100"], ["9.96", "19.92"]]
+    assert shown(budget=[0.1, 1.0], realised_budget=[0.0996, 0.1992]) == [["10", "100"], ["10.0", "19.9"]]
     assert shown(flops_cumulative=[1.3e14, 1.434e14], flops=[1e20, 2.3e19]) == [
         ["1.30e14", "1.43e14"],
         ["1.0e20", "2.3e19"],
     ]
+    ends = {"gain_nats_pooled_low": [0.0612, np.nan], "gain_nats_pooled_high": [0.0858, np.nan]}
+    assert shown(gain_nats=[0.0731, 0.05], **ends) == [["0.073", "0.050"], ["[0.061, 0.086]", ""]]
     assert shown(lr=[0.01, 0.0000195], empty=[np.nan, np.nan]) == [["10", "0.0195"]]
     assert format_table(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
         "gain (nats) ↑": ["0.500"]
@@ -396,12 +398,19 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
     assert [count(value) for value in (1_310_000_000.0, 89_012, 86e6, 152)] == ["1.31B", "89.0k", "86M", "152"]
 
 
+def test_the_row_of_a_verdict_is_bold():
+    rows = pd.DataFrame({"variant": ["a", "b"], "x": [1.0, np.nan], "bold": [False, True]})
+    cells = mark_bold(format_table(rows), rows)
+    assert cells.to_dict("list") == {"model": ["a", "**b**"], "x": ["1", ""]}
+    assert "<td><b>b</b></td>" in html_table(cells)
+
+
 def test_columns_explain_themselves_and_say_which_direction_is_better():
-    assert meanings(["run", "exact_percent", "seeds"]) == [
+    assert meanings(["model", "exact (%) ↑", "seeds"]) == [
         "exact (%): translations that equal the reference.",
         "↑: higher is better.",
     ]
-    assert meanings(["loss_nats", "loss_nats"])[1:] == ["↓: lower is better."]
+    assert meanings(["held-out loss (nats) ↓", "held-out loss (nats) ↓"])[1:] == ["↓: lower is better."]
     assert meanings(["seeds"]) == []
 
 
@@ -425,9 +434,8 @@ def test_constant_columns_become_a_note():
 
 
 def test_no_committed_table_has_more_than_nine_columns():
-    """`decay_league_table` is excepted, because it has a column for each text and budget."""
     files = [path for scale in ("overnight", "pretrained") for path in (ROOT / "figures/cached" / scale).glob("*.md")]
-    for path in (path for path in files if path.stem != "decay_league_table"):
+    for path in files:
         for line in path.read_text().splitlines():
             assert not line.startswith("|:") or line.count("|") <= 10, path
 

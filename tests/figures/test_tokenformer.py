@@ -50,7 +50,7 @@ def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
     assert subtract(pd.Series({0: 3.0, 1: 2.0}), pd.Series({1: 0.5, 2: 1.0})).to_dict() == {1: 1.5}
 
 
-def test_the_loss_after_growth_is_compared_with_the_parent(tmp_path):
+def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
     for seed, shift in enumerate((0.0, 0.5, 1.0)):
         write_run(tmp_path, "tokenformer-1", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift})
         for run, growth, start, final in (
@@ -59,16 +59,18 @@ def test_the_loss_after_growth_is_compared_with_the_parent(tmp_path):
         ):
             rest = tokenformer(2) | grown("tokenformer-1", **growth)
             write_run(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
-    table = load_rows(catalogue()["tokenformer_ablation"], Results(tmp_path)).set_index("run")
-    assert list(table.index) == ["grown-random-sqrt-2", "grown-zero-keep-2"]
+        write_run(tmp_path, "trained-on-2", seed, 3.7 + shift, {10: 3.0}, **tokenformer(1, init="tokenformer-1"))
+    table = load_rows(catalogue()["tokenformer_table"], Results(tmp_path)).set_index("run")
     keeping = table.loc["grown-zero-keep-2"]
-    assert keeping["start_minus_parent_nats"] == pytest.approx(0.0)
-    assert table.loc["grown-random-sqrt-2", "start_minus_parent_nats"] == pytest.approx(1.0)
+    assert (keeping["question"], keeping["compared_with"]) == ("stage", "trained-on-2")
     # paired by seed: the same difference in every seed leaves no interval, although the seeds are half a nat apart
-    assert keeping["loss_minus_published_nats_low"] == pytest.approx(0.1)
-    assert keeping["loss_minus_published_nats_high"] == pytest.approx(0.1)
+    assert [keeping[f"difference_nats{end}"] for end in ("_low", "", "_high")] == pytest.approx([0.2] * 3)
+    assert keeping["difference_nats_pooled_low"] <= keeping["difference_nats_pooled_high"]
     assert keeping["loss_nats_high"] - keeping["loss_nats_low"] > 1
-    assert (keeping["keys"], keeping["tau"], keeping["optimizer"]) == ("zero", "kept", "fresh")
+    draw_one("tokenformer_table", tmp_path, tmp_path / "out")
+    text = (tmp_path / "out/tokenformer_table.md").read_text()
+    assert "**Ours: loss minus the parent trained further for equal FLOPs" in text
+    assert "| grown with zero keys " in text
 
 
 def test_growth_is_shown_relative_to_the_parent_of_each_run(tmp_path):
@@ -201,16 +203,6 @@ def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_
     assert set(rows["run"]) == {"continued-tokenformer"}
 
 
-def test_score_functions_are_compared_with_the_default_of_their_block(results):
-    table = load_rows(catalogue()["tokenformer_scores"], results)
-    ours = table[table["source"] == "ours"].set_index("run")
-    assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
-    assert ours.loc["score-exp_l1", "loss_minus_default_nats"] == pytest.approx(0.2, abs=0.06)
-    assert ours.loc["layernorm-full", "loss_minus_default_nats"] == pytest.approx(-0.01, abs=0.06)
-    theirs = table[table["source"] == "published"]["ImageNet top-1 (%)"]
-    assert list(theirs) == [79.6, 81.7, 82.5, 82.6, 82.5, 82.5]
-
-
 def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
     for run, test, valid, rest in (
         ("matched-low", 3.0, 3.9, {}),  # the best on the held-out text, which must not choose
@@ -224,10 +216,10 @@ def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
         for seed in (0, 1):
             write_run(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
     table = load_rows(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
-    chosen = {"matched-high", "modern-low", "long-matched-low", "whole-modern-low"}
-    assert set(table.index[table["chosen"] == "yes"]) == chosen
-    differences = table["tokenformer_minus_best_nats"].dropna().to_dict()
-    assert differences == pytest.approx({"modern-low": 0.3, "whole-modern-low": -0.1})
+    ours = table[table["source"] == "ours"]
+    assert ours["difference_nats"].tolist() == pytest.approx([-0.1, 0.3, 0.4]), "the last is the change"
+    chosen = {"modern-low": "matched-high", "whole-modern-low": "long-matched-low"}
+    assert ours["tokenformer"].dropna().to_dict() == chosen
 
 
 def test_published_sizes_follow_from_the_formula():

@@ -1,10 +1,11 @@
 """The catalogue of figures and tables, read without importing the code that renders them.
 
 A module below `figures/` or `tables/` declares a figure or table by a function of the same name that returns its rows:
-`@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`.
-The docstring is the caption in reStructuredText. It describes the content and says what to look for. The folder or file
-below `figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
-`<study>_<name>`. The plan reads the runs, the files and the caption from the source, so they must be literals.
+`@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
+The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
+`figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
+`<study>_<name>`.
+The plan reads the runs, the files and the caption from the source, so they must be literals.
 """
 
 import ast
@@ -40,8 +41,9 @@ class Declaration(NamedTuple):
     published: "Callable[[], DataFrame] | None" = None
     """Returns the published rows of a table."""
     columns: str = ""
-    """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, and `perplexity[]±` also
-    adds a standard error; `~` is a space. `-flops` is written to the CSV only, not to the Markdown and HTML."""
+    """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, `perplexity[]±` also a
+    standard error, `gain_nats[]+` also the ends of the pooled interval that verdicts use; `~` is a space. `-flops` is
+    written to the CSV only, not to the Markdown and HTML. A true `bold` marks a row on which a verdict rests."""
     readers: "Callable[[DataFrame], DataFrame | dict[str, DataFrame]] | None" = None
     """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
     argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""
@@ -59,8 +61,9 @@ def expand_columns(specification: str) -> list[str]:
     """Return the column names of a specification such as `loss_nats[] -flops` (see `Declaration.columns`)."""
     names = []
     for word in specification.split():
-        name = word.lstrip("-").rstrip("±").removesuffix("[]").replace("~", " ")
-        suffixes = ("", *(("_low", "_high") if "[]" in word else ()), *(("_se",) if "±" in word else ()))
+        name = word.lstrip("-").rstrip("±+").removesuffix("[]").replace("~", " ")
+        suffixes = ["", *(("_low", "_high") if "[]" in word else ()), *(("_se",) if "±" in word else ())]
+        suffixes += ["_pooled_low", "_pooled_high"] if word.endswith("+") else []
         names += [name + suffix for suffix in suffixes]
     return names
 

@@ -23,64 +23,43 @@ class Column(NamedTuple):
     places: int | None = None
 
 
+POOLED = "pooled interval"
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
+    "pooled": Column(POOLED, "95 %, its standard deviation is pooled over similar runs; verdicts rest on it"),
     "regime": Column("data set, learning rate schedule"),
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
-    "schedule": Column("schedule", "of the learning rate, and its end as a fraction of the peak"),
     **{
         f"{cost}_exponent_{axis}": Column(f"{words}, exponent of {axis}", places=2)
         for cost, words in (("counted", "operations"), ("time", "time"), ("memory", "memory"))
         for axis in ("n", "d")
     },
     "parameters_non_embedding": Column("parameters without embedding"),
-    "tokens": Column("training tokens", "every epoch counts; the tokens of a grown model's parent do not"),
-    "tokens_cumulative": Column("cumulative tokens", "training tokens of the model and its ancestors"),
-    "flops_cumulative": Column("cumulative FLOPs", "training FLOPs of the model and its ancestors"),
+    "tokens": Column("training tokens"),
+    "flops_cumulative": Column("cumulative FLOPs"),
     "loss_nats": Column("held-out loss (nats) ↓", LOSS),
-    "perplexity": Column("perplexity ↓", "exp of the mean held-out loss"),
-    "loss_minus_plain_nats": Column(
-        "loss minus Transformer (nats) ↓", "below zero: lower loss than the Transformer of the same depth and training"
-    ),
-    "gain_nats": Column("gain (nats) ↑", "loss of the reference model minus loss of this model"),
-    "kept": Column(
-        "gain retained (%) ↑",
-        "mean gain in percent of the gain when the mixing weights are trained from the first step",
-        100,
-    ),
-    "start_share": Column(
-        "weights learn after (% of steps)", "0: from the start; 100: never, which is the plain Transformer", 100
-    ),
+    "perplexity": Column("perplexity ↓"),
+    "gain_nats": Column("gain (nats) ↑"),
+    "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
+    "device": Column("processor"),
+    "kept": Column("gain kept (%) ↑", "mean gain in percent of the gain with weights that learn from the start", 100),
+    "start_share": Column("weights learn from"),
     "sparsity": Column("sparsity (%)", "fraction of the mixing weights of 1x1 that are left out", 100),
     "parameters_added": Column("parameters added", "parameters that the plain Transformer does not have"),
-    "inference_batches_per_s": Column("forward passes/s ↑", "batches that are scored without gradients, per second"),
-    "forward_batches_per_s": Column("forward passes/s ↑", "batches that are scored without gradients"),
-    "training_steps_per_s": Column("training steps/s ↑"),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
-    **{
-        f"{measure}_time_ratio": Column(f"{words} time / plain ↓", "plain: the Transformer of equal depth")
-        for measure, words in (("training_step", "step"), ("forward", "forward"), ("decode", "decoding"))
-    },
-    "step_time_ratio": Column(
-        "step time ratio", "time of a DenseFormer's step divided by the time of a Transformer's step"
-    ),
+    "step_time_ratio": Column("step time ratio", "time of a step of the DenseFormer over that of the Transformer"),
     "training_time_hours": Column("training time (h)"),
-    "old_tokens": Column("parent's parameters"),
-    "start_minus_parent_nats": Column(
-        "jump at growth (nats) ↓",
-        "validation loss before the first step minus the parent's last validation loss; zero: growth leaves the loss "
-        "unchanged",
-    ),
-    "loss_minus_published_nats": Column(
-        "loss minus published recipe (nats) ↓", "below zero: lower loss than the model grown as published"
-    ),
-    "loss_minus_default_nats": Column("loss minus default (nats) ↓", "above zero: higher loss than the default"),
-    "tokenformer_minus_best_nats": Column(
-        "Tokenformer minus this model (nats)", "above zero: the Tokenformer has the higher loss"
-    ),
+    "arm": Column("Transformer"),
+    "effect_nats": Column("effect on the loss (nats) ↓"),
+    "cost_nats": Column("added loss (nats) ↓", places=4),
+    "perplexity_tokenformer": Column("perplexity: Tokenformer ↓"),
+    "difference_nats": Column("loss difference (nats) ↓"),
+    "tokens_per_new_parameter": Column("tokens per new parameter", places=0),
+    "flops_of_transformer": Column("FLOPs, Transformer of equal loss"),
+    "parameters_with_embedding": Column("with embedding"),
     "tokenformers_lead_nats": Column(
         "Tokenformer's lead (nats)",
         "gain by growth in parameter tokens minus gain by this method; above zero: parameter tokens gain more",
@@ -88,38 +67,39 @@ COLUMNS = {
     "loss_minus_tokenformers_nats": Column(
         "loss minus Tokenformer (nats) ↓", "below zero: lower loss than the grown Tokenformer"
     ),
-    "chosen": Column("rate chosen", "the rate with the lowest validation loss among the measured ones"),
-    "flops_ratio": Column(
-        "FLOPs ratio ↓", "cumulative FLOPs divided by the FLOPs of a Transformer from scratch with the same loss"
-    ),
+    "flops_ratio": Column("FLOPs ratio ↓", places=1),
     "parameters_formula": Column("parameters by formula"),
     "flops_formula": Column("FLOPs by formula"),
-    "parameters_difference": Column("parameters, record minus formula", "gain and bias of the final norm"),
+    "parameters_difference": Column("parameters, record minus formula"),
     "flops_difference": Column("FLOPs, record minus formula"),
     "parameters_printed": Column("printed size"),
     "nearer_count_minus_printed_percent": Column("formula minus printed size (%)", places=1),
     "sequential": Column("sequential operations"),
     "flops_token_token_coefficient": Column("FLOPs / T^2", "4 L d: FLOPs of attention for a context of T tokens"),
-    "sacrebleu": Column("sacreBLEU ↑", "the score to compare with other work; its signature is in each translate.json"),
-    "compound_split": Column("BLEU as in 2017 ↑", "tokenised, with hyphenated compounds split, as the paper reports"),
+    "sacrebleu": Column("sacreBLEU ↑", places=1),
+    "bleu_minus_base": Column("BLEU minus base ↑", places=1),
+    "loss_minus_base_nats": Column("loss minus base (nats) ↓"),
     "tokenized_lowercase": Column("BLEU, lowercase ↑"),
     "exact_percent": Column("exact (%) ↑", "translations that equal the reference"),
     "bleu": Column("BLEU ↑"),
     "bleu_en_de": Column("BLEU En-De ↑"),
     "bleu_en_fr": Column("BLEU En-Fr ↑"),
-    "top1_percent": Column("top-1 (%) ↑", "test images whose most probable class is right"),
-    "top1_points": Column("top-1 difference (points) ↑", "top-1 minus the top-1 of the model in the next column"),
-    "compared_with": Column("compared with"),
+    "top1_percent": Column("top-1 (%) ↑"),
+    "top1_points": Column("difference (points) ↑"),
+    "error_ratio": Column("error ratio, pooled ↓", places=2),
     "top5_percent": Column("top-5 (%) ↑"),
     "calibration_error": Column("calibration error (%) ↓", "mean distance between confidence and accuracy", 100),
-    "mean of five (%) ↑": Column("mean of five (%) ↑"),
-    "minus Full (points)": Column("mean minus Full (points) ↑"),
-    "minus H2O (points)": Column("mean minus H2O (points) ↑"),
-    "acc_own": Column("accuracy, own alpha (%) ↑", factor=100),
-    "acc_common": Column("accuracy, common alpha (%) ↑", factor=100),
+    "mean (%)": Column("mean (%) ↑", places=1),
+    "minus Full (points)": Column("minus Full (points) ↑"),
+    "minus H2O (points)": Column("minus H2O (points) ↑"),
+    "on_questions": Column("cache size, questions (%)", factor=100, places=1),
+    "alike": Column("within 1 % of H2O"),
+    "cache_megabytes": Column("cache (MB) ↓", places=1),
+    "acc_own": Column("own (%) ↑", factor=100),
+    "acc_common": Column("common (%) ↑", factor=100),
     "gain": Column("gain (points) ↑", "accuracy with own alphas minus accuracy with the common alpha", 100),
-    "acc_float32": Column("accuracy, float32 (%) ↑", factor=100),
-    "acc_model": Column("accuracy, model's precision (%) ↑", factor=100),
+    "acc_float32": Column("float32 (%) ↑", factor=100),
+    "acc_model": Column("model's precision (%) ↑", factor=100),
     "difference": Column("difference (points)", factor=100),
     "judged_alike": Column(
         "same outcome (%)", "questions that both runs answer correctly, or both incorrectly", 100
@@ -128,28 +108,17 @@ COLUMNS = {
     "task": Column("task"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
-    "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100),
-    "recent_share": Column(
-        "recent (%)", "most recent tokens, which are always retained, in percent of all tokens", 100
-    ),
+    "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100, places=1),
+    "recent_share": Column("recent (%)", "tokens that are kept for being the last, in percent of all tokens", 100),
     "selected_share": Column("selected (%)", "tokens that the score selects, in percent of all tokens", 100),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
     "minus_best_single_nats": Column(
         "minus best shared alpha (nats) ↓", "below zero: lower loss than with the best alpha that all heads share"
     ),
     "minus_published_alpha_nats": Column("minus alpha 0.2 (nats) ↓", "below zero: lower loss than with alpha 0.2"),
-    "speed_ratio": Column(
-        "speed / Full ↑", "decoding speed divided by the speed of the full cache in the same repetition"
-    ),
-    "prompt_ratio": Column(
-        "prompt time / Full ↓", "time to read the prompt divided by the time with the full cache"
-    ),
-    "cache_share": Column(
-        "cache (% of Full) ↓", "bytes of keys and values in percent of the bytes of the full cache", 100
-    ),
-    "metadata_megabytes": Column(
-        "metadata (MB) ↓", "scores and positions that a pruned cache stores in addition to keys and values"
-    ),
+    "speed_ratio": Column("speed / Full ↑"),
+    "prompt_ratio": Column("prompt time / Full ↓"),
+    "cache_share": Column("cache (% of Full) ↓", factor=100, places=0),
 }  # fmt: skip
 UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 
@@ -163,12 +132,12 @@ def column(name: str) -> Column:
     return Column(f"{what} ({UNITS[unit]})" if what and unit in UNITS else words)
 
 
-def meanings(names: Iterable[str]) -> list[str]:
-    """Return a line per column that needs an explanation, and the meaning of the arrows."""
-    columns = dict.fromkeys(column(name) for name in names)
-    headings = " ".join(one.heading for one in columns)
-    arrows = [words for arrow, words in ARROWS.items() if arrow in headings]
-    lines = [f"{one.heading.rstrip('↓↑ ')}: {one.meaning}." for one in columns if one.meaning]
+def meanings(headings: Iterable[str]) -> list[str]:
+    """Return a line per heading that needs an explanation, and the meaning of the arrows."""
+    known = {known.heading: known.meaning for known in COLUMNS.values()}
+    headings = list(dict.fromkeys(headings))
+    arrows = [words for arrow, words in ARROWS.items() if arrow in " ".join(headings)]
+    lines = [f"{heading.rstrip('↓↑ ')}: {known[heading]}." for heading in headings if known.get(heading)]
     return [*lines, *([f"{'; '.join(arrows)}."] if arrows else [])]
 
 
@@ -184,29 +153,31 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
     cells = []
     for value, *spread in zip(values, low, high, error, strict=True):
         text, least, most, deviation = ("" if math.isnan(x) else number(name, x, places) for x in (value, *spread))
-        cells.append(f"{text} [{least}, {most}]" if least else f"{text} ± {deviation}" if deviation else text)
+        cells.append(f"{text} [{least}, {most}]".lstrip() if least else f"{text} ± {deviation}" if deviation else text)
     return cells
 
 
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:
     """Return the decimals of a column.
 
-    With intervals: two digits of their median half width, but at most three digits of the median value, or four
-    decimals of nats. Without intervals: the fewest decimals that show all numbers exactly; if there are none, one more
+    Nats have three, points have one. With intervals: two digits of their median half width, but at most three digits of
+    the median value. Without intervals: the fewest decimals that show all numbers exactly; if there are none, one more
     digit than the leading one of the median standard error, or three digits.
     """
+    if (fixed := 3 if "nats" in name else 1 if "points" in name else None) is not None:
+        return fixed
     numbers = np.concatenate([values, low, high, error])
-    numbers, nats = np.unique(np.abs(numbers[np.isfinite(numbers)])), "nats" in name
+    numbers = np.unique(np.abs(numbers[np.isfinite(numbers)]))
     halves = ((high - low) / 2)[high > low]
     if len(halves):
-        most = 4 if nats else 2 - _exponent(values[high > low].abs().median())
+        most = 2 - _exponent(values[high > low].abs().median())
         return int(np.clip(1 - _exponent(halves.median()), 0, max(most, 0)))
     exact = next((places for places in range(4) if np.allclose(numbers, numbers.round(places), 0, 1e-9)), None)
     if exact is not None:
-        return max(exact, 3) if nats else exact
+        return exact
     if error.notna().any():
         return int(np.clip(1 - _exponent(error.median()), 0, 4))
-    return 3 if nats else int(np.clip(2 - _exponent(float(np.median(numbers[numbers > 0]))), 0, 4))
+    return int(np.clip(2 - _exponent(float(np.median(numbers[numbers > 0]))), 0, 4))
 
 
 def _mantissa(values: Series) -> int:

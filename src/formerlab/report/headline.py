@@ -14,14 +14,12 @@ HEADLINE_TABLES = {
         "transformer_bleu: run sacrebleu exact_percent perplexity parameters seeds",
     "Tokenformer: held-out loss and cumulative training cost":
         "tokenformer_table: run parameters flops_cumulative loss_nats perplexity seeds",
-    "DenseFormer: held-out loss against the plain Transformer":
-        "denseformer_table: run layers perplexity loss_minus_plain_nats interval seeds",
+    "DenseFormer: gain in held-out loss over the plain Transformer":
+        "denseformer_table: run layers perplexity gain_nats interval seeds",
     "Decay: held-out loss with a pruned cache against the full cache":
         "decay_table: run configuration realised_budget perplexity increase_nats seeds",
-    "Vision: top-1 accuracy of ViT and Tokenformer":
-        "vision_sizes: run parameters top1_percent top1_points compared_with interval seeds",
-    "Vision: scores of the parameter attention":
-        "vision_scores: run parameters top1_percent top1_points compared_with interval seeds",
+    "Vision: top-1 accuracy of image classification":
+        "vision_table: model parameters top1_percent top1_points error_ratio seeds",
 }  # fmt: skip
 """Name and columns of each table, by title."""
 NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over test windows of one model."

@@ -11,7 +11,7 @@ from html import escape
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.columns import column, is_spread, texts
+from formerlab.report.columns import POOLED, column, is_spread, texts
 
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
@@ -49,7 +49,7 @@ def html_table(frame: DataFrame) -> str:
 
 
 def _escape_lines(value: object) -> str:
-    return escape(str(value)).replace("\n", "<br>")
+    return re.sub(r"^\*\*(.+)\*\*$", r"<b>\1</b>", escape(str(value)).replace("\n", "<br>"))
 
 
 def caption_title(caption: str) -> str:
@@ -78,19 +78,28 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
     The policy and its settings are also left out if a column `configuration` already names them.
     """
     named = ("policy", "alpha", "recent") if "configuration" in table else ()
-    left_out = ("source", *named, *hidden)
+    left_out = ("source", "bold", *named, *hidden)
     return [str(name) for name in table if not (name in left_out or is_spread(name) or table[name].isna().all())]
 
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
-    """Return the columns of `visible_columns` as text: `x [low, high]` if there are columns `x_low` and `x_high`, or
-    `x ± se` if there is a column `x_se`.
+    """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
+    `x ± se`. `x_pooled_low` and `x_pooled_high` have a column of their own.
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     for name in visible_columns(table, hidden):
-        spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se")]
-        cells[column(name).heading] = texts(name, table[name], *spread)
-    return DataFrame(cells)
+        spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se", "pooled_low", "pooled_high")]
+        cells[column(name).heading] = texts(name, table[name], *spread[:3])
+        if spread[3].notna().any():
+            pooled = texts(name, empty, *spread[3:], empty)
+            cells[POOLED if POOLED not in cells else f"{column(name).heading}, {POOLED}"] = pooled
+    return DataFrame(cells, index=table.index)
+
+
+def mark_bold(cells: DataFrame, table: DataFrame) -> DataFrame:
+    """Return the cells with the rows of `table` whose column `bold` is true between asterisks."""
+    bold = table["bold"].eq(True) if "bold" in table else pd.Series(False, table.index)
+    return cells.mask(cells.ne("").mul(bold.to_numpy(), axis=0), "**" + cells + "**")
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:

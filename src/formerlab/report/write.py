@@ -280,32 +280,35 @@ def with_labels(rows: DataFrame, scale: str) -> DataFrame:
     return rows.assign(regime=[regime_label(str(regime), scale) for regime in regimes])
 
 
-def _blocks(declaration: Declaration, table: DataFrame, results: Results, origin: str) -> list[tuple[str, DataFrame]]:
-    """Return the blocks of a table for readers as (heading, rows): our blocks first, then the published ones."""
+def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> list[tuple[str, DataFrame]]:
+    """Return the blocks of a table with their headings: ours as readers see them, then the published rows."""
     ours, published = (table[table["source"] == source] for source in ("ours", "published"))
     blocks = []
-    for heading, rows in (f"Ours ({origin})", with_labels(ours, results.scale)), ("Published, not ours", published):
-        reader_blocks = declaration.readers(rows) if declaration.readers and len(rows) else rows
-        for name, block in (reader_blocks if isinstance(reader_blocks, dict) else {"": reader_blocks}).items():
+    for heading, rows in ("Ours", with_labels(ours, results.scale)), ("Published, not ours", published):
+        shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
+        for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
             labels = block.drop(columns="run", errors="ignore") if rows is not published else block
             blocks.append((": ".join(filter(None, [heading, name])), labels))
     return blocks if len(published) else blocks[:-1]
 
 
 def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
-    """Return a table as Markdown and as HTML: caption, our rows, published rows and the meaning of the columns."""
-    declaration, origin = load_declaration(entry.name), results.origin(entry.study, entry.runs)
+    """Return a table as Markdown and as HTML: its caption, our rows, the published rows and the meaning of columns."""
+    declaration = load_declaration(entry.name)
     hidden = {expand_columns(word)[0] for word in declaration.columns.split() if word.startswith("-")}
     heading, caption = pages.caption_title(entry.caption), pages.body(entry.caption)
-    text, page, names = [f"# {heading}", caption], [pages.paragraph(caption)], list[str]()
-    for block, rows in _blocks(declaration, table, results, origin):
+    rows_of = f"Rows: {results.origin(entry.study, entry.runs)}."
+    text, page, headings = [f"# {heading}", caption], [pages.paragraph(caption)], list[str]()
+    for block, rows in _blocks(declaration, table, results):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
-            names += pages.visible_columns(rows, hidden)
-            cells, note = pages.without_constants(pages.format_table(rows, hidden))
+            cells = pages.format_table(rows, hidden)
+            headings += [*cells]
+            cells, note = pages.without_constants(cells)
+            cells = pages.mark_bold(cells, rows)
         text += [f"**{block}** {note}".strip(), *([] if cells.empty else [pages.markdown_table(cells)])]
         page += [pages.heading(block), pages.paragraph(note), *([] if cells.empty else [pages.html_table(cells)])]
-    if lines := meanings(names):
-        text.append("\n".join(f"- {words}" for words in lines))
-        page += map(pages.paragraph, lines)
+    lines = [*meanings(headings), rows_of]
+    text.append("\n".join(f"- {words}" for words in lines))
+    page += map(pages.paragraph, lines)
     return "\n\n".join(text) + "\n", pages.html_page(heading, page)

@@ -6,37 +6,19 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import by_seed, estimate, held_out_losses, subtract
+from formerlab.report.runs import held_out_losses
 from formerlab.report.style import NARROW
-from formerlab.report.tables.combined import PRUNED, STUDY, cells, contrasts, levels
+from formerlab.report.tables.combined import (
+    INTERACTION,
+    PAIRS,
+    PRUNED,
+    STUDY,
+    cells,
+    contrasts,
+    effects_on_loss,
+    levels,
+)
 from formerlab.results.read import Results
-from formerlab.statistics import student
-
-PAIRS = {
-    "averages with linear layers": ("linear-plain", "linear-dwa", "DenseFormer 1x1"),
-    "averages with parameter tokens": ("pattention-plain", "pattention-dwa", "DenseFormer 1x1"),
-    "parameter tokens without averages": ("linear-plain", "pattention-plain", "Tokenformer"),
-    "parameter tokens with averages": ("linear-dwa", "pattention-dwa", "Tokenformer"),
-}
-"""Label to the run without averages or parameter tokens, the run with them, and the name whose plot style it has."""
-INTERACTION = "interaction"
-
-
-def effects_on_loss(losses: DataFrame) -> DataFrame:
-    """Return the change of the held-out loss in each of PAIRS, and the interaction.
-
-    The interaction is the second change minus the first, which equals the fourth minus the third.
-    """
-    changes = {name: subtract(by_seed(losses, new), by_seed(losses, old)) for name, (old, new, _) in PAIRS.items()}
-    first, second, *_ = changes.values()
-    changes[INTERACTION] = subtract(second, first)
-    rows = []
-    for name, values in changes.items():
-        shared = {"kind": "effect", "name": name, "run": PAIRS[name][1] if name in PAIRS else "pattention-dwa"}
-        if len(values):
-            rows.append(shared | estimate("effect_nats", student(values)) | {"seeds": len(values)})
-        rows += [shared | {"seed": seed, "effect_nats": value} for seed, value in values.items()]
-    return DataFrame(rows)
 
 
 @plot(reads="test.csv prune.csv", draw=layout(

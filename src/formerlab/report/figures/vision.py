@@ -20,60 +20,22 @@ GROUPS = {
     "floor": "",
 }
 """Groups of runs that answer one question."""
-PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
-_SIZES, _SCORES, _NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
-_GROWTH, _DEPTH, _OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
 _FURTHER = "parent trained further"
-_VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
-_MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
-_WITH_NORM = "TokenFormer-{}/16, LayerNorm "
-ASKED = (
-    (_SIZES, "Tokenformer minus ViT,\nequal parameters", "tokenformer-matched", "vit", _MATCHED, _VIT),
-    (_SIZES, "a third more parameters\nminus equal parameters", "tokenformer", "tokenformer-matched",
-     "TokenFormer-{}/16", _MATCHED),
-    (_SCORES, "exp to GeLU\n(both L1 norm)", "score-gelu-l1", "score-exp-l1", _GELU_L1, _EXP),
-    (_SCORES, "L1 norm to L2 norm\n(both after GeLU)", "score-gelu-l2", "score-gelu-l1", "", ""),
-    (_SCORES, "L2 norm after GeLU\nto before GeLU", "tokenformer", "score-gelu-l2", "", ""),
-    (_SCORES, "the last two steps\ntogether", "tokenformer", "score-gelu-l1", "TokenFormer-{}/16 GeLU + L2 norm",
-     _GELU_L1),
-    (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
-    (_NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
-    (_GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
-    (_GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
-    (_GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
-    (_GROWTH, "final size from scratch,\ntwice the FLOPs", "tokenformer", "tokenformer-small", "", ""),
-    (_DEPTH, "ViT", "vit-dwa", "vit", "", ""),
-    (_DEPTH, "Tokenformer", "tokenformer-dwa", "tokenformer", "", ""),
-)  # fmt: skip
-"""Question, label, run, the run it is compared with, and the published models of both; {} is their size, B or L."""
 _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
-_PAIR = ["question", "model", "run", "compared_with"]
-
-
-def _published_differences() -> DataFrame:
-    printed = pd.concat([tables.published_accuracies(table) for table in PUBLISHED.values()])
-    level = printed.drop_duplicates("model").set_index("model")["top1_percent"].astype(float)
-    rows = []
-    for question, label, _, _, *models in ASKED:
-        for model, other in ([name.format(size) for name in models] for size in "BL"):
-            if model in level and other in level:
-                points = level[model] - level[other]
-                rows.append((question, label, model, other, points))
-    return DataFrame(rows, columns=[*_PAIR, tables.COMPARED]).assign(source="published", part="difference")
 
 
 def _differences(measured: DataFrame, results: Results) -> DataFrame:
     """Return the differences that ASKED names, and those of all other models to the ViT, with the published ones."""
-    asked = DataFrame([row[:4] for row in ASKED], columns=_PAIR)
+    asked = DataFrame([row[:4] for row in tables.ASKED], columns=tables.PAIR)
     in_groups = {*asked["run"], *asked["compared_with"], *(run for names in GROUPS.values() for run in names.split())}
     models = tables.models(measured)
-    others = models[~models["run"].isin(in_groups)].assign(question=_OTHER, compared_with="vit")
-    pairs = pd.concat([asked, others[_PAIR]], ignore_index=True)
+    others = models[~models["run"].isin(in_groups)].assign(question=tables.OTHER, compared_with="vit")
+    pairs = pd.concat([asked, others[tables.PAIR]], ignore_index=True)
     ours = _points(measured, pairs, "compared_with", results)
     if ours.empty:
         return ours
     ours["part"] = ours["part"].replace("mean", "difference")
-    published = _published_differences()
+    published = tables.published_differences()
     return pd.concat([ours, published[published["question"].isin(ours["question"])]], ignore_index=True)
 
 
@@ -97,7 +59,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     error rate of the model that is subtracted. Equal to the ViT means right of it, and a change counts right of it.
     Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
     than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies
-    are in the CSV and in the tables vision_sizes, vision_scores and vision_growth_table.
+    are in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -106,19 +68,19 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
     lowest = tables.image_floors(results, runs).assign(group="floor", part="mean")
-    published = [tables.published_accuracies(table).assign(group=name) for name, table in PUBLISHED.items()]
+    published = [tables.published_accuracies(table).assign(group=name) for name, table in tables.PUBLISHED.items()]
     printed = pd.concat(published).assign(source="published")
     levels = pd.concat([ours, lowest, printed], ignore_index=True).reindex(columns=_COLUMNS)
     rows = pd.concat([levels, _differences(measured, results)], ignore_index=True)
     if "question" not in rows:
         return levels
-    rank = {(question, label): number for number, (question, label, *_) in enumerate(ASKED)}
+    rank = {(question, label): number for number, (question, label, *_) in enumerate(tables.ASKED)}
     size = rows["run"].str.extract("-([BL]/16)")[0]
     further = rows["run"].eq("trained-on") & rows["question"].notna()
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
         _series=("the paper, " + size).fillna("ours").mask(further, f"ours, {_FURTHER}"),
-        _style=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer").mask(further, _FURTHER),
+        _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer").mask(further, _FURTHER),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
         **{f"{tables.COMPARED}_limit": _limits(rows)},
     )
@@ -135,9 +97,9 @@ def _limits(rows: DataFrame) -> Series:
     levels = rows[rows["part"].eq("mean") | rows["source"].eq("published")].dropna(subset="top1_percent")
     errors = 100 - levels.set_index(levels["run"].fillna(levels["model"]))["top1_percent"].astype(float)
     errors, limits = errors[~errors.index.duplicated()], {}
-    for question, label, _, other, *models in ASKED:
+    for question, label, _, other, *models in tables.ASKED:
         model, reference = (name.format("B") for name in models)
-        if question in (_SIZES, _SCORES) and {other, model, reference} <= {*errors.index}:
+        if question in (tables.SIZES, tables.SCORES) and {other, model, reference} <= {*errors.index}:
             ratio = 1 / LEAST_RATIO if other == "vit" else (errors[reference] / errors[model]) ** 0.25
             limits[question, label] = errors[other] * (1 - 1 / ratio)
     keys = zip(rows["question"], rows["model"], strict=True)

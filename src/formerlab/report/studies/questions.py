@@ -53,10 +53,10 @@ def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str,
     return configurations, grids, names
 
 
-def _with_mean(values: dict[str, Any], reduce: Callable[..., Any] = np.mean) -> dict[str, Any]:
-    """Add the unweighted mean over the article's five suites (local or official), if all five are present."""
+def _with_mean(values: dict[str, Any], suites: Sequence[str], reduce: Callable[..., Any] = np.mean) -> dict[str, Any]:
+    """Add the unweighted mean over the suites, if all are present (local or official)."""
     for suffix, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
-        names = [f"{suite}{suffix}" for suite in SUITES]
+        names = [f"{suite}{suffix}" for suite in suites]
         if all(name in values for name in names):
             values = values | {label: reduce([values[name] for name in names], axis=0)}
     return values
@@ -70,12 +70,13 @@ DIFFERENCES = {"full": "difference", "h2o": "minus_h2o"}
 """Column of the accuracy difference to each baseline policy."""
 
 
-def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame:
+def accuracies(rows: DataFrame, against: Sequence[str] = ("full",), suites: Sequence[str] = SUITES) -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
 
-    `against` lists keys of `DIFFERENCES`: `difference` is the accuracy minus the accuracy of the full cache on the same
-    questions of the same models, and `minus_h2o` is the accuracy minus the accuracy of H2O. Intervals are over
-    questions and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
+    `difference` is the accuracy minus the accuracy of the full cache on the same questions of the same models, and
+    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` lists keys of `DIFFERENCES`. If all `suites` are
+    present, a further task is their mean. Intervals are
+    over questions and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
     """
     tables = []
     for run, of_run in rows.groupby("run", sort=False):
@@ -84,11 +85,11 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
             task: bootstrap_means(grid, resamples=RESAMPLES, random_seed=index)
             for index, (task, grid) in enumerate(grids.items())
         }
-        means = _with_mean({task: grid.mean(axis=2) for task, grid in grids.items()})
-        sizes = _with_mean({task: grid.shape[2] for task, grid in grids.items()}, np.sum)
+        means = _with_mean({task: grid.mean(axis=2) for task, grid in grids.items()}, suites)
+        sizes = _with_mean({task: grid.shape[2] for task, grid in grids.items()}, suites, np.sum)
         budgets = of_run.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
         half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
-        for task, replicates in _with_mean(replicates_by_task).items():
+        for task, replicates in _with_mean(replicates_by_task, suites).items():
             by_seed, size = means[task], sizes[task]
             low, high = mean_ends(by_seed, replicates, size)
             table = configurations.assign(task=task, accuracy=by_seed.mean(axis=1), low=low, high=high)

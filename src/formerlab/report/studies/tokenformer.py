@@ -5,10 +5,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.claims.envelope import on_envelope
+from formerlab.report.claims.envelope import flops_at_loss, on_envelope
+from formerlab.report.published import TOKENFORMER as PAPER
+from formerlab.report.published import published
 from formerlab.report.runs import (
     GROWN,
     TRAINED_FURTHER,
@@ -205,6 +208,68 @@ def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) 
     """Return the mean loss over seeds of each run and step with Student's interval; `summarize` explains `minus`."""
     means = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     return means.drop(columns=["part", "seed"]).astype({"step": float})
+
+
+def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
+    """Return the grown runs (`run`) with the parent trained further on equal FLOPs (`rival`), on the same text.
+
+    Of several learning rates it takes the one with the lowest validation loss. `records` has a row per run, indexed by
+    run.
+    """
+    losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
+    arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
+        {name: "first" for name in ("variant", "regime", "spec.init", "stretch", "keys", "tokens", "flops")}
+        | {"parameters_non_embedding": "first", "final.valid_loss_nats": "mean", "seed": "nunique"}
+    )  # fmt: skip
+    arms = arms.assign(single=arms["seed"] < 2).sort_values(["single", "final.valid_loss_nats"], kind="stable")
+    stages, controls = arms[arms["keys"] != ""], arms[arms["keys"] == ""]
+    start, pairs = ["regime", "spec.init", "stretch"], []
+    best = stages.drop_duplicates(["variant", "regime", "spec.init", "stretch", "tokens"]).index
+    for run, stage in stages.loc[[run for run in losses["run"].unique() if run in best]].iterrows():
+        equal = controls["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
+        same_start = equal & (controls[start] == stage[start]).all(axis=1)
+        if not same_start.any() or stage["spec.init"] not in records.index:
+            continue
+        new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
+        pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[same_start][0]})
+        each = stage["tokens"] / new if new else np.nan
+        pairs[-1] |= {"tokens_per_new_parameter": each, "_tokens": stage["tokens"]}
+    return DataFrame(pairs)
+
+
+def published_points(*curves: tuple[str, str]) -> DataFrame:
+    """Return the points of published curves, given as pairs of the figure with the costs and the name of the series.
+
+    Curves of grown models in Fig 3 begin at the first model of the chain.
+    """
+    rows = published(PAPER, "Fig 3", "Fig 4", "Table 6", "Tables 6-7")
+    seen = rows["setting"].str.extract(r"(\d+B) tokens")[0]
+    rows = rows.assign(seen=seen.fillna("60B"), value=pd.to_numeric(rows["value"]), first=seen.isna())
+    costs = rows[rows["metric"] == "training_cost"]
+    reached = rows[rows["metric"].eq("perplexity") & rows["table_or_figure"].str.startswith("Table")]
+    costs, frames = costs.merge(reached[["model", "seen", "value"]], on=["model", "seen"]), []
+    for figure, name in curves:
+        family, tokens = ("TokenFormer" if name.startswith(GROWN) else "Transformer"), name.split()[1]
+        of_family = costs[costs["table_or_figure"].eq(figure) & costs["model"].str.startswith(family)]
+        curve = of_family[of_family["seen"].eq(tokens) | of_family["first"]]
+        frames.append(curve.assign(source="published", series=name))
+    points = pd.concat(frames, ignore_index=True).rename(
+        columns={"model": "run", "value_x": "tpu_v4_hours", "value_y": "perplexity"}
+    )
+    points["loss_nats"] = np.log(points["perplexity"])
+    return points[["source", "series", "run", "tpu_v4_hours", "perplexity", "loss_nats"]]
+
+
+def published_ratio() -> DataFrame:
+    """Return the cost of the largest grown model of the paper relative to its Transformers at equal loss."""
+    points = published_points(("Fig 3", "Transformer, 300B tokens"), ("Fig 3", "grown, 30B a stage"))
+    transformers = points[points["series"].str.startswith("Transformer")]
+    largest = points[points["series"].str.startswith("grown")].nlargest(1, "tpu_v4_hours")
+    hours = flops_at_loss(largest["loss_nats"].iloc[0], transformers["tpu_v4_hours"], transformers["loss_nats"])
+    ratio = largest["tpu_v4_hours"] / hours
+    return largest[["source", "run"]].assign(
+        part="paper", flops_ratio=ratio, _model="grown, 30B a stage", _row="the paper, 1.4B (TPU hours)"
+    )
 
 
 class Shape(NamedTuple):

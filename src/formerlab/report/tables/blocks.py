@@ -1,11 +1,19 @@
-"""Rows of tables as readers see them: blocks by data set, and values side by side."""
+"""Helpers of several tables: blocks by data set, values side by side, pooled intervals, and the runs of claims."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
+from formerlab.report.claims.quantity import Combination, MissingRowsError
+from formerlab.report.claims.registry import Arm
+from formerlab.report.claims.rows import ClaimRows, pooled_differences
+from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
+from formerlab.yaml_files import read_scale, read_yaml
 
 
 def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -32,3 +40,54 @@ def side_by_side(rows: DataFrame, index: str, labels: Series, value: str, among:
         block = rows.loc[labels == label, [index, *ends]].rename(columns=ends)
         table = pd.merge(table, block, on=index, how="left")
     return table
+
+
+def with_pooled(
+    rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
+) -> DataFrame:
+    """Return rows with the pooled interval of a difference (see `pooled_differences`), if they have one."""
+    pairs = rows[rows[name].notna()].assign(source="ours", part="mean") if name in rows else DataFrame()
+    ends = [f"{name}_pooled_{end}" for end in ("low", "high")]
+    if pairs.empty:
+        return rows.assign(**dict.fromkeys(ends, float("nan")))
+    return rows.join(pooled_differences(pairs, results, study, a, b, name, metric)[ends])
+
+
+def pooled_ends(
+    reader: ClaimRows,
+    name: str,
+    signs: Mapping[str, float],
+    metric: str = "loss_nats",
+    *,
+    logarithm: bool = False,
+    **arm: Any,
+) -> dict[str, float]:
+    """Return the ends of the interval that verdicts use, as `<name>_pooled_low` and `<name>_pooled_high`.
+
+    The interval is of the sum of a metric of runs, or of its logarithm, times `signs`. The result is empty if a run has
+    no such metric.
+    """
+    try:
+        terms = {
+            reader.run_metric(Arm(run=run, **arm), metric, logarithm=logarithm): sign for run, sign in signs.items()
+        }
+    except MissingRowsError:
+        return {}
+    interval = Combination(terms).interval(CONFIDENCE)
+    return {f"{name}_pooled_low": interval.low, f"{name}_pooled_high": interval.high}
+
+
+def processor(device: str) -> str:
+    """Return a short name of the processor in the column `device` of a record."""
+    return device.replace("(R)", "").removesuffix(" Processor")
+
+
+def claim_runs(results: Results, study: str, *claims: str) -> set[str]:
+    """Return the runs that the study and the scale register as arms of claims."""
+    scale = read_scale(Path(), results.scale).get("studies", {}).get(study, {})
+    file = f"workflow/studies/{study}.yaml"
+    registered = read_yaml(Path(), file).get("claims", {}) if Path(file).exists() else {}
+    registered |= scale.get("claims", {})
+    arms = [registered.get(claim, {}) for claim in claims]
+    groups = [group for claim in arms for group in (claim.get("arms", {}), *claim.get("items", {}).values())]
+    return {arm["run"] for group in groups for arm in group.values() if "run" in arm}

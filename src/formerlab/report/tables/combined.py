@@ -18,8 +18,8 @@ from itertools import product
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.catalogue import table
-from formerlab.report.runs import estimate
+from formerlab.report.catalogue import expand_columns, table
+from formerlab.report.runs import by_seed, estimate, held_out_losses, means_by_run, subtract
 from formerlab.report.studies.pruning import is_published_setting, nearest_budget_rows
 from formerlab.report.tables.blocks import side_by_side
 from formerlab.results.read import Results
@@ -84,6 +84,33 @@ def contrasts(cells: DataFrame) -> DataFrame:
     )
 
 
+PAIRS = {
+    "averages with linear layers": ("linear-plain", "linear-dwa", "DenseFormer 1x1"),
+    "averages with parameter tokens": ("pattention-plain", "pattention-dwa", "DenseFormer 1x1"),
+    "parameter tokens without averages": ("linear-plain", "pattention-plain", "Tokenformer"),
+    "parameter tokens with averages": ("linear-dwa", "pattention-dwa", "Tokenformer"),
+}
+"""Label to the run without averages or parameter tokens, the run with them, and the name whose plot style it has."""
+INTERACTION = "interaction"
+
+
+def effects_on_loss(losses: DataFrame) -> DataFrame:
+    """Return the change of the held-out loss in each of PAIRS, and the interaction.
+
+    The interaction is the second change minus the first, which equals the fourth minus the third.
+    """
+    changes = {name: subtract(by_seed(losses, new), by_seed(losses, old)) for name, (old, new, _) in PAIRS.items()}
+    first, second, *_ = changes.values()
+    changes[INTERACTION] = subtract(second, first)
+    rows = []
+    for name, values in changes.items():
+        shared = {"kind": "effect", "name": name, "run": PAIRS[name][1] if name in PAIRS else "pattention-dwa"}
+        if len(values):
+            rows.append(shared | estimate("effect_nats", student(values)) | {"seeds": len(values)})
+        rows += [shared | {"seed": seed, "effect_nats": value} for seed, value in values.items()]
+    return DataFrame(rows)
+
+
 _LABELS = {
     "linear layers": "Transformer",
     "linear layers, averages": "Transformer with averages (DenseFormer)",
@@ -93,30 +120,42 @@ _LABELS = {
 
 
 def _readers(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the losses with a row per model and a column per cache, and the effects."""
-    cell = rows["kind"] == "cell"
-    names = rows.loc[cell, "name"].str.rpartition(", ")
-    losses = rows[cell].assign(model=names[0].map(_LABELS))
-    effects = rows[~cell].drop(columns="name")
-    effects.insert(1, "effect of", rows.loc[~cell, "name"].str.removesuffix(f", {BEYOND}"))
-    return {
-        "held-out loss": side_by_side(losses, "model", names[2] + " cache (nats) ↓", "loss_nats").assign(
-            seeds=losses["seeds"].iloc[0]
-        ),
-        "main effects and interactions": effects.replace({"kind": {"main": "main effect"}}),
+    """Return the losses on the whole test text, the effects on them, and what pruning adds."""
+    pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
+    names = pruned["name"].str.rpartition(", ")
+    costs = side_by_side(pruned.assign(model=names[0].map(_LABELS)), "model", names[2] + " (added nats) ↓", "cost_nats")
+    contrasts = rows[rows["kind"].isin(("main", "interaction")) & rows["name"].str.contains("H2O|Decay")]
+    ends = dict(zip(expand_columns("effect_nats[]"), expand_columns("cost_nats[]"), strict=True))
+    contrasts = contrasts.drop(columns=[*ends.values()]).rename(columns=ends)
+    contrasts["name"] = contrasts["name"].str.removesuffix(f", {BEYOND}")
+    blocks = {
+        "full cache, whole test text": rows[rows["kind"] == "loss"],
+        "effects on this loss": rows[rows["kind"] == "effect"],
+        "loss that a cache of 40 % adds, 256 windows": costs.assign(seeds=rows["seeds"].max()),
+        "the same, mean of the four models": contrasts[contrasts["kind"] == "main"],
+        "the same, interactions": contrasts[contrasts["kind"] == "interaction"],
     }
+    return {name: block.drop(columns="kind", errors="ignore") for name, block in blocks.items() if len(block)}
 
 
-@table(reads="prune.csv", columns="source kind name loss_nats[] effect_nats[] seeds", readers=_readers)
+@table(reads="test.csv prune.csv", readers=_readers,
+       columns="source kind name perplexity loss_nats[] effect_nats[] cost_nats[] seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Do parameter tokens, averages over depth and a pruned cache add up? Held-out loss of Transformers and
-    Tokenformers, without and with DenseFormer's averages over depth (1x1), with the full cache and with caches that
-    keep 40 % of the tokens (H2O, Decay). Loss is the mean negative log-likelihood per token; lower is better. A main
-    effect is the change of the loss that an idea brings on average; below zero it helps. An interaction is the change
-    beyond the sum of the two; zero: they add up. In brackets: 95 % Student t interval over seeds; contrasts are
-    computed by seed and not corrected for their number. No paper has this comparison.
+    Tokenformers, without and with DenseFormer's averages over depth (1x1), and the loss that H2O and Decay (alpha 0.2)
+    add with 40 % of the tokens. An effect is the loss with an idea minus the loss without it; below zero it helps. The
+    interaction is the effect of averages with parameter tokens minus their effect with linear layers; zero: the two add
+    up. Interactions with a cache are differences of its added losses. In brackets: 95 % Student t interval over seeds,
+    paired by seed and not corrected for their number. No paper has this comparison, so there is no verdict.
     """
-    losses = cells(results, runs)
-    table = levels(losses)
-    table["name"] += ", " + table["policy"].map({"full": "Full"} | PRUNED)
-    return pd.concat([table, contrasts(losses)], ignore_index=True) if len(losses) else DataFrame()
+    losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
+    frames = []
+    if len(losses):
+        names, changes = {run: _LABELS[label] for run, (label, *_) in MODELS.items()}, effects_on_loss(losses)
+        means = means_by_run(losses).assign(kind="loss", name=lambda rows: rows["run"].map(names))
+        frames = [means, changes[changes["seed"].isna()] if "seed" in changes else changes]
+    if len(pruned):
+        rows = levels(pruned)
+        rows["name"] += ", " + rows["policy"].map({"full": "full"} | PRUNED)
+        frames += [rows, contrasts(pruned)]
+    return pd.concat(frames, ignore_index=True) if frames else DataFrame()

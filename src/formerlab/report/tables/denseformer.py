@@ -16,7 +16,7 @@ from formerlab.report.runs import (
     means_by_run,
     sort_by_regime,
 )
-from formerlab.report.tables.blocks import by_regime
+from formerlab.report.tables.blocks import by_regime, claim_runs, processor, with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -52,7 +52,7 @@ def gains(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY)
     plain = plains(losses)
-    first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
+    first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "device", "spec."))]
     rows = means_by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
     rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plain))
     differences = [difference(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
@@ -93,102 +93,138 @@ def published_depths() -> DataFrame:
     return table.astype({"layers": float})[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
 
 
-@table(reads="test.csv floors.csv speed.csv", published=published_depths, readers=by_regime,
-       columns="source -run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
-               "loss_minus_plain_nats[] -interval inference_batches_per_s -forward_sequences seeds "
-               "-diverged")  # fmt: skip
+_DENSE = "DenseFormer 1x1"
+_PAIRS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-training"
+_OTHERS = "denseformer-sparse-keeps-the-gain", "denseformer-beats-simpler-skips"
+
+
+def _published_pairs() -> DataFrame:
+    """Return the plain Transformers and DenseFormers 1x1 of Tables 1 and 2, with the gains that they imply."""
+    rows = published_table("Table 1", "Table 2", model="run")
+    rows[["variant", "layers"]] = rows["run"].str.extract(r"(.+?)(?: (\d+) blocks)?$")
+    rows["layers"] = rows["layers"].fillna(rows["setting"].str.extract(r"(\d+) blocks")[0]).astype(float)
+    rows = rows[rows["variant"].isin(("Transformer", _DENSE))]
+    rows["regime"] = rows["setting"].str.partition(";")[0].str.partition(",")[0].replace("OWT2", "OpenWebText2")
+    keys = ["regime", "layers"]
+    plain = rows[rows["variant"] == "Transformer"].set_index(keys)["perplexity"]
+    gain = np.log(plain.reindex(rows.set_index(keys).index).to_numpy() / rows["perplexity"])
+    return rows.assign(gain_nats=gain.where(rows["variant"] == _DENSE)).sort_values(["regime", "layers"])
+
+
+def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return a row per DenseFormer 1x1 and the plain Transformer of equal depth, data and training."""
+    dense = rows[(rows["variant"] == _DENSE) & rows["gain_nats"].notna()]
+    if dense.empty:
+        return by_regime(rows)
+    text = dense["regime"].str.partition(", ")[0]
+    if rows["source"].eq("published").any():
+        plain = rows[rows["variant"] == "Transformer"].set_index(["regime", "layers"])["perplexity"]
+        of_plain = plain.reindex(dense.set_index(["regime", "layers"]).index).to_numpy()
+    else:
+        of_plain = dense["plain"].map(rows.set_index("run")["perplexity"])
+    modern = dense["setting"].eq("modern").map({True: ", modern", False: ""})
+    shown = DataFrame(
+        {"blocks": dense["layers"].map("{:.0f}".format) + modern, "tokens": dense["tokens"], "test text": text}
+        | {"perplexity: plain ↓": of_plain, "1x1 ↓": dense["perplexity"]}
+        | {name: dense[name] for name in expand_columns("gain_nats[]+ seeds bold")}
+    )
+    ngrams = rows.loc[rows["variant"].str.endswith("(baseline)"), ["regime", "variant", "perplexity"]]
+    if ngrams.empty:
+        return shown
+    return {"": shown.sort_values("tokens", kind="stable"), "baselines": ngrams.rename(columns={"regime": "test text"})}
+
+
+@table(reads="test.csv floors.csv", published=_published_pairs, readers=_pairs,
+       columns="source run regime setting variant layers tokens -parameters perplexity[] -loss_nats[] -bits_per_byte "
+               "plain gain_nats[]+ interval seeds diverged bold")  # fmt: skip
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out perplexity and speed of DenseFormers and Transformers by depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622). DenseFormer dxp averages over every d-th earlier block, after every p-th block. Each model is
-    compared with the Transformer of the same depth, data and schedule, paired by seed. In brackets: 95 % Student t
-    interval over seeds; with one seed a paired bootstrap over windows, which is about these two models alone. After ±:
-    the published standard error over three runs. n-gram baselines have no depth. Speed is measured alone on one
-    machine. Perplexities compare within one data set and tokenizer.
+    """Held-out perplexity of DenseFormer 1x1 and of the plain Transformer of equal depth, after Tables 1 and 2 of
+    DenseFormer (arXiv:2402.02622). 1x1 averages the outputs of all earlier blocks after every block; modern has
+    RMSNorm, SwiGLU and rotary positions. A gain is the plain loss minus the loss with 1x1, paired by seed; above zero,
+    1x1 is better. In brackets: 95 % Student t interval of these seeds. Bold: rows on which a verdict rests.
+    Perplexities compare within one test text.
     """
-    ours = gains(results, runs).merge(speeds(results), on="run", how="left")
-    ours = ours[ours["setting"] == "main"].assign(inference_batches_per_s=lambda rows: 1 / rows[f"{FORWARD}_time_s"])
-    for end, gain in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        ours[f"loss_minus_plain_nats{end}"] = -ours[f"gain_nats{gain}"]
-    ours["mixed"] = ours["spec.model.depth.kind"] != "identity"
-    rows = sort_by_regime(ours, "layers", "mixed", "variant", "run")
+    ours = with_pooled(gains(results, runs), results, STUDY, "plain", "run", "gain_nats")
+    bold = ours["run"].isin(claim_runs(results, STUDY, *_PAIRS))
+    rows = sort_by_regime(ours.assign(bold=bold), "layers", "tokens", "variant", "run")
     return pd.concat([language_baselines(results, STUDY, runs), rows])
-
-
-def _words(rows: DataFrame) -> DataFrame:
-    """Return rows with settings in words, and with blocks apart from the names of published models and settings."""
-    if rows["source"].eq("ours").all():
-        return rows.assign(setting=rows["setting"].replace("main", "").str.replace("-", " "))
-    names = rows["variant"].str.extract(r"(.+?)(?: (\d+) blocks)?$")
-    settings = rows["setting"].str.replace("seq", "context").str.replace("OWT2", "OpenWebText2")
-    blocks = names[1].fillna(settings.str.extract(r"(\d+) blocks")[0])
-    settings = settings.str.replace(r"; \d+ blocks", "", regex=True)
-    return rows.assign(setting=settings, variant=names[0], layers=blocks.astype(float))
 
 
 STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 """Mixers whose parameters are one weight per connection."""
 
 
+def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a block per depth and text with more models than 1x1 and the plain Transformer."""
+    published, blocks = rows["source"].eq("published").any(), {}
+    texts = rows["setting"] if published else rows["regime"].str.partition(", ")[0]
+    for (depth, text), group in rows.groupby([rows["layers"], texts], sort=False):
+        plain = group["variant"].eq("Transformer")
+        if len(group) < 3 or not plain.any():
+            continue
+        gain = np.log(group.loc[plain, "perplexity"].iloc[0] / group["perplexity"]) if published else np.nan
+        group = group.assign(gain_nats=gain).drop(columns=["regime", "setting", "layers", "seeds"])
+        blocks[f"{depth:.0f} blocks, {text}"] = group.sort_values("perplexity")
+    return blocks
+
+
 @table(reads="test.csv",
        published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
-           sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0),
-       readers=lambda rows: by_regime(_words(rows)),
-       columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats "
-               "gain_nats[] -interval seeds -diverged")  # fmt: skip
+           sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0,
+           variant=lambda rows: rows["variant"].str.replace(r" K=4(.*)", r", K = 4\1", regex=True),
+           setting=lambda rows: rows["setting"].str.replace("OWT2", "OpenWebText2").str.replace("seq", "context")
+           .str.replace("; 48 blocks", "")),
+       readers=_by_depth,
+       columns="source -run regime setting variant layers parameters_added -sparsity perplexity -perplexity_se "
+               "-loss_nats gain_nats loss_minus_dense_nats[]+ device seeds -diverged bold")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out perplexity of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
-    (arXiv:2402.02622). A model's gain is the loss of the Transformer of the same depth and batch minus its own, paired
-    by seed. In brackets: 95 % Student t interval over seeds, or with one seed over windows. After ±: the published
-    standard error. The embedding X_0 enters Last-K always, as one of the last K, or never: the paper allows each
-    reading. Softmax weights, Attention Residuals, MUDD, Hyper-Connections and random patterns are not in the paper.
-    Rows are sorted by depth, then by loss.
+    """Other ways to pass on the outputs of earlier blocks than DenseFormer 1x1, after Tables 4 and 7 of DenseFormer
+    (arXiv:2402.02622). Rows are sorted by perplexity. dxp averages over every d-th earlier block, after every p-th
+    block. Differences to 1x1 are paired by seed; a published gain is the loss of the Transformer minus that of the
+    model. In brackets: 95 % Student t interval over seeds. Bold: rows on which a verdict rests. Last-K reads the last K
+    outputs and the embedding X_0. Hyper-Connections and mHC are not in the paper. Another processor changes the loss of
+    a seed by about 0.005 nats.
     """
-    ours = gains(results, runs)
+    ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     ours = ours[ours["setting"].isin(("main", "small-batch"))]
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
     absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
     ours["sparsity"] = absent.where(ours["spec.model.depth.kind"].isin(STATIC))
+    keys = ["regime", "setting", "layers"]
+    of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
+    ours = ours.join(of_key, on=keys).reset_index(drop=True)
+    pairs = zip(ours["run"], ours["dense"], strict=True)
+    behind = [difference(losses, run, dense, "loss_minus_dense_nats") for run, dense in pairs]
+    ours = ours.join(DataFrame(behind, columns=expand_columns("loss_minus_dense_nats[]")))
+    ours = with_pooled(ours, results, STUDY, "run", "dense", "loss_minus_dense_nats")
+    compared = ours["run"].isin(claim_runs(results, STUDY, *_OTHERS)) & ours["loss_minus_dense_nats"].notna()
+    ours = ours.assign(bold=compared & ours["plain"].ne(ours["run"]), device=ours["device"].map(processor))
     return sort_by_regime(ours, "setting", "layers", "loss_nats")
-
-
-_ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.context": "context", "data.name": "data"}
-
-
-@table(reads="test.csv", runs="plain-* dwa-* no-decay-* small-batch-* long-context-* books-* modern-*",
-       published=lambda: published_table("Table 2", "Table 6", "text", model="variant", table_or_figure="run").dropna(
-           subset="perplexity"),
-       readers=lambda rows: _words(rows),
-       columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats "
-               "gain_nats[] -interval seeds -diverged")  # fmt: skip
-def denseformer_settings(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out perplexity of DenseFormer and the Transformer in other settings, after Tables 2 and 6 and section 4.2 of
-    DenseFormer (arXiv:2402.02622). Small batch, long context, books (a second corpus; PG-19 in the paper), modern
-    (RMSNorm, SwiGLU, rotary positions) and no decay (mixing weights without weight decay); rows exist for the settings
-    that were run. A gain is the loss of the Transformer in the same setting minus the loss of the model, paired by
-    seed. In brackets: 95 % Student t interval over seeds. After ±: the published standard error. Perplexities compare
-    within one setting and corpus.
-    """
-    ours = gains(results, runs).rename(columns=_ASKED)
-    undecayed = ours[ours["setting"] == "no-decay"]
-    compared = {*("dwa-" + undecayed["run"].str.removeprefix("no-decay-")), *undecayed["plain"]}
-    ours = ours[(ours["setting"] != "main") | ours["run"].isin(compared)]
-    return ours.sort_values(["setting", "lr", "layers", "run"])
 
 
 def _published_delay() -> DataFrame:
     rows = published_table("Table 5", model="run").assign(layers=48.0)
     steps = rows["setting"].str.extract(r"N=(\d+)")[0].astype(float).fillna(40_000.0)  # never
-    gain = np.log(rows["perplexity"].max() / rows["perplexity"])
+    gain = np.log(rows["perplexity"].max() / rows["perplexity"]).mask(steps == 40_000)
     return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
 
 
-@table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay,
-       columns="source -run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds")  # fmt: skip
+def _starts(rows: DataFrame) -> DataFrame:
+    """Return rows with the start in words, without the kept gain of ours: it would divide by a gain around zero."""
+    start = (100 * rows["start_share"]).map("{:g} % of the steps".format)
+    start = start.replace({"0 % of the steps": "the start", "100 % of the steps": "never (plain)"})
+    kept = [] if rows["source"].eq("published").any() else ["kept"]
+    return rows.assign(start_share=start).drop(columns=kept)
+
+
+@table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay, readers=_starts,
+       columns="source -run layers start_share perplexity -loss_nats gain_nats[]+ -interval kept seeds")  # fmt: skip
 def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
     """What if the mixing weights of DenseFormer 4x5 start to learn late? Until then they stay at the identity, which is
     a plain Transformer; after Table 5 of DenseFormer (arXiv:2402.02622). A gain is the loss of the plain Transformer
-    minus the loss of the model, paired by seed. In brackets: 95 % Student t interval over seeds. The paper gives no
-    intervals here; its gains are computed from its perplexities.
+    minus the loss of the model, paired by seed. In brackets: 95 % Student t interval over seeds. Where the gain from
+    the start includes zero, as it does for our models, a late start cannot be judged. The paper gives no intervals
+    here; its gains are computed from its perplexities.
     """
     ours = gains(results, runs)
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
@@ -196,7 +232,8 @@ def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
     late = set(ours.loc[ours["setting"] == "late", "layers"])
     ours = ours[ours["layers"].isin(late)].sort_values(["layers", "start_share"])
     immediate = ours[ours["run"].str.startswith("dwa-")].set_index("layers")
-    return ours.assign(kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]))
+    ours = ours.assign(kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]))
+    return with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
 
 
 @table(reads="test.csv speed.csv", runs="plain-* dwa-* equal-time-*", needs="equal-time-*",
@@ -222,42 +259,54 @@ def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     return DataFrame(compared).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
 
 
-def _published_apart(rows: DataFrame) -> DataFrame:
-    """Return the published rows with model, blocks and table apart, by depth; ours as they are."""
-    if rows["source"].eq("ours").all():
-        return rows
-    parts = rows["run"].str.extract(r"(.+) (\d+) blocks")
-    rows = rows.assign(table=rows["variant"], variant=parts[0], layers=parts[1].astype(float)).drop(columns="run")
-    return rows.sort_values(["table", "layers"], kind="stable")
+_OPERATIONS = {
+    TRAINING: "training step of {:.0f} windows",
+    FORWARD: "forward pass of {:.0f} windows",
+    DECODE: "one decoded token",
+}
 
 
-_UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DECODE: "decoded_tokens_per_s"}
+def _published_speeds() -> DataFrame:
+    rows = published_table("Table 1", "Table 6", model="run", inference_batches_per_second="batches_per_s")
+    rows[["variant", "layers"]] = rows["run"].str.extract(r"(.+) (\d+) blocks")
+    rows = rows.drop_duplicates("run").astype({"layers": float})
+    plain = rows[rows["variant"] == "Transformer"].set_index("layers")["batches_per_s"]
+    rows = rows.assign(measure=FORWARD, sequences=64.0, milliseconds=1000 / rows["batches_per_s"])
+    return rows.assign(time_ratio=rows["layers"].map(plain) / rows["batches_per_s"])
 
 
-@table(reads="speed.csv",
-       published=lambda: published_table("Table 1", "Table 6", model="run", table_or_figure="variant",
-                                         inference_batches_per_second=_UNITS[FORWARD],
-                                         inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se"),
-       columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
-               "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
-               "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio "
-               "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se",
-       readers=_published_apart)  # fmt: skip
+def _by_operation(rows: DataFrame) -> DataFrame:
+    """Return a row per depth and operation: the time of the plain Transformer, and the ratios of the others."""
+    operations = [_OPERATIONS[key].format(size) for key, size in zip(rows["measure"], rows["sequences"], strict=True)]
+    rows = rows.assign(operation=operations)
+    keys = ["layers", "operation"]
+    plain = rows[rows["variant"] == "Transformer"].set_index(keys)
+    ratios = rows[rows["variant"] != "Transformer"].pivot_table("time_ratio", keys, "variant", sort=False)
+    table = plain.loc[ratios.index, ["milliseconds"]].rename(columns={"milliseconds": "plain (ms) ↓"})
+    table = table.join(
+        ratios[sorted(ratios)].rename(columns=lambda name: f"{name} / plain ↓".replace("DenseFormer ", "")).round(2)
+    )
+    return table.reset_index().assign(device=plain.loc[ratios.index, "device"].to_numpy())
+
+
+@table(reads="speed.csv", published=_published_speeds, readers=_by_operation,
+       columns="source run variant layers measure sequences milliseconds[] time_ratio memory_ratio megabytes device"
+       )  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
-    """Speed of DenseFormers and Transformers in training, scoring and decoding, after Tables 1 and 6 of DenseFormer
-    (arXiv:2402.02622). Medians over repetitions; in brackets: their quartiles. Models are measured in turns in one
-    process, so that the load of the machine falls on all. A ratio below 1 is faster than the Transformer of the same
-    depth. A forward pass scores a batch of sequences, 64 in the paper, which names no GPU and reports no decoding.
-    After ±: the published standard error. Peak memory is in the CSV.
+    """Time of DenseFormers relative to the plain Transformer of equal depth, after Tables 1 and 6 of DenseFormer
+    (arXiv:2402.02622). The plain Transformer has its time, the others their time over it; below 1 is faster. Ours are
+    medians over repetitions, measured in turns in one process, so that the load of the machine falls on all. The paper
+    scores batches of 64 sequences and reports neither training nor decoding. Quartiles and peak memory are in the CSV.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results)
-    rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")
+    rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers"]], on="run")
     rows = rows[rows["run"].map(run_setting) == "main"].sort_values(["layers", "run"])
     plain = timed.set_index("run").reindex(rows["run"].map(plains(records))).set_index(rows.index)
-    for measure, name in _UNITS.items():
-        for end, column in zip(_ENDS, ("_time_s", "_time_s_high", "_time_s_low"), strict=True):
-            rows[f"{name}{end}"] = 1 / rows[f"{measure}{column}"]
+    frames = []
+    for measure in (TRAINING, FORWARD, DECODE):
+        columns = {f"milliseconds{end}": 1000 * rows[f"{measure}_time_s{end}"] for end in _ENDS}
         for cost, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
-            rows[f"{measure}_{label}"] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
-        rows[f"{measure}_megabytes"] = rows[f"{measure}_memory_bytes"] / 1e6
-    return rows
+            columns[label] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
+        columns |= {"megabytes": rows[f"{measure}_memory_bytes"] / 1e6, "sequences": rows[f"{measure}_sequences"]}
+        frames.append(rows[["run", "variant", "layers"]].assign(measure=measure, **columns))
+    return pd.concat(frames).assign(device=processor(results.stage_record(STUDY, "speed").get("device", "")))

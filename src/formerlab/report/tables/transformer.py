@@ -3,11 +3,20 @@
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
+from scipy import stats
 
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
-from formerlab.report.catalogue import table
+from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.published import TRANSFORMER, published, published_rows
-from formerlab.report.runs import held_out_losses, last_step_rows, load_runs, means_by_run, validation_losses
+from formerlab.report.runs import (
+    difference,
+    held_out_losses,
+    last_step_rows,
+    load_runs,
+    means_by_run,
+    validation_losses,
+)
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -84,37 +93,54 @@ def _published_bleu() -> DataFrame:
     return rows.pivot_table("value", "model", "column", "first", sort=False).rename_axis("run").reset_index()
 
 
+def _minus_base(ours: DataFrame, results: Results, split: str, runs: list[str]) -> DataFrame:
+    """Return our rows with the changes from the base model, and the differences of loss and BLEU to it by seed."""
+    losses = held_out_losses(results, STUDY, runs)
+    if split == "valid":
+        losses = last_step_rows(validation_losses(results, STUDY, runs))
+    measured = losses.join(scores(results, split)[["sacrebleu"]], on=["run", "seed"])
+    for column, name in (("loss_nats", "loss_minus_base_nats"), ("sacrebleu", "bleu_minus_base")):
+        gaps = DataFrame([difference(measured, run, "base", name, column) for run in ours["run"]])
+        ours = ours.join(gaps.reindex(columns=expand_columns(f"{name}[]")))
+    ours = ours.assign(change=_changes(ours), base="base")
+    return with_pooled(ours, results, STUDY, "run", "base", "loss_minus_base_nats") if split == "test" else ours
+
+
 @table(reads="test.csv translate.csv bleu.csv", published=_published_bleu,
-       readers=_named, columns="source run change -data regime sacrebleu[] compound_split -tokenized_lowercase "
-               "exact_percent bleu_en_de bleu_en_fr perplexity -parameters flops seeds")  # fmt: skip
+       readers=_named, columns="source run change -data regime sacrebleu[] bleu_minus_base[] -compound_split "
+               "-tokenized_lowercase -exact_percent bleu_en_de bleu_en_fr perplexity loss_minus_base_nats[]+ "
+               "-parameters flops seeds")  # fmt: skip
 def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
-    """BLEU on the test sentences and training cost of translation models, after Table 2 of arXiv:1706.03762 (Attention
-    Is All You Need). In brackets: 95 % Student t interval over seeds. Perplexity is per word piece, so it compares
-    within one vocabulary. The paper splits compounds with Moses' tokenizer and a changed reference, which gives up to
-    1.5 BLEU more than sacreBLEU. Scores of another data set or language pair do not compare with the published ones.
+    """BLEU on the test sentences, after Table 2 of arXiv:1706.03762 (Attention Is All You Need). Ours translate German
+    to English. Differences are to the base model, paired by seed. In brackets: 95 % Student t interval over seeds. BLEU
+    is sacreBLEU (13a). Perplexity and loss are per word piece. Published: training cost, and BLEU with compounds split,
+    which gives up to 1.5 more. Scores of another data set or language pair do not compare.
     """
     ours = over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
-    return ours.assign(change=_changes(ours))
+    return _minus_base(ours, results, "test", runs)
 
 
 @table(reads="eval.csv test.csv translate.csv bleu.csv",
        published=lambda: published_rows(
            TRANSFORMER, "Table 3", names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
-           factors={"parameters": 1e6}),
-       readers=_named, columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] "
-               "perplexity sacrebleu[] bleu parameters seeds")  # fmt: skip
+           factors={"parameters": 1e6}).assign(
+               loss_minus_base_nats=lambda rows: np.log(rows["perplexity"] / rows["perplexity"].iloc[0]),
+               bleu_minus_base=lambda rows: rows["bleu"] - rows["bleu"].iloc[0]),
+       readers=_named, columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions "
+               "-loss_nats[] perplexity loss_minus_base_nats[] sacrebleu bleu bleu_minus_base[] parameters seeds"
+       )  # fmt: skip
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base Transformer on the development split, after Table 3 of arXiv:1706.03762 (Attention Is All
-    You Need): (A) heads h, (B) key width d_k, (C) size, (D) dropout P_drop and label smoothing, (E) learned positions.
-    In brackets: 95 % Student t interval over seeds. Loss and perplexity are per word piece, without label smoothing,
-    after the last step. The paper averages no checkpoints here; models named averaged, and big, do before they
-    translate. At another vocabulary, size or language pair, only differences between rows compare with the published
-    ones.
+    You Need): (A) heads h, (B) key width d_k, (C) size, (D) dropout and label smoothing, (E) learned positions. Ours
+    translate German to English, the paper English to German. Differences are to the base model, paired by seed. In
+    brackets: 95 % Student t interval over seeds. Loss and perplexity are per word piece, without label smoothing, after
+    the last step. The paper averages no checkpoints here; models named averaged, and big, do before they translate.
+    Compare differences. transformer_bleu has the test split, and the pooled intervals on which verdicts rest.
     """
     ours = over_seeds(results, "valid", runs).rename(columns=_SETTINGS)
     order = ours["run"].str.split("-").str[0].map({name: number for number, name in enumerate(_ROWS)})
     ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
-    return ours.assign(change=_changes(ours))
+    return _minus_base(ours, results, "valid", runs)
 
 
 THEORY = DataFrame(
@@ -132,27 +158,39 @@ THEORY = DataFrame(
 _LAYERS = {"self_attention": "self-attention", "restricted": "self-attention in a window of r"}
 
 
-def slope(points: DataFrame, axis: str, column: str) -> float:
-    """Return the least-squares slope of ln(column) on ln(axis)."""
+def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
+    """Return the least-squares slope of ln(column) on ln(axis), and its standard error (NaN for fewer points)."""
     if points[axis].nunique() < 2:
-        return float("nan")
-    return float(np.polyfit(np.log(points[axis].astype(float)), np.log(points[column].astype(float)), 1)[0])
+        return float("nan"), float("nan")
+    fit = stats.linregress(np.log(points[axis].astype(float)), np.log(points[column].astype(float)))
+    return float(fit.slope), float(fit.stderr) if len(points) > 2 else float("nan")
 
 
-@table(reads="complexity.csv", published=lambda: THEORY, readers=lambda rows: rows.replace({"layer": _LAYERS}))
+def _ranges(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return rows with labels, below a heading with the measured range."""
+    rows = rows.replace({"layer": _LAYERS})
+    if rows["source"].eq("published").any():
+        return rows
+    return {f"n = {rows['n'].iloc[0]}, d = {rows['d'].iloc[0]}": rows.drop(columns=["n", "d"])}
+
+
+@table(reads="complexity.csv", published=lambda: THEORY, readers=_ranges)
 def transformer_layers(results: Results, runs: list[str]) -> DataFrame:
     """How the cost of four layer types grows with length n and width d, after Table 1 of arXiv:1706.03762 (Attention Is
     All You Need). An exponent is the slope of the logarithm of multiply-adds, time or memory on the logarithm of n or
     d; 2 means that doubling n costs four times as much. Counted exponents should equal the published ones. Times follow
-    them only if the operation is large. As in the paper, the projections of self-attention, O(n d^2), are not counted.
-    The longest path between two positions is measured at the largest n.
+    them only if the operation is large. After ±: the standard error of the slope. As in the paper, the projections of
+    self-attention, O(n d^2), are not counted. The longest path between two positions is measured at the largest n.
     """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):
         row: dict[str, object] = {"layer": name}
         for axis in ("n", "d"):
             points = group[group["axis"] == axis]
+            row[axis] = f"{points[axis].min()} to {points[axis].max()}"
             for column, label in (("multiply_adds", "counted"), ("time_s", "time"), ("memory_bytes", "memory")):
-                row[f"{label}_exponent_{axis}"] = slope(points, axis, column)
+                row[f"{label}_exponent_{axis}"], error = slope(points, axis, column)
+                if label != "counted":
+                    row[f"{label}_exponent_{axis}_se"] = error
         ours.append(row | {"longest_path": int(group["path"].max())})
     return DataFrame(ours)

@@ -3,15 +3,18 @@
 The baseline of all tables, the linear probe, is logistic regression on the pixels.
 """
 
-from functools import partial
+import json
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import table
+from formerlab.report.claims.registry import ClaimArms
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import baselines, difference, load_runs, means_by_run
+from formerlab.report.tables.blocks import claim_runs, pooled_ends
 from formerlab.results.read import Results
 from formerlab.statistics import expected_calibration_error
 
@@ -39,11 +42,32 @@ NAMES = {
 
 METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
 COMPARED = "top1_points"
-COLUMNS = (
-    "source -run model parameters top1_percent[] top1_points[] compared_with -interval -top5_percent loss_nats[] "
-    "calibration_error -flops_cumulative -images seeds -diverged"
-)
-"""Columns of the tables."""
+PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
+SIZES, SCORES, _NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
+_GROWTH, DEPTH, OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
+_VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
+_MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
+_WITH_NORM = "TokenFormer-{}/16, LayerNorm "
+ASKED = (
+    (SIZES, "Tokenformer minus ViT,\nequal parameters", "tokenformer-matched", "vit", _MATCHED, _VIT),
+    (SIZES, "a third more parameters\nminus equal parameters", "tokenformer", "tokenformer-matched",
+     "TokenFormer-{}/16", _MATCHED),
+    (SCORES, "exp to GeLU\n(both L1 norm)", "score-gelu-l1", "score-exp-l1", _GELU_L1, _EXP),
+    (SCORES, "L1 norm to L2 norm\n(both after GeLU)", "score-gelu-l2", "score-gelu-l1", "", ""),
+    (SCORES, "L2 norm after GeLU\nto before GeLU", "tokenformer", "score-gelu-l2", "", ""),
+    (SCORES, "the last two steps\ntogether", "tokenformer", "score-gelu-l1", "TokenFormer-{}/16 GeLU + L2 norm",
+     _GELU_L1),
+    (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
+    (_NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
+    (_GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
+    (_GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
+    (_GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
+    (_GROWTH, "final size from scratch,\ntwice the FLOPs", "tokenformer", "tokenformer-small", "", ""),
+    (DEPTH, "ViT", "vit-dwa", "vit", "", ""),
+    (DEPTH, "Tokenformer", "tokenformer-dwa", "tokenformer", "", ""),
+)  # fmt: skip
+"""Question, label, run, the run it is compared with, and the published models of both; {} is their size, B or L."""
+PAIR = ["question", "model", "run", "compared_with"]
 
 
 def accuracies(results: Results, runs: list[str]) -> DataFrame:
@@ -65,31 +89,9 @@ def _scores(rows: DataFrame) -> dict[str, float]:
 
 def models(measured: DataFrame) -> DataFrame:
     """Return one row per run: the mean of each metric over seeds with its Student interval, and the shared columns."""
-    table = means_by_run(measured, METRICS, first=["images"])
+    table = means_by_run(measured, METRICS, first=["images", "regime"])
     names = zip(table["run"], table["variant"], strict=True)
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
-
-
-def comparison(results: Results, arms: str) -> DataFrame:
-    """Return our rows of a table. `arms` has a word per run: `run`, or `run:reference` to compare it with another
-    run.
-    """
-    compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
-    measured = accuracies(results, [*compared])
-    table = models(measured).set_index("run", drop=False)
-    table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
-    pairs = [(run, compared[run]) for run in table["run"]]
-    points = [difference(measured, *pair, COMPARED, "top1_percent", results) for pair in pairs]
-    differences = [{"compared_with": other} | gap if gap else {} for (_, other), gap in zip(pairs, points, strict=True)]
-    return pd.concat([image_floors(results, [*compared]), table.join(DataFrame(differences))], ignore_index=True)
-
-
-def _readers(rows: DataFrame) -> DataFrame:
-    """Return rows with labels in place of the runs that they are compared with."""
-    if rows["source"].eq("published").any():
-        return rows
-    labels = rows.set_index("run")["model"].str.partition(":")[0]
-    return rows.assign(compared_with=rows["compared_with"].map(labels))
 
 
 def image_floors(results: Results, runs: list[str]) -> DataFrame:
@@ -107,51 +109,71 @@ def published_accuracies(place: str) -> DataFrame:
     return published_rows(TOKENFORMER, place, names={"top1_accuracy": "top1_percent"}, factors={"parameters": 1e6})
 
 
-@table(reads="test.csv floors.csv", runs="vit vit-wider tokenformer-matched tokenformer",
-       published=partial(published_accuracies, "Table 2"), columns=COLUMNS, readers=_readers)  # fmt: skip
-def vision_sizes(results: Results, runs: list[str]) -> DataFrame:
-    """Image classification with ViT and Tokenformer, with equal parameters and with a third more, after Table 2 of
-    Tokenformer (arXiv:2410.23168). In brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap
-    over the test images; differences are paired by seed. A run that diverged counts as a uniform guess. Published is
-    ImageNet-1K: compare differences and no levels.
+def published_differences() -> DataFrame:
+    """Return the differences between published models that ASKED names, for both sizes."""
+    printed = pd.concat([published_accuracies(table) for table in PUBLISHED.values()])
+    level = printed.drop_duplicates("model").set_index("model")["top1_percent"].astype(float)
+    rows = []
+    for question, label, _, _, *models in ASKED:
+        for model, other in ([name.format(size) for name in models] for size in "BL"):
+            if model in level and other in level:
+                rows.append((question, label, model, other, level[model] - level[other]))
+    return DataFrame(rows, columns=[*PAIR, COMPARED]).assign(source="published", part="difference")
+
+
+def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a block per question, after the accuracies of all models."""
+    rows = rows.assign(model=rows["model"].str.replace("\n", " "))
+    if rows["source"].eq("published").any():
+        sizes = rows["run"].str.extract("-([BL])/")[0]
+        labels = rows.assign(model=rows["model"] + ", " + sizes + "/16")
+        return {"ImageNet-1K, one model of each": labels[["model", COMPARED]]}
+    text = rows["regime"].str.partition(", ")[0].replace("", np.nan).dropna().iloc[0]
+    rows = rows.drop(columns=["regime", "compared_with"])
+    levels = rows[rows["question"].isna()].drop(columns="question")
+    asked = rows.dropna(subset="question").drop(columns=["top1_percent", "parameters", "epochs"])
+    blocks = {f"{text}, accuracy": levels.sort_values("top1_percent")}
+    for question, group in asked.groupby("question", sort=False):
+        blocks[f"{text}, differences: {question}"] = group.drop(columns="question")
+    return blocks
+
+
+_CLAIMS = (
+    *("vision-matches-vit-equal-parameters", "vision-more-tokens-help", "vision-gelu-over-exp"),
+    *("vision-l2-over-l1", "vision-layernorm-parameters-unneeded"),
+)
+
+
+@table(reads="test.csv floors.csv", published=published_differences, readers=_by_question,
+       columns="source regime question model run compared_with parameters epochs top1_percent[] top1_points[]+ "
+               "error_ratio[] -loss_nats[] -top5_percent -calibration_error -flops_cumulative seeds -diverged bold"
+       )  # fmt: skip
+def vision_table(results: Results, runs: list[str]) -> DataFrame:
+    """Top-1 accuracy of image classification, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168). Epochs include
+    those of the parent. Differences are paired by seed; above zero, the first is better. In brackets: 95 % Student t
+    interval over seeds. Verdicts rest on the error ratio, the error rate over that of the other model, with its pooled
+    interval; below 1, the first is better. Bold: rows on which a verdict rests. A Tokenformer without other words has
+    the L2 norm before GeLU, and norms without parameters; it has a third more parameters than the ViT. The linear probe
+    is a logistic regression on the pixels. Published accuracies are of other images: compare differences. Loss and
+    calibration are in the CSV.
     """
-    return comparison(results, "vit vit-wider:vit tokenformer-matched:vit tokenformer:tokenformer-matched")
-
-
-@table(reads="test.csv", runs="score-* tokenformer", needs="score-*",
-       published=partial(published_accuracies, "Table 4"), columns=COLUMNS, readers=_readers)  # fmt: skip
-def vision_scores(results: Results, runs: list[str]) -> DataFrame:
-    """Image classification with other scores than softmax in parameter attention, after Table 4 of Tokenformer
-    (arXiv:2410.23168). The paper's rows change activation and norm, and the last one also their order; ours have both
-    orders. GeLU with the L1 norm is in neither official code; ours divides GeLU by its sum of absolute values, times n.
-    In brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap over images; differences are
-    paired by seed. Published is ImageNet-1K: compare differences and no levels.
-    """
-    arms = "score-exp-l1 score-gelu-l1:score-exp-l1 score-gelu-l2:score-gelu-l1 tokenformer:score-gelu-l1"
-    return comparison(results, arms)
-
-
-@table(reads="test.csv", runs="norm-* tokenformer", needs="norm-*",
-       published=partial(published_accuracies, "Table 5"), columns=COLUMNS, readers=_readers)  # fmt: skip
-def vision_norms(results: Results, runs: list[str]) -> DataFrame:
-    """Image classification with block norms that learn gain and bias, bias alone or nothing, after Table 5 of
-    Tokenformer (arXiv:2410.23168). The final norm learns both in all models. A gain common to all channels cannot
-    matter in front of parameter attention, only its variation can. In brackets: 95 % Student t interval over seeds, or
-    with one seed a paired bootstrap over images; differences are paired by seed.
-    """
-    return comparison(results, "norm-gain-bias norm-bias:norm-gain-bias tokenformer:norm-gain-bias")
-
-
-@table(reads="test.csv floors.csv", runs="tokenformer* grown-* trained-on vit vit-dwa", needs="grown-* *-dwa",
-       columns=COLUMNS, readers=_readers)  # fmt: skip
-def vision_growth_table(results: Results, runs: list[str]) -> DataFrame:
-    """Image classification with Tokenformers that grow. They stand beside their parent trained further for the FLOPs of
-    the stage, and Tokenformers from scratch; averages over depth are shown if they were run. The methods are of
-    Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622), without such results on images.
-    In brackets: 95 % Student t interval over seeds, or with one seed a paired bootstrap over images; differences are
-    paired by seed.
-    """
-    grown = (
-        "tokenformer-small tokenformer tokenformer-short grown-random-sqrt grown-zero-keep trained-on tokenformer-dwa"
-    )
-    return comparison(results, " ".join([*(f"{run}:tokenformer" for run in grown.split()), "vit", "vit-dwa:vit"]))
+    measured = accuracies(results, runs)
+    texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()
+    epochs = {run: json.loads(text)[-1]["epochs_cumulative"] for run, text in texts.items()}
+    levels = models(measured).assign(epochs=lambda rows: rows["run"].map(epochs).round(1))
+    levels = pd.concat([image_floors(results, runs), levels], ignore_index=True)
+    pairs = DataFrame([row[:4] for row in ASKED], columns=PAIR)
+    pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
+    if pairs.empty:
+        return levels
+    reader, claims = ClaimRows(results, STUDY, ClaimArms()), [claim_runs(results, STUDY, claim) for claim in _CLAIMS]
+    rows = []
+    for pair in pairs.to_dict("records"):
+        a, b = pair["run"], pair["compared_with"]
+        rows.append(pair | difference(measured, a, b, COMPARED, "top1_percent", results))
+        rows[-1] |= pooled_ends(reader, COMPARED, {a: -100.0, b: 100.0}, "error_rate")
+        if ratio := pooled_ends(reader, "ratio", {a: 1.0, b: -1.0}, "error_rate", logarithm=True):
+            low, high = np.exp([*ratio.values()])
+            rows[-1] |= {"error_ratio": np.sqrt(low * high), "error_ratio_low": low, "error_ratio_high": high}
+        rows[-1]["bold"] = any({a, b} <= claim for claim in claims)
+    return pd.concat([levels, DataFrame(rows)], ignore_index=True)

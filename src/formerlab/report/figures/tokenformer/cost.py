@@ -12,14 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from pandas import DataFrame
 
-from formerlab.report.catalogue import plot
-from formerlab.report.claims.envelope import flops_at_loss
-from formerlab.report.claims.quantity import Combination, MissingRowsError
-from formerlab.report.claims.registry import Arm, ClaimArms
-from formerlab.report.claims.rows import ClaimRows, pooled_differences
+from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
-from formerlab.report.published import TOKENFORMER as PAPER
-from formerlab.report.published import published
 from formerlab.report.runs import (
     GROWN,
     TOKENFORMER,
@@ -36,47 +31,26 @@ from formerlab.report.studies.tokenformer import (
     WAYS_TO_GROW,
     budgets_equal_to_grown,
     fully_annealed_losses,
+    published_points,
+    published_ratio,
     runs_with_ancestors,
     scratch_points,
     series_points,
+    stage_pairs,
     with_registered_controls,
 )
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
 from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
-from formerlab.statistics import CONFIDENCE
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
-
-
-def _published_points(*curves: tuple[str, str]) -> DataFrame:
-    """Return the points of published curves, given as pairs of the figure with the costs and the name of the series.
-
-    Curves of grown models in Fig 3 begin at the first model of the chain.
-    """
-    rows = published(PAPER, "Fig 3", "Fig 4", "Table 6", "Tables 6-7")
-    seen = rows["setting"].str.extract(r"(\d+B) tokens")[0]
-    rows = rows.assign(seen=seen.fillna("60B"), value=pd.to_numeric(rows["value"]), first=seen.isna())
-    costs = rows[rows["metric"] == "training_cost"]
-    reached = rows[rows["metric"].eq("perplexity") & rows["table_or_figure"].str.startswith("Table")]
-    costs, frames = costs.merge(reached[["model", "seen", "value"]], on=["model", "seen"]), []
-    for figure, name in curves:
-        family, tokens = ("TokenFormer" if name.startswith(GROWN) else "Transformer"), name.split()[1]
-        of_family = costs[costs["table_or_figure"].eq(figure) & costs["model"].str.startswith(family)]
-        curve = of_family[of_family["seen"].eq(tokens) | of_family["first"]]
-        frames.append(curve.assign(source="published", series=name))
-    points = pd.concat(frames, ignore_index=True).rename(
-        columns={"model": "run", "value_x": "tpu_v4_hours", "value_y": "perplexity"}
-    )
-    points["loss_nats"] = np.log(points["perplexity"])
-    return points[["source", "series", "run", "tpu_v4_hours", "perplexity", "loss_nats"]]
 
 
 def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
     """Return our points, then published points. Lines join the sizes of a series unless a run of it started from
     another run. Growth with zero keys is not plotted.
     """
-    rows = pd.concat([ours, _published_points(*curves)], ignore_index=True)
+    rows = pd.concat([ours, published_points(*curves)], ignore_index=True)
     started = rows["parent"].notna().groupby(rows["series"]).transform("any")
     shown = rows["series"].where(rows["series"].ne(WAYS_TO_GROW[f"{GROWN}: zero keys, tau kept"]))
     return rows.assign(_linestyle=started.map({True: "", False: None}), _series=shown)
@@ -176,24 +150,12 @@ def _named(data: DataFrame) -> DataFrame:
 
 CLAIMED_RATIO = 0.5
 """Largest ratio of FLOPs that the paper claims."""
-ENVELOPE = (*(f"{name}*" if name.endswith("-") else name for name in FROM_SCRATCH),)
-"""Name patterns of FROM_SCRATCH."""
 
 
 def _draw_envelope(axes: Axes, rows: DataFrame) -> None:
     """Draw the lower envelope."""
     lowest = rows[rows["lowest"].eq(True)].sort_values("_tera")
     axes.plot(lowest["_at"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.3, zorder=0)
-
-
-def _pooled_ratio(reader: ClaimRows, run: str) -> tuple[float, float]:
-    """Return the interval of the FLOPs ratio on which the verdict rests; NaN for a loss beyond the envelope."""
-    try:
-        metric = reader.run_metric(Arm(run=run, envelope=ENVELOPE), "flops_ratio_at_equal_loss")
-    except MissingRowsError:
-        return np.nan, np.nan
-    interval = Combination({metric: 1.0}).interval(CONFIDENCE)
-    return (interval.low, interval.high) if len(metric.values) > 1 else (np.nan, np.nan)
 
 
 @plot(reads="test.csv", needs="envelope-*", within_regime=True, draw=layout(
@@ -222,29 +184,14 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     chain = rows[rows["part"] == "chain"].set_index("run")
     rows = _named(rows.assign(equal=rows["run"].map(budgets_equal_to_grown(chain))))
     ratios = tokenformer_envelope.rows(results, runs).set_index("run")
-    for column in ("flops_ratio", "flops_ratio_low", "flops_ratio_high"):
+    for column in expand_columns("flops_ratio[]+"):
         rows[column] = rows["run"].map(ratios[column]).where(rows["part"] == "chain")
-    reader = ClaimRows(results, STUDY, ClaimArms())
-    pooled = [_pooled_ratio(reader, run) if part == "chain" else (np.nan, np.nan) for run, part in
-              zip(rows["run"], rows["part"], strict=True)]  # fmt: skip
-    rows[["flops_ratio_pooled_low", "flops_ratio_pooled_high"]] = pooled
     rows["_tera"] = rows["flops_cumulative"] / 1e12
     rows["flops_ratio_limit"] = CLAIMED_RATIO
     length = rows["run"].str.extract(f"-({'|'.join(LENGTHS)})(?:-|$)")[0]
     rows["_row"] = rows["_model"].str.removesuffix(", equal FLOPs") + (", " + length + " stage").fillna("")
     rows["_rank"] = length.map(LENGTHS.index, na_action="ignore").fillna(-1)
-    return pd.concat([rows, _published_ratio()], ignore_index=True)
-
-
-def _published_ratio() -> DataFrame:
-    """Return the cost of the largest grown model of the paper relative to its Transformers at equal loss."""
-    points = _published_points(("Fig 3", "Transformer, 300B tokens"), ("Fig 3", "grown, 30B a stage"))
-    transformers = points[points["series"].str.startswith("Transformer")]
-    largest = points[points["series"].str.startswith("grown")].nlargest(1, "tpu_v4_hours")
-    hours = flops_at_loss(largest["loss_nats"].iloc[0], transformers["tpu_v4_hours"], transformers["loss_nats"])
-    ratio = largest["tpu_v4_hours"] / hours
-    return largest[["source", "run"]].assign(part="paper", flops_ratio=ratio, _model="grown, 30B a stage",
-                                             _row="the paper, 1.4B (TPU hours)", _rank=9)  # fmt: skip
+    return pd.concat([rows, published_ratio().assign(_rank=9)], ignore_index=True)
 
 
 STAGES = (27, 260)
@@ -282,24 +229,8 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     if "spec.growth.keys" not in losses:
         return DataFrame()
     losses = with_registered_controls(losses, results.scale)
-    losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
-    arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
-        {name: "first" for name in ("variant", "spec.init", "stretch", "keys", "tokens", "flops")}
-        | {"parameters_non_embedding": "first", "final.valid_loss_nats": "mean", "seed": "nunique"}
-    )  # fmt: skip
-    arms = arms.assign(single=arms["seed"] < 2).sort_values(["single", "final.valid_loss_nats"], kind="stable")
-    stages, controls = arms[arms["keys"] != ""], arms[arms["keys"] == ""]
-    pairs = []
-    best = stages.drop_duplicates(["variant", "spec.init", "stretch", "tokens"]).index
-    for run, stage in stages.loc[[run for run in losses["run"].unique() if run in best]].iterrows():
-        equal = controls["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
-        same_start = equal & (controls["spec.init"] == stage["spec.init"]) & (controls["stretch"] == stage["stretch"])
-        if not same_start.any() or stage["spec.init"] not in records.index:
-            continue
-        new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
-        pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[same_start][0]})
-        pairs[-1] |= {"tokens_per_new_parameter": stage["tokens"] / new, "_tokens": stage["tokens"]}
-    rows = differences(losses, DataFrame(pairs), "run", "rival")
+    pairs = stage_pairs(losses, records)
+    rows = differences(losses, pairs, "run", "rival")
     if rows.empty:
         return rows
     rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
