@@ -185,7 +185,7 @@ READ = {
     "comment on an import": lambda text: text.replace("import Layers", "import Layers  # why"),
 }
 COMPUTED = {
-    "value": lambda text: text.replace("alpha[-1] = self.start[1]", "alpha[-1] = 2.0"),
+    "value": lambda text: text.replace("alpha[-1] = self.initial_weights[1]", "alpha[-1] = 2.0"),
     "index": lambda text: text.replace("i + 1, self.dilation", "i, self.dilation"),
     "default": lambda text: text.replace("dilation: Layers = 1", "dilation: Layers = 2"),
     "name": lambda text: text.replace("from torch import Tensor, nn", "from torch import nn, Tensor as T\nTensor = T"),
