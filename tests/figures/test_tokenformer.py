@@ -203,6 +203,16 @@ def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_
     assert set(rows["run"]) == {"continued-tokenformer"}
 
 
+def test_score_functions_are_compared_with_the_default_of_their_block(results):
+    table = load_rows(catalogue()["tokenformer_scores"], results)
+    ours = table[table["source"] == "ours"].set_index("run")
+    assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
+    assert ours.loc["score-exp_l1", "loss_minus_default_nats"] == pytest.approx(0.2, abs=0.06)
+    assert ours.loc["layernorm-full", "loss_minus_default_nats"] == pytest.approx(-0.01, abs=0.06)
+    theirs = table[table["source"] == "published"]["ImageNet top-1 (%)"]
+    assert list(theirs) == [79.6, 81.7, 82.5, 82.6, 82.5, 82.5]
+
+
 def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
     for run, test, valid, rest in (
         ("matched-low", 3.0, 3.9, {}),  # the best on the held-out text, which must not choose

@@ -44,6 +44,7 @@ COLUMNS = {
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
+    "loss_minus_default_nats": Column("loss minus default (nats) ↓", "above zero: higher loss than the default"),
     "device": Column("processor"),
     "kept": Column("gain kept (%) ↑", "mean gain in percent of the gain with weights that learn from the start", 100),
     "start_share": Column("weights learn from"),

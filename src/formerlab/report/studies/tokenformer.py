@@ -129,23 +129,24 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     return losses[~continued | annealed] if (continued & annealed).any() else losses
 
 
-def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
+def series_points(results: Results, runs: Sequence[str], *, with_parents: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other projections.
 
-    A series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow. `part` is `mean` for
-    the mean over seeds and `seed` for the loss of one seed.
+    If `with_parents`, a series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow.
+    `part` is `mean` for the mean over seeds and `seed` for the loss of one seed.
     """
     losses, frames = fully_annealed_losses(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
     for series, pattern in SERIES.items():
         globs = [glob.format(size=size) for size in (*SIZES, *LENGTHS) for glob in pattern.split()]
         names = [run for glob in globs for run in points.index if fnmatchcase(run, glob)]
-        if series.startswith(GROWN) and names:
+        if series.startswith(GROWN) and with_parents and names:
             names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
         frames.append(points.loc[names].assign(series=series))
     no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *OWN_FIGURE_PREFIXES))
     in_series = {run for frame in frames for run in frame["run"]}
-    grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS)]
+    patterns = GROWTH_PATTERNS if with_parents else ()
+    grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in patterns)]
     others = points[points["run"].isin([run for run in grown if run not in in_series])]
     for group in (points[no_series].sort_values("parameters", kind="stable"), others):
         frames += [

@@ -122,9 +122,10 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         of_plain = plain.reindex(dense.set_index(["regime", "layers"]).index).to_numpy()
     else:
         of_plain = dense["plain"].map(rows.set_index("run")["perplexity"])
-    modern = dense["setting"].eq("modern").map({True: ", modern", False: ""})
+    setting = ", " + dense["setting"].str.replace("-", " ")
+    setting = setting.mask(dense["setting"].isin(("main", "long", "books")), "")
     shown = DataFrame(
-        {"blocks": dense["layers"].map("{:.0f}".format) + modern, "tokens": dense["tokens"], "test text": text}
+        {"blocks": dense["layers"].map("{:.0f}".format) + setting, "tokens": dense["tokens"], "test text": text}
         | {"perplexity: plain ↓": of_plain, "1x1 ↓": dense["perplexity"]}
         | {name: dense[name] for name in expand_columns("gain_nats[]+ seeds bold")}
     )

@@ -3,6 +3,7 @@
 Published costs are TPU hours read from the figures; published perplexities are from Tables 6 and 7.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
@@ -88,12 +90,15 @@ def _name_stages(axes: Axes, rows: DataFrame) -> None:
 _LOWEST = "Transformer from scratch"
 
 
-@plot(reads="test.csv", within_regime=True, draw=layout(
-    _loss_panel("_tera", by="_series", log="x", xlabel="training cost with all ancestors (TFLOP)", finish=_name_stages,
-                name="inside", published={"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)",
-                                          "title": "124M to 1.4B parameters"}),
-    columns=1, height=2.5, width=NARROW
-))  # fmt: skip
+def _costs(label: str) -> Callable[[DataFrame], Figure]:
+    """Return a function that plots our points against `_tera`, and the published points against TPU hours."""
+    hours = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
+    panel = _loss_panel("_tera", by="_series", log="x", xlabel=label, finish=_name_stages, name="inside",
+                        published=hours)  # fmt: skip
+    return layout(panel, columns=1, height=2.5, width=NARROW)
+
+
+@plot(reads="test.csv", within_regime=True, draw=_costs("training cost with all ancestors (TFLOP)"))
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168): above in FLOPs of
     matrix products and attention, below in TPU hours. The cost of a grown model includes all its ancestors; the
@@ -120,6 +125,22 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         ("Fig 3", "grown, 60B a stage"),
         ("Fig 3", "grown, 30B a stage"),
         ("Fig 3", "grown, 15B a stage"),
+    )
+
+
+@plot(reads="test.csv", needs="transformer-short-* grown-random-sqrt-3", draw=_costs("cost of the stage (TFLOP)"))
+def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
+    """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): the cost
+    of a size if the smaller model exists. To see: a grown model against the Transformer that is trained from scratch on
+    the tokens of one stage. tokenformer_cost includes the cost of the ancestors. Below: the published points, in TPU
+    hours read from the figure.
+    """
+    points = series_points(results, runs, with_parents=False)
+    return _with_published(
+        points.assign(_tera=points["flops"] / 1e12, _ratio=np.nan),
+        ("Fig 4", "Transformer, 300B tokens"),
+        ("Fig 4", "Transformer, 30B tokens"),
+        ("Fig 4", "grown, 30B a stage"),
     )
 
 
