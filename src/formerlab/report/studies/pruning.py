@@ -229,14 +229,10 @@ def pruning_sample(rows: DataFrame) -> str:
     return "one model" if released else seed_count(rows["seeds"])
 
 
-MASK_METRICS = {
-    "early_share": ("Keys from the first 40 % of positions", 0.4),
-    "early_share_10": ("Keys from the first 10 % of positions", 0.1),
-    "mean_position": ("Mean position of keys", 0.5),
-    "distance_to_ideal": ("Distance to Ideal", None),
-    "distance_to_ideal_without_first": ("Distance without position 0", None),
-}
-"""Heading of each mask metric, and its value if the retained keys are spread evenly."""
+MASK_METRICS = (
+    *("early_share", "early_share_10", "mean_position"),
+    *("distance_to_ideal", "distance_to_ideal_without_first"),
+)
 
 _DECODE_KEYS = ["run", "sequences", "length"]
 

@@ -112,13 +112,10 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     full = rows["series"].eq("Full")
     at_chance = set(rows.loc[full & rows["low"].le(rows["chance"]), "task"].map(_task))
     names = rows["task"].map(_task)
-    accuracy = rows[full & rows["task"].isin(suites[:3])].set_index("run")["accuracy"].map("{:.0%}".format)
-    titles = rows["run"].map(model_label) + ", full cache " + rows["run"].map(accuracy).str.replace("%", " %")
     return rows.assign(
         **(100 * rows[[*ENDS, *ends]]).add_prefix("_"),
         _name=names + names.isin(at_chance).map({True: " (chance)", False: ""}),
         _order=rows["task"].map({task: number for number, task in enumerate(suites)}),
-        _title=titles.fillna(rows["run"].map(model_label)),
         _model=rows["run"].map(model_label),
         _series=rows["series"].mask(full),
         _style=rows["series"].str.lower(),
