@@ -214,7 +214,7 @@ def _figure(
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
             (panel, rows), title = pairs[at], titles[at]
-            mark(axes, panel, rows, letters, common)
+            mark(axes, panel, rows, letters, common if panel.share_y else {})
             shared = panel.share_y and at > line[0]
             repeated = shared and pairs[at - 1][0].xlabel == panel.xlabel
             axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))

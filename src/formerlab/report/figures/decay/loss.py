@@ -1,5 +1,8 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
+from contextlib import suppress
+from itertools import product
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -7,12 +10,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.catalogue import plot
+from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.quantity import MissingRowsError
+from formerlab.report.claims.registry import Arm, ClaimArms
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.names import RELEASED_NAMES, data_set_label
 from formerlab.report.panel import Panel, layout
+from formerlab.report.runs import estimate
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 STUDY = "decay"
 ARTICLE = ("local", "h2o", "spatten", "decay")
@@ -114,21 +122,47 @@ def league_notes(rows: DataFrame) -> list[str]:
     return [f"{pruning.pruning_sample(models)}; {note}, of needles over examples."]
 
 
+DECAY, PROTECTED, PLAIN = (
+    {"policy": "decay", "alpha": pruning.PUBLISHED_ALPHA, "recent": 0.0},
+    {"policy": "random sink=4", "recent": 0.25},
+    {"policy": "random"},
+)
+"""The arms of the claim decay-score-beats-protected-random."""
+
+
+def protected_minus_decay(results: Results, runs: list[str]) -> DataFrame:
+    """Return the loss of protected random eviction minus the loss of Decay by budget, and the limit of the claim."""
+    reader, rows = ClaimRows(results, STUDY, ClaimArms()), []
+    for run, budget in product([run for run in runs if run.startswith("random-")], (0.1, 0.2, 0.4)):
+        decay, protected, plain = (Arm(run=run, budget=budget, **arm) for arm in (DECAY, PROTECTED, PLAIN))
+        with suppress(MissingRowsError):
+            gap = reader.paired_mean(protected, decay, "loss_nats").interval(CONFIDENCE)
+            limit = 0.25 * reader.paired_mean(plain, decay, "loss_nats").interval(CONFIDENCE).mean
+            rows.append(
+                {"run": run.partition("-")[2], "budget": budget, "gap_nats_limit": limit} | estimate("gap_nats", gap)
+            )
+    table = DataFrame(rows, columns=["run", "budget", "gap_nats_limit", *expand_columns("gap_nats[]")])
+    return table.assign(_row_label="at " + table["budget"].map(pruning.budget_text), _style="decay")
+
+
 @plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(
     Panel("minus_h2o_nats", "configuration", by="configuration", kind="forest", facet="_panel", zero=0.0,
           outlier_factor=1.5, share_y=True, xlabel="loss minus H2O (nats),\nleft: lower loss", finish=few_ticks),
+    Panel("gap_nats", "_row_label", by="_row_label", kind="forest", zero=0.0,
+          title="Random, protected, minus Decay 0.2", xlabel="loss (nats), right:\nDecay is better"),
     Panel("found_percent", "configuration", by="configuration", kind="forest", facet="_panel", share_y=True,
           xlabel="found (%)", finish=few_ticks),
-    notes=league_notes, columns=4, order="_rank _row"
+    notes=league_notes, columns=3, order="_rank _row"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O at the same budget (line; left is better), and numbers
     found that are hidden in a text of 512 tokens (right is better), with step-by-step eviction. SnapKV reads the prompt
     unpruned. All policies of a panel hold equally many bytes. Decay has its alpha behind it; half recent means that
     half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of
-    the budget to recent keys: a score must beat it. Two policies are paired on the windows that both read. Needles are
-    scored as in RULER; 0 of 20 found means less than 17 %. The table decay_league_table has further columns. To see:
-    which bars exclude the line, and on which side.
+    the budget to recent keys: a score must beat it, on novels by a quarter of the difference between Random and Decay
+    (dashed). Two policies are paired on the windows that both read. Needles are scored as in RULER; 0 of 20 found means
+    less than 17 %. The table decay_league_table has further columns. To see: which bars exclude the line, and on which
+    side.
     """
     table, found = policy_comparison.losses(results, STUDY, runs), policy_comparison.needles(results)
     sizes = [
@@ -145,11 +179,11 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     rows: DataFrame = pd.concat(
         [part[part["configuration"].isin(LEAGUE)] for part in (table, found)], ignore_index=True
     )
-    return rows.assign(
-        source="ours",
+    rows = rows.assign(
         _rank=rows["configuration"].map(LEAGUE.index),
         _style=rows["policy"].map(pruning.scorer).mask(rows["configuration"] == LEAGUE[0], "Decay, half recent"),
     )
+    return pd.concat([rows, protected_minus_decay(results, runs)], ignore_index=True).assign(source="ours")
 
 
 def mark_alpha(axes: Axes, rows: DataFrame) -> None:
