@@ -23,12 +23,12 @@ def _percent(value: float) -> float:
 
 
 def _perplexity(difference: float) -> float:
-    """Convert a difference of losses in nats, A minus B, to the perplexity of A relative to B in percent."""
+    """Convert a difference of losses in nats, A minus B, to the change of perplexity from B to A in percent."""
     return 100 * math.expm1(difference)
 
 
 def _perplexity_of_gain(gain: float) -> float:
-    """Convert a gain in nats, loss of B minus loss of A, to the perplexity of A relative to B in percent."""
+    """Convert a gain in nats, loss of B minus loss of A, to the change of perplexity from B to A in percent."""
     return _perplexity(-gain)
 
 
@@ -71,7 +71,8 @@ README_CLAIMS = {
         "The interval uses a variance pooled over similar runs; an interval from these three seeds alone includes "
         "zero. After eight times the tokens the Tokenformer has the lower mean perplexity."),
     "denseformer-gain-persists-with-training": ReadmeClaim(
-        "DenseFormer's averages over earlier blocks still help after eight times the training (our own claim).",
+        "DenseFormer's averages over earlier blocks still help after eight times as many training tokens (our own "
+        "claim).",
         "perplexity of DenseFormer relative to the plain model, 8 blocks; claimed: lower", "-4.1 % (48 blocks)",
         "The learning rates were searched on 6 % of the tokens. The claim on 24 blocks asks for half; with that "
         "condition, this claim would have no verdict. The test text is six books.",
@@ -113,7 +114,8 @@ README_CLAIMS = {
     "decay-beats-h2o": ReadmeClaim(
         "With 40 % of the cache, Decay answers more questions than H2O.",
         "accuracy of Decay minus accuracy of H2O; claimed: at least 0.2 percentage points, and an interval above 0. "
-        "In the paper Decay wins back 4.0 of the 5.9 points that H2O loses; 0.2 is a quarter of this fraction",
+        "In the paper Decay wins back 68 % of the points that H2O loses; 0.2 points are a quarter of this, 17 % of the "
+        "1.2 points that H2O loses here",
         "4.0 points (OPT-2.7B)",
         "On three of the five question sets SmolLM2 is at chance; on the two others Decay is 0.4 and 1.3 "
         "points worse.", _percent, " points", "z.1f", "Cache pruning",
