@@ -123,7 +123,7 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     else:
         of_plain = dense["plain"].map(rows.set_index("run")["perplexity"])
     setting = ", " + dense["setting"].str.replace("-", " ")
-    setting = setting.mask(dense["setting"].isin(("main", "long", "books")), "")
+    setting = setting.mask(dense["setting"].isin(("main", "long", "books")) | dense["source"].eq("published"), "")
     shown = DataFrame(
         {"blocks": dense["layers"].map("{:.0f}".format) + setting, "tokens": dense["tokens"], "test text": text}
         | {"perplexity: plain ↓": of_plain, "1x1 ↓": dense["perplexity"]}
