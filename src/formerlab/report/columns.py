@@ -46,12 +46,12 @@ COLUMNS = {
     "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
     "loss_minus_default_nats": Column("loss minus default (nats) ↓", "above zero: higher loss than the default"),
     "device": Column("processor"),
-    "kept": Column("gain kept (%) ↑", "mean gain in percent of the gain with weights that learn from the start", 100),
+    "kept": Column("gain retained (%) ↑", "in percent of the gain when the weights learn from the start", 100),
     "start_share": Column("weights learn from"),
     "sparsity": Column("sparsity (%)", "fraction of the mixing weights of 1x1 that are left out", 100),
     "parameters_added": Column("parameters added", "parameters that the plain Transformer does not have"),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
-    "step_time_ratio": Column("step time ratio", "time of a step of the DenseFormer over that of the Transformer"),
+    "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
     "training_time_hours": Column("training time (h)"),
     "arm": Column("Transformer"),
     "effect_nats": Column("effect on the loss (nats) ↓"),
@@ -110,7 +110,9 @@ COLUMNS = {
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
     "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100, places=1),
-    "recent_share": Column("recent (%)", "tokens that are kept for being the last, in percent of all tokens", 100),
+    "recent_share": Column(
+        "recent (%)", "most recent tokens, which are always retained, in percent of all tokens", 100
+    ),
     "selected_share": Column("selected (%)", "tokens that the score selects, in percent of all tokens", 100),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
     "minus_best_single_nats": Column(

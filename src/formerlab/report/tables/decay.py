@@ -36,15 +36,11 @@ def _model(run: str) -> str:
 
 
 def _of_model(rows: DataFrame) -> DataFrame:
-    """Return rows with the model of each run in the first column; published runs are `<model> <policy>`."""
+    """Return rows with the model of each run in the first column."""
     if "task" in rows:
         rows = rows.assign(task=rows["task"].str.removesuffix(" (local)"))
     if rows["source"].eq("ours").all():
         return DataFrame({"model": rows["run"].map(_model)}).join(rows)
-    words = rows["run"].str.partition(" ")
-    if words[2].str.contains(r"^Full|^H2O|^Decay").all():
-        rows = rows.assign(configuration=words[2])
-        return DataFrame({"model": words[0]}).join(rows.drop(columns="run"))
     return rows.rename(columns={"run": "model"})
 
 
@@ -110,11 +106,12 @@ _CONDITIONS = {
 
 _NAMES = {suite: f"{task_label(suite)} (%)" for suite in (*SUITES, "copa", "sciq", "blimp")}
 _MEAN, _AGAINST = "mean (%)", {"full": "minus Full (points)", "h2o": "minus H2O (points)"}
+_MINUS_FULL, _MINUS_H2O = "minus~Full~(points)[]", "minus~H2O~(points)[]"
 
 
 def _by_condition(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the means and their differences in a block per condition, then the accuracies set by set."""
-    columns = ["configuration", _MEAN, *expand_columns(" ".join(f"{_words(name)}[]" for name in _AGAINST.values()))]
+    columns = ["configuration", _MEAN, *expand_columns(f"{_MINUS_FULL} {_MINUS_H2O}")]
     if rows["source"].eq("published").any():
         models = rows["run"].str.partition(" ")
         return rows.assign(model=models[0], configuration=models[2])[["model", *columns[:3], columns[5]]]
@@ -133,10 +130,6 @@ def _by_condition(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     sets = [name for name in _NAMES.values() if released.loc[~released["bold"].eq(False), name].notna().any()]
     sets = released[["configuration", *sets, "bold"]].rename(columns={name: f"{name} ↑" for name in sets})
     return blocks | {"accuracy set by set": sets} if len(released) else blocks or rows
-
-
-def _words(name: str) -> str:
-    return name.replace(" ", "~")
 
 
 _ENDS = ("", "_low", "_high")
@@ -298,17 +291,21 @@ def _recent(fraction: float) -> str:
     return f", {100 * fraction:g} % recent" if fraction else ""
 
 
+LARGEST_ALPHA = 0.9
+"""Largest alpha of the claim on the best alpha of a task."""
+
+
 @table(reads="prune_questions.csv", readers=_of_model)
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task? Accuracy of Decay with an alpha that is chosen for each set of questions
     (own) and with one alpha for all sets (common); higher is better. Each set is halved by a hash of its ids, and an
     alpha is chosen on one half and evaluated on the other, so two alphas may be shown. In brackets: 95 % interval of
     the gain over questions, and over seeds if there are at least two. It takes the alphas as given; the interval of the
-    mean chooses them anew in every resample. Alphas are 0 to 1, without recent tokens. Sets of questions are the
-    article's, if they were answered. Bold: the row on which the verdict rests.
+    mean chooses them anew in every resample. Alphas are 0 to 0.9, the grid of the claim, without recent tokens. Sets of
+    questions are the article's, if they were answered. Bold: the row on which the verdict rests.
     """
     rows = load_answers(results, STUDY, runs)
-    rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
+    rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0) & (rows["alpha"] <= LARGEST_ALPHA)]
     table = []
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
         alphas, grids, names = questions.answer_grids(group.sort_values("alpha", kind="stable"))
@@ -434,7 +431,7 @@ def _league_blocks(rows: DataFrame) -> dict[str, DataFrame]:
     for name in needles:
         counts = (rows[name] * rows["needles"] / 100).map("{:.0f} of ".format) + rows["needles"].map("{:.0f}".format)
         rows = rows.assign(**{name: counts.where(rows[name].notna(), "")})
-    minus_h2o = expand_columns(f"{_words(_AGAINST['h2o'])}[]")
+    minus_h2o = expand_columns(_MINUS_H2O)
     asked = rows[["configuration", *needles, *minus_h2o]].replace({name: {"": None} for name in needles})
     asked = asked.dropna(subset=[*needles, *minus_h2o], how="all").fillna(dict.fromkeys(needles, ""))
     asked = asked.rename(columns={name: name.replace(" at 40 % (%)", " (found)") for name in needles})
@@ -471,7 +468,7 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     speed = pruning.decode_speeds(results, STUDY, runs)
     if len(speed):
         speed = pruning.nearest_budget_rows(speed[speed["length"] == speed["length"].max()])
-    for rows, words in ((accuracy, f"{_words(_AGAINST['h2o'])}[]"), (speed, _SPEED)):
+    for rows, words in ((accuracy, _MINUS_H2O), (speed, _SPEED)):
         if len(rows):
             rows = policy_comparison.labelled(rows.dropna(subset="policy").drop(columns="configuration")).set_index(
                 "configuration"

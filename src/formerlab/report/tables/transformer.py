@@ -1,5 +1,7 @@
 """Scores of the translation study, of its tables and figures (arXiv:1706.03762)."""
 
+import re
+
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -171,7 +173,12 @@ def _ranges(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     rows = rows.replace({"layer": _LAYERS})
     if rows["source"].eq("published").any():
         return rows
-    return {f"n = {rows['n'].iloc[0]}, d = {rows['d'].iloc[0]}": rows.drop(columns=["n", "d"])}
+    blocks = {}
+    for axis, word in (("n", "length"), ("d", "width")):
+        columns = [name for name in rows if re.search(f"_exponent_{axis}(_se)?$", str(name))]
+        more = ["longest_path"] if axis == "n" else []
+        blocks[f"growth with the {word} {axis} = {rows[axis].iloc[0]}"] = rows[["layer", *columns, *more]]
+    return blocks
 
 
 @table(reads="complexity.csv", published=lambda: THEORY, readers=_ranges)
