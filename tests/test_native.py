@@ -47,7 +47,7 @@ def test_failed_compilation_leaves_no_file_and_logs_the_reason(cache, caplog):
 
 
 def test_without_a_compiler_a_warning_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr(native, "compiler", lambda: None)
+    monkeypatch.setattr(native, "find_compiler", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert native.compile_library("twice", SOURCE) is None
     assert "no C++ compiler found" in caplog.text

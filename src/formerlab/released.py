@@ -88,7 +88,9 @@ class _Released(Spec):
         except UserError:
             raise
         except Exception as error:  # a broken or unknown configuration may raise any error
-            raise UserError(f"{source_path(arguments)}: not a causal model of transformers ({reason(error)})") from None
+            raise UserError(
+                f"{source_path(arguments)}: not a causal language model of transformers ({reason(error)})"
+            ) from None
 
 
 class Folder(_Released):

@@ -215,7 +215,7 @@ def test_mistakes_give_one_line():
             Pyramid(policy=wrong, layers=2)
     with pytest.raises(UserError, match=r"HeadAdaptive.*run it as a Simulation or as a CompressedCache"):
         PrunedCache(HeadAdaptive(policy=H2O()), 8)
-    with pytest.raises(UserError, match="budget 8: Pyramid gives layer 29 no key; increase the budget or `last`"):
+    with pytest.raises(UserError, match="budget 8: the budget of layer 29 is below one key"):
         PrunedCache(Pyramid(policy=H2O(), layers=30), 8)
     with pytest.raises(UserError, match="the model has more than 2 layers"):
         PrunedCache(Pyramid(policy=H2O(), layers=2), 30)(2, q, k, v)

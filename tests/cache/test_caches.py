@@ -212,7 +212,7 @@ def test_reordered_sequences_continue_correctly(make, worthwhile, monkeypatch):
 def test_a_changed_batch_size_is_refused():
     cache, x = PrunedCache(Decay(), 4), torch.randn(3, 2, 5, 16)
     cache(0, x, x, x)
-    with pytest.raises(ValueError, match="1 rows for a batch of 3"):
+    with pytest.raises(ValueError, match="reorder needs 3 indices, one per sequence, but got 1"):
         cache.reorder(torch.tensor([1]))
 
 

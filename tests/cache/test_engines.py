@@ -144,9 +144,9 @@ def test_chunks_on_a_gpu_fit_the_free_memory(free, numbers, monkeypatch):
 def test_on_rocm_pruned_attention_runs_in_torch(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setenv("CC", "cc")
-    kernels.usable.cache_clear()
+    kernels.triton_usable.cache_clear()
     assert engines.load_triton() is None
-    kernels.usable.cache_clear()
+    kernels.triton_usable.cache_clear()
 
 
 @pytest.mark.parametrize("d_head", [16, 5])

@@ -148,7 +148,7 @@ def test_spread_of_the_envelope_widens_the_interval(tmp_path):
     ("changes", "reason"),
     [
         ({"loss": 2.0}, "a loss of 2 nats lies beyond the ends of the envelope (4 to 3.031)"),
-        ({"left_out": [(4, 2)]}, "the envelope envelope-* needs 3 sizes of 3 lengths each; only 2 have them"),
+        ({"left_out": [(4, 2)]}, "the envelope envelope-* needs 3 model sizes with 3 training lengths each; it has 2"),
         ({"lent": 11}, "run grown-random-sqrt-4 was not tested on the text of envelope-1-1"),
         ({"init": "transformer-1"}, "not from scratch: envelope-1-1, envelope-1-2"),
     ],

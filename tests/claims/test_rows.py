@@ -48,9 +48,9 @@ def test_a_diverged_run_ends_with_the_loss_of_a_uniform_guess(tmp_path):
 def test_an_arm_must_select_one_configuration(tmp_path):
     make_decay(tmp_path)
     rows = ClaimRows(Results(tmp_path), "decay", ClaimArms(arms={}))
-    with pytest.raises(MissingRowsError, match="several values of recent; name one"):
+    with pytest.raises(MissingRowsError, match="several values of recent; set `recent` of the arm"):
         rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, budget=0.4), "loss_nats")
-    with pytest.raises(MissingRowsError, match="several values of budget; name one"):
+    with pytest.raises(MissingRowsError, match="several values of budget; set `budget` of the arm"):
         rows.load_examples(Arm(run="decoder", policy="h2o"), "loss_nats")
     one = rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, recent=0.0, budget=0.4), "loss_nats")
     assert one.groups[0].shape[:2] == (1, WINDOWS)

@@ -122,6 +122,11 @@ def test_a_model_without_positions_is_recognised():
         ("bloom", {}, "0 of 2 layers use transformers' attention interface"),
         ("mpt", {}, "0 of 2 layers use transformers' attention interface"),
         ("mamba", {}, "cache policies do not support its layers of type linear_attention"),
+        (
+            "qwen2",
+            {"layer_types": ["chunked_attention", "sliding_attention"]},
+            "cache policies do not support its layers of type chunked_attention$",
+        ),
     ],
 )
 def test_unsupported_models_are_refused(kind, changes, message):

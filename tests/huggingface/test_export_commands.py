@@ -45,7 +45,7 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
 
 
 def test_a_card_without_a_commit_states_it():
-    assert "formerlab, commit not known" in model_card({"id": "study/run/seed0", "git": {"commit": None}}, "MIT", "MIT")
+    assert "formerlab, unknown commit" in model_card({"id": "study/run/seed0", "git": {"commit": None}}, "MIT", "MIT")
 
 
 def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
@@ -111,7 +111,7 @@ def test_answers_match_the_harness(folders, task):
 
     loaded = load_any(Folder(path=str(folders / "llama")))
     tasks = load_tasks([task])
-    rows = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix).scores(loaded.model))
+    rows = list(Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix_token).scores(loaded.model))
     lm = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(folders / "llama"),
         tokenizer=AutoTokenizer.from_pretrained(folders / "llama"),
@@ -129,8 +129,8 @@ def test_answers_match_the_harness(folders, task):
         ("nowhere", {}, "nowhere: no such folder"),
         ("opt", {"context": 100}, "context 100 exceeds the model's 64 positions"),
         ("ours", {"context": 16}, "context 16: a formerlab model has a fixed context"),
-        ("strange", {}, "strange: not a causal model of transformers"),
-        ("released", {}, "released: not a causal model of transformers"),
+        ("strange", {}, "strange: not a causal language model of transformers"),
+        ("released", {}, "released: not a causal language model of transformers"),
     ],
 )
 def test_mistakes_give_one_line(model, settings, message, folders):

@@ -65,10 +65,10 @@ def test_a_stopped_run_continues_after_its_last_finished_task(folder, tmp_path, 
     assert len(out.read_text().splitlines()) == 3
 
 
-def test_a_task_decides_if_the_full_cache_is_good_enough():
+def test_the_table_marks_tasks_that_the_full_cache_answers_well_enough():
     rows = [("full", None, None, 1.0, "needle_single_512", "1.0", index, "string_match", index) for index in (0, 1)]
     expected = "| needle_single_512 | string_match | 2 | 0.500 [0.000, 1.000] | yes |"
-    assert generative.summary(rows)[-1] == expected
+    assert generative.summary_table(rows)[-1] == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_task_decides_if_the_full_cache_is_good_enough():
         (["--policies", "decoy"], "--policies"),
         (["--policies", "ideal"], "deal"),
         (["--budgets", "0"], "--budgets"),
-        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: less than one key for a prompt"),
+        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: gives less than one key for a prompt"),
         ([*WORDS, "--chat-template"], "the tokenizer has no chat template"),
         ([*WORDS, "--policies", "head_adaptive(h2o)"], "evicts in simulation only"),
         ([*WORDS, "--policies", "pyramid(h2o) layers=9"], "the model has 2 layers; give layers=2"),

@@ -252,7 +252,7 @@ UNSUPPORTED = {
         "position_ids": PACKED_POSITIONS,
         "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]]),
     },
-    "seq_idx: this model does not support packed texts": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
+    "seq_idx: this model does not support packed sequences": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
     "cu_seq_lens_q: this model does not support": {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3},
     "output_attentions: this model does not support this argument": {"output_attentions": True},
     "inputs_embeds: this model does not support this argument": {"inputs_embeds": torch.zeros(1, 6, 16)},
@@ -319,7 +319,7 @@ def test_mistakes_give_one_line(tmp_path):
         load_folder(folder)
     for spec in ({"width": 32}, {"heads": 5}):
         (folder / "config.json").write_text(json.dumps(config | {"spec": config["spec"] | spec}))
-        with pytest.raises(UserError, match="not a causal model") as caught:
+        with pytest.raises(UserError, match="not a causal language model") as caught:
             load_folder(folder)
         assert "\n" not in str(caught.value)
 

@@ -91,8 +91,8 @@ def test_unknown_and_misshapen_tensors_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"num_layers": 3', '"num_layers": 4', "num_layers is 4 in the settings, but only 3 is supported"),
-        ('"proj_slot_num": 20', '"proj_slot_num": 24', "proj_slot_num is 24 in the settings, but only 20 is supported"),
+        ('"num_layers": 3', '"num_layers": 4', "num_layers is 4 in the settings, but 3 in the tensors"),
+        ('"proj_slot_num": 20', '"proj_slot_num": 24', "proj_slot_num is 24 in the settings, but 20 in the tensors"),
         ("layernorm_nonparam", "rmsnorm", "norm is 'rmsnorm' in the settings"),
         ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is not supported; use l2_norm_gelu, gelu_l2"),
         ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is not supported"),
@@ -109,7 +109,7 @@ def test_unsupported_settings_are_refused(old, new, message, tmp_path):
 
 def test_a_folder_without_settings_must_be_a_released_size(tmp_path):
     (written(tmp_path, made_up()) / "150M_eval.yml").unlink()
-    size = "3 layers of width 32 with 20 tokens"
+    size = "3 layers of width 32 with 20 parameter tokens"
     message = f"{size} is not a released size (arXiv:2410.23168, Table 9); give its .yml file with --config"
     assert message in refusal(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing")

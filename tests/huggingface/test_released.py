@@ -33,7 +33,7 @@ def folder(tokenizer, tmp_path):
         (Gguf(package="numpy"), "numpy: this package has 0 GGUF files, not one"),
         (
             HubModel(name="no-such-owner/no-such-model"),
-            "no-such-owner/no-such-model: not a causal model of transformers",
+            "no-such-owner/no-such-model: not a causal language model of transformers",
         ),
     ],
 )
@@ -61,7 +61,7 @@ def test_attention_flops_count_the_channels_of_the_heads(kind, changes, width, m
     ("kind", "changes", "message"),
     [
         ("mpt", {}, "has no max_position_embeddings; give context"),
-        ("gpt2", {"n_head": 0}, "not a causal model of transformers"),
+        ("gpt2", {"n_head": 0}, "not a causal language model of transformers"),
     ],
 )
 def test_a_configuration_without_sizes_gives_one_line(kind, changes, message, tmp_path):

@@ -32,7 +32,7 @@ def check_pruned_attention(policy, inputs, chunk=64, separate=False):
     from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
-    pruned_attention.CHUNK, triton_engine.SEPARATE = chunk, separate
+    pruned_attention.CHUNK, triton_engine.SEPARATE_KERNELS = chunk, separate
     actual = triton_engine.run(policy, inputs)
     expected = engines.run_in_torch(policy, in_single_precision(inputs))
     eps = torch.finfo(inputs.q.dtype).eps
@@ -155,10 +155,10 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     assert engines.choose_engine(Decay(), on_gpu) is triton_engine.run
     assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch, "its score is not a sum of attention"
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
-    kernels.usable.cache_clear()
+    kernels.triton_usable.cache_clear()
     assert engines.choose_engine(Decay(), on_gpu) is engines.run_in_torch
     assert "pruned attention runs in plain torch" in caplog.text
-    kernels.usable.cache_clear()
+    kernels.triton_usable.cache_clear()
 
 
 def check_norm_and_gelu(module, tokens, spread, dtype):

@@ -32,7 +32,7 @@ def test_the_sum_does_not_depend_on_the_number_of_threads():
     torch.set_num_threads(2)
     two_threads = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
     assert torch.equal(total, two_threads[0])
-    if weighted_sum.implementation() == "native":
+    if weighted_sum.sums_implementation() == "native":
         assert products == two_threads[1]
 
 

@@ -134,4 +134,4 @@ def test_status_says_that_there_is_no_compiler(finished_plan, monkeypatch):
     assert "no C++ compiler" not in report(finished_plan)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler found (CXX, c++, g++, clang++): CPU kernels use plain torch" in report(finished_plan)
+    assert "no C++ compiler found (tried CXX, c++, g++, clang++): CPU kernels use plain torch" in report(finished_plan)

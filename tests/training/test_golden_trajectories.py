@@ -27,7 +27,7 @@ from formerlab.data.images.batches import TrainingImages
 from formerlab.data.images.store import ImageSet
 from formerlab.data.pairs.streams import PairStream
 from formerlab.growth.stage import Growth, grow_into, grown_spec
-from formerlab.kernels.weighted_sum import implementation as implementation_of_sums
+from formerlab.kernels.weighted_sum import sums_implementation
 from formerlab.layers import (
     AttentionResiduals,
     ConnectToLast,
@@ -125,7 +125,7 @@ def machine() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model\t")), "unknown")
     name = f"{device_name(torch.device('cpu'))} model {model}"  # virtual machines give several models the same name
-    return f"{name}, {capability}, torch {torch.__version__}, {implementation_of_sums()} kernels"
+    return f"{name}, {capability}, torch {torch.__version__}, {sums_implementation()} kernels"
 
 
 def data_of(run, folder):

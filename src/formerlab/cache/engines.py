@@ -18,7 +18,7 @@ NUMBA_THRESHOLD = 2**17
 """Number of pairs of query and retained key, over batch and heads, from which the numba engine is faster, including its
 loading time."""
 MAX_LOGITS = 2**26
-"""Largest number of logits in memory in the torch engine on a CPU (at least one sequence)."""
+"""Largest number of logits in memory in the torch engine on a CPU. A single sequence may exceed it."""
 MAX_LOGITS_ON_GPU = 2**30
 """Largest number of logits in memory on a GPU with enough free memory; small chunks do not keep a GPU busy."""
 BYTES_PER_LOGIT = 32
@@ -43,7 +43,7 @@ def choose_engine(policy: Eviction, prompt: Prompt) -> Engine:
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
         engine = load_numba() if pairs >= NUMBA_THRESHOLD else None
-    same_widths = prompt.v.shape == prompt.k.shape  # for compiled engines; DeepSeek has d_key != d_value
+    same_widths = prompt.v.shape == prompt.k.shape  # compiled engines need d_key == d_value (false: DeepSeek)
     if engine is None or not same_widths or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run_in_torch
     chosen: Engine = engine.run
@@ -64,7 +64,7 @@ def load_numba() -> ModuleType | None:
 
 def load_triton() -> ModuleType | None:
     """Return the Triton engine, or None if Triton cannot run."""
-    if not kernels.usable("pruned attention"):
+    if not kernels.triton_usable("pruned attention"):
         return None
     from formerlab.cache import triton_engine
 

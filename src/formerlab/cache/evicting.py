@@ -27,7 +27,7 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
 
 INITIAL_SLOTS = 64
-"""Initial number of slots, if the budget is not smaller."""
+"""Initial number of slots, or the budget + 1 if this is smaller."""
 SIMD = 16
 """Number of slots in a vector register; buffer sizes are multiples of it."""
 COMPILE_THRESHOLD = 2**15
@@ -66,7 +66,7 @@ class Store:
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Replace sequence i by sequence `rows[i]` in place; raise ValueError if the batch size changes."""
         if len(rows) != len(self.keys):
-            raise ValueError(f"{len(rows)} rows for a batch of {len(self.keys)}, which cannot change")
+            raise ValueError(f"reorder needs {len(self.keys)} indices, one per sequence, but got {len(rows)}")
         for buffer in (self.keys, self.values, self.state.positions, self.state.scores):
             buffer.copy_(buffer[rows])
         if self.state.vacant is not None:
@@ -102,14 +102,14 @@ class Store:
 class PrunedCache:
     """An attention function with a KV cache that retains at most `budget` keys per key-value head between steps.
 
-    Reading a whole prompt gives the same result as reading its tokens one by one, and the same outputs as `Simulation`
-    with the same budget. A fraction refers to `length` tokens, by default the length of the prompt (the first call).
-    The resulting count, at least one, stays constant while decoding. `position` is the model's position encoding; only
-    policies that re-index the retained keys need it. The cache is for inference: gradients do not flow through it. All
-    sequences of a batch have the same length.
+    Processing a whole prompt in one call gives the same result as one call per token, and the same outputs as
+    `Simulation` with the same budget. A fraction refers to `length` tokens, by default the length of the prompt (the
+    first call). The resulting count, at least one, stays constant while decoding. `position` is the model's position
+    encoding; only policies that re-index the retained keys need it. The cache is for inference: gradients do not flow
+    through it. All sequences of a batch have the same length.
 
-    Raises UserError for a policy that needs attention to evicted keys, for an invalid budget, and for a fraction
-    without `length` if the first call has a single token.
+    Raises UserError for a policy that needs attention to evicted keys, a one-shot policy, `HeadAdaptive`, an unsuitable
+    `position`, an invalid budget, and a fraction without `length` if the first call has a single token.
     """
 
     def __init__(
@@ -133,7 +133,10 @@ class PrunedCache:
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Add tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
+        """Add tokens and evict after each; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees.
+
+        A prompt in the first call is processed at once, with the same result.
+        """
         if not self._layers:
             self._begin(q.shape[2])
         if layer not in self._layers:

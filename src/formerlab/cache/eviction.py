@@ -25,13 +25,13 @@ Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
 Times = Int[Tensor, " time"]
 PromptScores = Float[Tensor, "#batch head_groups time"]
-VECTOR = 16
+MIN_SLOTS = 16
 """Smallest number of slots; torch's softmax does not vectorise shorter rows."""
 
 
 @dataclass
 class CacheState:
-    """The retained keys of one layer, one set per head group.
+    """Positions and scores of the retained keys of one layer, one set per head group.
 
     There are more slots than retained keys. The next key is written into the slot of an evicted key, so keys never
     move. The order of the slots has no meaning; `positions` has the position of each key.
@@ -65,8 +65,9 @@ class CacheState:
         """Evict the key of lowest priority in every head group beyond its capacity; ties evict the oldest key.
 
         `query` is the position of the newest token. Candidates are the positions sink <= k <= query - recent, including
-        the query's own key if recent is 0. Returns the emptied slots (any empty slot for a head group below its
-        capacity), or None if all are below capacity. If `query` is a tensor, the cache must be full.
+        the query's own key if recent is 0. Returns one empty slot per head group: the slot of the evicted key, or any
+        empty slot if nothing was evicted. Returns None if no sequence has reached its capacity. If `query` is a tensor,
+        the cache must be full.
         """
         if isinstance(query, int) and query < self.min_capacity:
             return None
@@ -125,12 +126,12 @@ class Eviction(Protecting):
 
     @property
     def is_online(self) -> bool:
-        """Whether each step needs only past attention; True for all stepwise policies except H2O's official masks."""
+        """Whether each step needs only attention to retained keys; False only for H2O's official masks."""
         return True
 
     @property
     def linear(self) -> tuple[float, float] | None:
-        """(decay, gain) if `score` is decay S + gain p in every slot, as compiled engines require; otherwise None.
+        """(decay, gain) if `score` is decay * S + gain * p in every slot, as compiled engines require; otherwise None.
 
         A class that overrides `score` without overriding `linear` runs in the torch engine.
         """
@@ -189,7 +190,7 @@ class Eviction(Protecting):
         """Simulate eviction query by query; return the fields `last_query` and `scores` of `EvictionResult`."""
         batch, key_heads, groups, time, _ = logits.shape
         logits = F.pad(at_least_float32(logits), (0, 1), value=-torch.inf)  # the last column is for empty slots
-        capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
+        capacity = max(min(max(map(self.capacity, budgets)), time) + 1, MIN_SLOTS)
         state = self.empty_state(budgets, key_heads, capacity, logits)
         head_groups = state.positions.shape[1]
         initial = self.initial_scores(torch.arange(time, device=logits.device), head_groups, keys, layer)
@@ -203,7 +204,7 @@ class Eviction(Protecting):
             index = columns[:, :, None].expand(-1, key_heads, groups, -1)
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
             self.rescore(state, attention, query_slot, first_score)
-            if "keys" in self.needs and keys is not None:  # undefined for empty slots
+            if "keys" in self.needs and keys is not None:  # `slot_keys` is undefined for empty slots
                 slot_keys = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
             slot = state.evict(query, self.eviction_priority(state, slot_keys, query))
             if slot is not None:
@@ -247,7 +248,7 @@ def coefficients(policy: Eviction) -> tuple[float, float] | None:
 
 
 def decides_by_score(policy: Eviction) -> bool:
-    """Return whether the eviction depends only on a score decay S + gain p, which compiled engines can run."""
+    """Return whether eviction depends only on a score decay * S + gain * p, which compiled engines can compute."""
     return coefficients(policy) is not None and not _overrides(policy, "eviction_priority", "empty_state", "trace")
 
 

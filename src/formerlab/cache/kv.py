@@ -61,10 +61,10 @@ class KVCache:
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Append keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys up to each query."""
         keys, values = self.append(layer, k, v)
-        prompt = q.shape[2] == keys.shape[2]  # needs a causal mask; a single token sees all keys and needs no mask
+        is_prompt = q.shape[2] == keys.shape[2]  # only a prompt needs a causal mask: a single new token sees all keys
         mask = self.mask(layer, q, keys)
         return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
+            q, keys, values, attn_mask=mask, is_causal=is_prompt, enable_gqa=q.shape[1] != k.shape[1]
         )
 
     def mask(self, layer: int, q: Heads, keys: KeyHeads) -> Tensor | None:

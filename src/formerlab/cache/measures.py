@@ -10,8 +10,10 @@ from formerlab.cache.simulation import Square, SquareMask
 
 
 def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
-    """Return the fractions of retained keys in the first 40 %, the first 10 % and the last 40 % of the positions before
-    a query, and the mean position of retained keys (0 is the first, 1 the last).
+    """Return statistics of the positions of retained keys, by name.
+
+    `early_share`, `early_share_10` and `recent_share` are the fractions of retained keys in the first 40 %, the first
+    10 % and the last 40 % of the positions before a query. `mean_position` is 0 at the first position, 1 at the last.
 
     Retained keys are the keys that a query sees in addition to its own key. Values are averaged over heads and over the
     queries of the second half that see at least one retained key. If a sequence has no such query, the value is NaN. A

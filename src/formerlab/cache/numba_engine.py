@@ -13,7 +13,7 @@ from formerlab.kernels import pruned_attention_cpu
 from formerlab.layers.shapes import Heads, KeyHeads
 
 DTYPES = (torch.float32, torch.float64)
-LARGE = 2**19
+THREADING_THRESHOLD = 2**19
 """Number of elements in the buffers of a layer from which a second thread is faster."""
 
 
@@ -52,7 +52,7 @@ class Step:
         self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
         self._coefficients, self._limits = _coefficients(policy, d_head), np.array(policy.bounds(budgets))
         self._no_initial_scores = np.empty((self._chains, 0), self._arrays[3].dtype)
-        self._large = 2 * keys.numel() >= LARGE
+        self._multithreaded = 2 * keys.numel() >= THREADING_THRESHOLD
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the numpy arrays from copies: copied arrays would not share memory with the copied tensors."""
@@ -66,7 +66,7 @@ class Step:
         out = torch.empty(q.shape, dtype=q.dtype)
         initial_scores = self._no_initial_scores if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))
-        threads = _threads(self._chains if self._large else 1)
+        threads = _threads(self._chains if self._multithreaded else 1)
         pruned_attention_cpu.process_token(
             threads, self._coefficients, self._limits, *tensors, initial_scores, *self._arrays, position
         )
@@ -78,7 +78,7 @@ def _coefficients(policy: Eviction, d_head: int) -> pruned_attention_cpu.Array:
 
 
 def _threads(chains: int) -> int:
-    """Set numba's number of threads to torch's number, at most one thread per chain; return the number."""
+    """Set numba's number of threads to torch's number and return it; at most one per chain (sequence, head group)."""
     max_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     threads = min(torch.get_num_threads(), chains, max_threads)
     numba.set_num_threads(threads)

@@ -37,11 +37,11 @@ class CompressedCache(KVCache):
     model's position encoding; only policies that use queries before rotation need it. The cache is for inference:
     gradients do not flow through it. All sequences of a batch have the same length.
 
-    Step-by-step eviction also prunes while the prompt is read and while decoding, which is harder at the same budget.
+    Step-by-step eviction also prunes during prefill and decoding, which is harder at the same budget.
     Report results of the two modes in separate tables.
 
-    Raises UserError for a policy that has no score for the keys of a prompt, for an unsuitable `position`, and for an
-    invalid budget.
+    Raises UserError for a policy that has no score for the keys of a prompt, protects the prompt or re-indexes
+    positions, for an unsuitable `position`, and for an invalid budget.
     """
 
     def __init__(self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None) -> None:
@@ -52,7 +52,7 @@ class CompressedCache(KVCache):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if isinstance(scorer, Eviction) and coefficients(scorer) is None:
             raise UserError(
-                f"{policy!r} cannot compress: its score is not declared linear (decay S + gain p); define `linear`"
+                f"{policy!r} cannot compress: its score is not declared linear (decay * S + gain * p); define `linear`"
             )
         if scorer.protect is not None:
             raise UserError(f"{policy!r}: compression evicts keys of the prompt; leave out protect='prompt'")
@@ -141,14 +141,14 @@ def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | N
     if isinstance(policy, OneShot):
         return policy.importance(prompt, position)
     assert isinstance(policy, Eviction), "CompressedCache refuses such a policy"
-    return accumulated(policy, prompt)
+    return accumulated_scores(policy, prompt)
 
 
-def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
+def accumulated_scores(policy: Eviction, prompt: Prompt) -> Importance:
     """Return the scores of a step-by-step policy after the last query of a prompt without eviction.
 
-    For S <- decay S + gain p the score is gain times the sum over q of decay^(T - 1 - q) p[q, k], a weighted column sum
-    of the attention, as in the official code of H2O and A2SF for long prompts.
+    For S <- decay * S + gain * p the score is gain times the sum over q of decay^(T - 1 - q) p[q, k], a weighted column
+    sum of the attention, as in the official code of H2O and A2SF for long prompts.
     """
     rule = coefficients(policy)
     assert rule is not None, "CompressedCache refuses such a policy"

@@ -70,7 +70,7 @@ def simulate(
         logits: causal attention logits (batch, heads, time, time); entries of later keys are ignored.
         budget: number of keys (int) or fraction of each sequence's true length (float); see `resolve_budget`.
         lengths: true lengths in a right-padded batch, default no padding. Padding is masked as key and as query.
-        groups: query heads per key-value head; heads i groups, ..., (i + 1) groups - 1 share key-value head i.
+        groups: query heads per key-value head; heads i * groups to (i + 1) * groups - 1 share key-value head i.
         keys: keys (batch, key_heads, time, d_head), for policies that need them.
         state: shared between the layers of a forward pass (SpAtten). Pass the same dict, initially empty, to every
             layer in turn; the call updates it.
@@ -170,9 +170,9 @@ class Simulation:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
         out, last_query, _ = simulate_eviction(policy, prompt, self.engine)
-        ends = on_device(lengths, q.device)[:, None, None]
-        retained = (last_query >= ends) & (torch.arange(q.shape[2], device=q.device) < ends)
-        return out, retained.double().sum(-1).mean(1) / ends[:, 0, 0]
+        lengths_tensor = on_device(lengths, q.device)[:, None, None]
+        retained = (last_query >= lengths_tensor) & (torch.arange(q.shape[2], device=q.device) < lengths_tensor)
+        return out, retained.double().sum(-1).mean(1) / lengths_tensor[:, 0, 0]
 
     def _run_with_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
         q, k, v, budgets, lengths = prompt.q, prompt.k, prompt.v, prompt.budgets, prompt.lengths
@@ -188,12 +188,12 @@ class Simulation:
         if self.observe is not None:
             self.observe(layer, SimulatedLayer(flat, probabilities, visible, k))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
-        ends = on_device(lengths, q.device)
-        last_counts = visible[torch.arange(len(lengths), device=q.device), :, ends - 1].sum(-1)
+        lengths_tensor = on_device(lengths, q.device)
+        last_counts = visible[torch.arange(len(lengths), device=q.device), :, lengths_tensor - 1].sum(-1)
         capacities = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
-        sees_all = (last_counts == ends[:, None]).all(1, keepdim=True)
+        sees_all = (last_counts == lengths_tensor[:, None]).all(1, keepdim=True)
         retained = torch.where(sees_all, on_device(capacities, q.device)[:, None], last_counts - 1)
-        return out.flatten(1, 2), retained.double().mean(1) / ends
+        return out.flatten(1, 2), retained.double().mean(1) / lengths_tensor
 
     def _reindex_logits(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
@@ -201,7 +201,8 @@ class Simulation:
         """Return the logits with the sink of each sequence moved directly before the sliding window.
 
         At query q with a budget of b keys, e = max(0, q - b) positions are evicted between sink and window. Only
-        relative positions matter, so the keys of the sink are rotated by e more positions. `queries` are scaled.
+        relative positions matter, so the keys of the sink are rotated by e more positions. `queries` are already
+        multiplied by d_head^-0.5.
         """
         assert isinstance(self.policy, Eviction)
         sink, time = [self.policy.protected(count)[0] for count in budgets], logits.shape[-1]

@@ -10,8 +10,9 @@ from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SEPARATE = os.environ.get("FORMERLAB_PRUNED_ATTENTION") == "separate"
-"""Whether one kernel evicts and another computes the outputs. They have not been timed, so they run only on request."""
+SEPARATE_KERNELS = os.environ.get("FORMERLAB_PRUNED_ATTENTION") == "separate"
+"""Whether one kernel evicts and another computes the outputs. Their time was not measured, so they run only if
+FORMERLAB_PRUNED_ATTENTION=separate."""
 
 
 def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
@@ -25,8 +26,8 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     initial = policy.cast_initial_scores(prompt.k, head_groups, prompt.layer, scores)
     initial = None if initial is None else initial.expand(batch, head_groups, time).contiguous()
     limits = [(length, *bound) for length, bound in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
-    slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in limits), time))
-    heads_per_key_head, heads_per_group = heads // k.shape[1], heads // head_groups
+    slots = pruned_attention.slot_count(min(max(capacity for _, capacity, *_ in limits), time))
+    heads_per_kv_head, heads_per_group = heads // k.shape[1], heads // head_groups
     logit_lines = batch * head_groups, heads_per_group * pruned_attention.BLOCK + 1
     logits = q.new_empty(*logit_lines, slots, dtype=torch.float32)
     # Two allocations, so that both start at an aligned address.
@@ -34,16 +35,16 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     slot_log = q.new_empty(batch * head_groups, 2, slots, dtype=torch.int32)
     decay, gain = coefficients(policy) or (0.0, 0.0)
     tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
-    numbers = decay, gain, d_head**-0.5, head_groups, heads_per_group, heads_per_key_head, time, d_head
+    numbers = decay, gain, d_head**-0.5, head_groups, heads_per_group, heads_per_kv_head, time, d_head
     limit_table = torch.tensor(limits, dtype=torch.int32).to(q.device, non_blocking=True)
     buffers = initial, last_query, scores, logits, line_maxima, line_sums, slot_log, limit_table
-    if SEPARATE:
+    if SEPARATE_KERNELS:
         sizes = pruned_attention.eviction_options(slots, d_head, q.itemsize)
     else:
         sizes = pruned_attention.launch_options(slots, d_head)
     with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU
         pruned_attention.evict[(batch * head_groups,)](*tensors, *buffers, *numbers, initial is not None, **sizes)
-        if SEPARATE:
+        if SEPARATE_KERNELS:
             sizes = pruned_attention.attention_options(d_head, q.itemsize)
             grid = batch * heads, triton.cdiv(time, sizes["rows"])
             pruned_attention.attend[grid](*tensors, last_query, *numbers[2:], **sizes)

@@ -51,7 +51,7 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
     """Run generative tasks on a released model under cache policies."""
     from pydantic import TypeAdapter, ValidationError
 
-    from formerlab.integrations.huggingface.generative import GenerativeTasks, measure_tasks, summary
+    from formerlab.integrations.huggingface.generative import GenerativeTasks, measure_tasks, summary_table
     from formerlab.released import ReleasedModel
 
     model, options = arguments.model, {key: getattr(arguments, key, None) for key in GenerativeTasks.model_fields}
@@ -73,7 +73,7 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
     if arguments.batch < 1:
         raise UserError(f"--batch: {arguments.batch} is not a positive number")
     rows = measure_tasks(released, settings, arguments.out, batch=arguments.batch, device=arguments.device)
-    print("\n".join(summary(rows)))
+    print("\n".join(summary_table(rows)))
 
 
 def policy_fields(text: str) -> dict[str, Any]:

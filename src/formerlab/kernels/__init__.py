@@ -1,6 +1,7 @@
-"""Fused kernels: Triton for GPUs, C++ or numba (`*_cpu`) for CPUs. Other modules have the same formulas in torch.
+"""Fused kernels. `*_cpu` and `weighted_sum` are C++ or numba kernels for CPUs, the others are Triton kernels for GPUs.
 
-Modules with Triton kernels are imported only on a GPU. Without a C++ compiler, torch computes the formulas.
+Modules with Triton kernels are imported only on a GPU. The layers and caches that call the kernels contain the same
+formulas in torch, which replace the C++ kernels if there is no compiler.
 """
 
 import functools
@@ -16,17 +17,20 @@ EMPTY_POSITION = 2**30
 
 
 COMPILERS = "CXX, c++, g++, clang++"
-"""The compilers that `compiler` tries, for messages."""
+"""The compilers that `find_compiler` tries, for messages."""
 
 
-def compiler() -> str | None:
+def find_compiler() -> str | None:
     """Return the path of a C++ compiler: $CXX (by default c++), g++ or clang++, or None if the PATH has no compiler."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 
 @functools.cache
-def usable(feature: str) -> bool:
-    """Return whether Triton kernels can run `feature` on this machine's GPU; log the result once."""
+def triton_usable(feature: str) -> bool:
+    """Return whether Triton kernels can run on this machine's GPU.
+
+    Logs the result once for each `feature`, the name of the computation in the message.
+    """
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("triton") is None:
         reason = "triton is not installed"
@@ -37,5 +41,5 @@ def usable(feature: str) -> bool:
     else:
         log.info("%s runs in fused kernels on this GPU", feature)
         return True
-    log.warning("%s runs in plain torch on this GPU, which is slower: %s", feature, reason)
+    log.warning("%s runs in plain torch (slower) on this GPU: %s", feature, reason)
     return False

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from formerlab.files import replacing
-from formerlab.kernels import COMPILERS, compiler
+from formerlab.kernels import COMPILERS, find_compiler
 
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
-_VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
+_VECTOR_OPTIONS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
 """Compiler options by torch's name of the instruction set.
 
 The options are hashed into the file name, so machines with different instruction sets can share a cache folder.
@@ -33,7 +33,7 @@ _MMAP_THRESHOLD = -3
 def keep_memory(largest: int = 2**30) -> None:
     """Configure glibc's malloc to reuse freed blocks of up to `largest` bytes instead of returning them to the system.
 
-    By default every large tensor needs fresh pages, which takes 10 to 16 % of a training step on a CPU. Training
+    By default every large tensor needs fresh pages, and mapping them takes 10 to 16 % of a CPU training step. Training
     allocates the same sizes at every step, so it needs only a few percent more memory. With varying sizes, as in a
     sweep over policies, freed blocks do not fit and the heap grows (18 GB instead of 1 GB for a released model); use a
     smaller `largest` there.
@@ -61,12 +61,12 @@ def load_library(file: str, feature: str) -> ctypes.CDLL | None:
 def compile_library(name: str, source: str) -> ctypes.CDLL | None:
     """Compile C++ source and return the library. If compilation fails, log the reason and return None."""
     log = logging.getLogger(__name__)
-    compiler_path = compiler()
+    compiler_path = find_compiler()
     if compiler_path is None:
-        log.warning("%s: no C++ compiler found (%s); plain torch replaces the native kernel", name, COMPILERS)
+        log.warning("%s: no C++ compiler found (tried %s); plain torch replaces the native kernel", name, COMPILERS)
         return None
-    vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
-    command = [compiler_path, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
+    vector_options = _VECTOR_OPTIONS.get(torch.backends.cpu.get_cpu_capability(), [])
+    command = [compiler_path, "-x", "c++", "-std=c++17", "-O3", *vector_options, "-fopenmp", "-shared", "-fPIC", "-o"]
     digest = hashlib.sha256("\n".join([source, *command]).encode()).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

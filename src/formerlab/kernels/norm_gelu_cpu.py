@@ -1,4 +1,4 @@
-"""C++ kernels of Pattention's score l2_gelu: norm and GeLU in one pass over memory, and their gradient.
+"""C++ kernels for Pattention's score l2_gelu: norm and GeLU in one pass over memory, and their gradient.
 
 Rows are processed in blocks that fit the L1 cache. All arithmetic is float32 for every dtype of the tensors. Results do
 not depend on the number of threads.
@@ -19,9 +19,10 @@ def fits(tensor: Tensor) -> bool:
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:
-    """Replace A (rows, tokens) by Z = tau A / ||A||_2 in place; return tau / ||A||_2 (rows, 1) in float32, and gelu(Z).
+    """Replace `products` (A) by Z = tau A / ||A||_2 in place; return tau / ||A||_2 and gelu(Z).
 
-    A row with a norm of at most `smallest_norm` becomes zero, and its factor is zero.
+    A, Z and gelu(Z) are (rows, parameter tokens); the row factor tau / ||A||_2 is (rows, 1) in float32. A row with a
+    norm of at most `smallest_norm` becomes zero, and its factor is zero.
     """
     factor, scores = torch.empty(len(products), 1, dtype=torch.float32), torch.empty_like(products)
     _call("forward", (products, factor, scores), tau, smallest_norm)
@@ -29,9 +30,9 @@ def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -
 
 
 def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return gelu(Z) and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), each (rows, tokens).
+    """Return gelu(Z) and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), each (rows, parameter tokens).
 
-    `grad` contains dS, and dA overwrites it.
+    `grad` contains dS times tau / ||A||_2, so that dA is the gradient of A; dA overwrites it.
     """
     scores = torch.empty_like(z)
     _call("backward", (grad, z, scores), 1 / (tau * tau))

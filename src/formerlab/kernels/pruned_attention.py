@@ -1,16 +1,17 @@
-"""Triton kernels of step-by-step eviction over whole sequences, the simulation engine on a GPU.
+"""Triton kernels for step-by-step eviction over whole sequences, the simulation engine on a GPU.
 
-For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
+For the queries i = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
 
-    p[k] = softmax over the retained keys of q k^T / sqrt(d_head)    out[q] = sum over k of p[k] v[k]
-    S[k] <- decay S[k] + gain sum over the head group of p[k]
+    p[i, j] = softmax over the retained keys j of (q[i] . k[j] / sqrt(d_head))    out[i] = sum over j of p[i, j] v[j]
+    S[j] <- decay * S[j] + gain * (sum of p[i, j] over the query heads of the head group)
 
-A full cache evicts the key of lowest S. A head group is the set of query heads that share one eviction decision, and a
-chain is a (sequence, head group) pair. One program processes one chain. It keeps the positions and scores of the
-retained keys in registers and processes queries in blocks of 16. For each block, a matrix product computes the logits
-of its queries with the retained keys and the new keys, so each key is read once per block. Then the eviction rule runs
-query by query. A second matrix product multiplies the probabilities by the values. Sums are float32, so half-precision
-logits are not rounded. The torch engine (`cache/engines.py`) rounds them.
+A full cache evicts the key with the lowest S outside the sink and the recent window. A head group is the set of query
+heads that share one eviction decision, and a chain is a (sequence, head group) pair. One program processes one chain.
+It keeps the positions and scores of the retained keys in registers and processes queries in blocks of 16. For each
+block, a matrix product computes the logits of its queries with the retained keys and the new keys, so each key is read
+once per block. Then the eviction rule runs query by query. A second matrix product multiplies the probabilities by the
+values. Logits and sums are float32 for inputs of every dtype. The torch engine (`cache/engines.py`) rounds the logits
+to the dtype of the inputs.
 
 Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot, of 4 bytes each.
 The number of slots is the smallest power of two that is at least capacity + 16, and at least 64. The capacity is the
@@ -24,7 +25,8 @@ outputs as full attention with a mask.
 
 Variables of the kernels: `q_batch`, `q_head`, `q_time` and so on are strides in elements. `row` is the index of a query
 in its block, `member` is the index of a query head in its group, and `line` = row * heads_per_group + member is the
-index of a line of logits. `line_maxima` and `line_sums` contain the maximum and the sum of exponentials of each line.
+index of a (query, head) pair, which has `slots` logits. `line_maxima` and `line_sums` contain the
+maximum and the sum of exponentials of the logits of each pair.
 `slot_log` has two entries per slot: the position of its key, and the last query that sees the key. `limits` contains
 the length, capacity, sink and recent window of each sequence, in tokens.
 
@@ -42,7 +44,8 @@ BLOCK = 16
 CHUNK = 64
 """Number of slots whose keys or values are loaded at a time."""
 REGISTERS = {4: 168, 8: 128, 16: 128}
-"""Registers per thread, by number of warps: a multiprocessor runs three programs of 4 warps, two of 8 or one of 16."""
+"""Registers per thread, by number of warps. A multiprocessor fits three programs of 4 warps or two programs of 8 warps;
+only benchmarks use 16 warps."""
 EMPTY_POSITION = tl.constexpr(kernels.EMPTY_POSITION)
 LOWEST = tl.constexpr(-1e30)
 """Initial value of a running maximum: finite, so that exp(x - LOWEST) is 0 for a masked x = -inf."""
@@ -50,7 +53,7 @@ SMALLEST_SUM = tl.constexpr(1 / 16)
 """If the sum of exp(x - maximum) is below this value, the kernel recomputes it with the exact maximum."""
 
 
-def slots_for(capacity: int) -> int:
+def slot_count(capacity: int) -> int:
     """Return the number of slots of a program that retains at most `capacity` keys between blocks."""
     return max(int(triton.next_power_of_2(capacity + BLOCK)), CHUNK)
 
@@ -58,25 +61,31 @@ def slots_for(capacity: int) -> int:
 def launch_options(slots: int, d_head: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `evict` with outputs."""
     warps = min(max(slots // 128, 4), 8)
-    sizes = {"with_outputs": True, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": CHUNK}
+    sizes = {"with_outputs": True, "slots": slots, "channels": padded_channels(d_head), "block": BLOCK, "chunk": CHUNK}
     return sizes | {"num_warps": warps, "num_stages": 2, "maxnreg": REGISTERS[warps]}
 
 
 def eviction_options(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `evict` without outputs."""
-    warps = max(slots // 512, padded(d_head) // 128, 1)
-    sizes = {"with_outputs": False, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": 64 // itemsize}
+    warps = max(slots // 512, padded_channels(d_head) // 128, 1)
+    sizes = {
+        "with_outputs": False,
+        "slots": slots,
+        "channels": padded_channels(d_head),
+        "block": BLOCK,
+        "chunk": 64 // itemsize,
+    }
     return sizes | {"num_warps": warps, "num_stages": 2}
 
 
 def attention_options(d_head: int, itemsize: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `attend`."""
     rows, columns, warps = (128, 64, 8) if itemsize == 2 else (32, 32, 4)
-    sizes = {"channels": padded(d_head), "rows": rows, "columns": columns}
+    sizes = {"channels": padded_channels(d_head), "rows": rows, "columns": columns}
     return sizes | {"num_warps": warps, "num_stages": 2}
 
 
-def padded(d_head: int) -> int:
+def padded_channels(d_head: int) -> int:
     """Return the number of channels in a matrix product: a power of two, at least 16."""
     return max(int(triton.next_power_of_2(d_head)), 16)
 
@@ -92,7 +101,9 @@ def evict(  # noqa: ANN201
     """Simulate eviction over whole sequences, with one program per chain.
 
     q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head). `initial_scores`,
-    `last_queries` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). Writes
+    `last_queries` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). The
+    workspace is `logits` (chains, 16 heads_per_group + 1, slots), `line_maxima` and `line_sums` (chains, 16
+    heads_per_group + 1), in float32, and `slot_log` (chains, 2, slots), in int32. `scale` multiplies the logits. Writes
     `last_queries` for evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
     """
     program = tl.program_id(0).to(tl.int64)
@@ -149,7 +160,7 @@ def evict(  # noqa: ANN201
             scores = decay * tl.where(positions == query, initial_score, scores) + gain * received
             if query >= capacity:
                 candidate = (positions >= sink) & (positions <= query - recent)
-                priority = tl.where(scores == scores, scores, -float("inf"))  # evict NaN scores first
+                priority = tl.where(scores == scores, scores, -float("inf"))  # evict keys with NaN scores first
                 priority = tl.where(candidate, priority, float("inf"))
                 _, evicted = tl.reduce((priority, tl.where(candidate, positions, EMPTY_POSITION)), 0, _lower_or_older)
                 tl.store(last_queries + evicted, query, mask=evicted != EMPTY_POSITION)
@@ -203,7 +214,7 @@ def _write_outputs(
     heads_per_kv_head, start, rows, used_slots, d_head, slots: tl.constexpr, channels: tl.constexpr,
     block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a block of queries; the key of position p is visible from query p to its last query."""
+    """Write the outputs of a block of queries; the key at position p is visible to the queries p, ..., last_query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
     query = start + row[:, None]
     for member in range(heads_per_group):
@@ -233,9 +244,9 @@ def attend(  # noqa: ANN201
 ):  # fmt: skip
     """Write out[i] = sum over j of p[j] v[j], where p = softmax over the keys j with j <= i <= last_queries[j].
 
-    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head); `last_queries` is
-    (batch, head_groups, time). A program computes `rows` queries. The softmax is computed online over tiles of
-    `columns` keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
+    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head). `last_queries` is
+    (batch, head_groups, time); it is at least time - 1 for retained keys. A program computes `rows` queries. The
+    softmax is computed online over tiles of `columns` keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // (head_groups * heads_per_group), program % (head_groups * heads_per_group)

@@ -1,9 +1,9 @@
-"""CPU kernel of step-by-step eviction, compiled by numba.
+"""CPU kernel for step-by-step eviction, compiled by numba.
 
-`pruned_attention.py` has the formulas and defines head group and chain. A slot is the place of one key in the arrays.
-Queries are processed in blocks: a matrix product computes the logits of a block with the retained keys and the new
-keys, then the eviction rule runs query by query. One thread processes a chain, and sums have a fixed order, so results
-do not depend on the number of threads.
+`pruned_attention.py` has the formulas and defines head group and chain. A slot is the index of one key in the cache
+arrays. Queries are processed in blocks: a matrix product computes the logits of a block with the retained keys and the
+new keys, then the eviction rule runs query by query. One thread processes a chain, and sums have a fixed order, so
+results do not depend on the number of threads.
 
 The loops are written so that LLVM vectorises them. numba caches compiled code on disk until this file changes, and it
 does not track other files, so the whole kernel is in this file. Cache files of earlier versions refer to the classes
@@ -24,15 +24,15 @@ from formerlab.kernels import EMPTY_POSITION
 
 BLOCK = 16
 """Largest number of queries per block."""
-VECTOR = 16
-"""The number of slots is a multiple of this, so that vectorised loops have no remainder."""
+SLOT_MULTIPLE = 16
+"""The number of slots is a multiple of this number, so that vectorised loops have no remainder."""
 
 Array = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Held(NamedTuple):
-    """Keys, values, positions and scores of one chain. In a whole cache, each array has a leading axis for chains."""
+    """Keys, values, positions and scores of one chain. For a batch, each array has a leading axis for chains."""
 
     keys: Array
     """(key-value heads, slots, channels)"""
@@ -193,8 +193,8 @@ def update_scores(
 ) -> float:
     """Set S <- decay S + gain `received` in every slot; return the lowest score of the keys that may be evicted.
 
-    These keys have the positions sink, ..., `newest_candidate`. The arrays are (slots,), and `coefficients` is (decay,
-    gain, scale of the logits).
+    These keys have the positions sink, ..., `newest_candidate`; without such keys, the result is +inf. The arrays are
+    (slots,), and `coefficients` is (decay, gain, scale of the logits).
     """
     decay, gain = scores.dtype.type(coefficients[0]), scores.dtype.type(coefficients[1])
     excluded = order_bits(scores.dtype.type(np.inf))
@@ -229,13 +229,13 @@ def slot_to_evict(scores: Array, positions: Array, lowest: float, sink: int, new
 @no_type_check
 def insert_block(cache: Held, new_slots: Array, k: Array, v: Array, start: int) -> None:
     """Write the keys and values of a block to empty slots, and the indices of these slots to `new_slots`."""
-    slot, (heads, rows, channels) = 0, k.shape
+    slot, (kv_heads, rows, channels) = 0, k.shape
     for i in range(rows):
         while cache.positions[slot] != EMPTY_POSITION:
             slot += 1
         cache.positions[slot] = start + i
         new_slots[i] = slot
-        for head in range(heads):
+        for head in range(kv_heads):
             for channel in range(channels):
                 cache.keys[head, slot, channel] = k[head, i, channel]
                 cache.values[head, channel, slot] = v[head, i, channel]
@@ -260,14 +260,16 @@ def process_block(
     initial_scores: Array, last_query: Array, used_slots: int, start: int,
 ) -> int:  # fmt: skip
     """Attend, score and evict for the queries of a block (heads, rows, channels); return the number of used slots."""
-    (heads, rows, channels), group_size = q.shape, len(q) // len(k)
+    (heads, rows, channels), heads_per_kv_head = q.shape, len(q) // len(k)
     insert_block(cache, work.new_slots, k, v, start)
     used_slots = max(used_slots, work.new_slots[rows - 1] + 1)
-    slots = (used_slots + VECTOR - 1) // VECTOR * VECTOR
+    slots = (used_slots + SLOT_MULTIPLE - 1) // SLOT_MULTIPLE * SLOT_MULTIPLE
     positions, scores, received, sink = cache.positions, cache.scores, work.received[:slots], np.int32(limits[1])
     for head in range(heads):
         work.queries[:rows] = q[head] * scores.dtype.type(coefficients[2])
-        multiply_transposed(work.logits[head], work.queries, cache.keys[head // group_size], rows, slots, channels)
+        multiply_transposed(
+            work.logits[head], work.queries, cache.keys[head // heads_per_kv_head], rows, slots, channels
+        )
     for i in range(rows):
         query = np.int32(start + i)  # int32 like `positions`, so that comparisons vectorise
         newest_candidate = np.int32(query - limits[2])
@@ -281,7 +283,9 @@ def process_block(
                 last_query[positions[slot]] = query
             positions[slot] = EMPTY_POSITION
     for head in range(heads):
-        multiply_transposed(work.outputs, work.logits[head], cache.values[head // group_size], rows, channels, slots)
+        multiply_transposed(
+            work.outputs, work.logits[head], cache.values[head // heads_per_kv_head], rows, channels, slots
+        )
         out[head] = work.outputs[:rows]
     return used_slots
 
@@ -304,7 +308,7 @@ def process_sequences(
     """Process every `threads`-th chain, so that a padded batch is balanced over threads."""
     channels, groups = q.shape[3], len(last_query) // len(q)
     heads, kv_heads = q.shape[1] // groups, k.shape[1] // groups
-    slots = (capacity + BLOCK + VECTOR - 1) // VECTOR * VECTOR
+    slots = (capacity + BLOCK + SLOT_MULTIPLE - 1) // SLOT_MULTIPLE * SLOT_MULTIPLE
     work = allocate_workspace(heads, BLOCK, slots, channels, final_scores)
     keys = np.zeros((kv_heads, slots, channels), final_scores.dtype)
     values = np.zeros((kv_heads, channels, slots), final_scores.dtype)
@@ -357,12 +361,14 @@ def simulate_sequences(
     threads: int, coefficients: Array, limits: Array, lengths: Array, capacity: int, q: Array, k: Array, v: Array,
     out: Array, initial_scores: Array, last_query: Array, final_scores: Array,
 ) -> None:  # fmt: skip
-    """Simulate eviction over whole sequences (batch, heads, time, channels) with `threads` threads.
+    """Simulate eviction over whole sequences with `threads` threads.
 
-    `coefficients` is (decay, gain, scale of the logits), `limits` (batch, 3) has the capacity, sink and recent window
-    of each sequence in tokens, and `capacity` is the largest capacity. `last_query` and `final_scores` are (chains,
-    time); `initial_scores` is (chains, time), or (chains, 0) without initial scores. The function writes `out`, the
-    last query that sees each evicted key to `last_query`, and the scores of the retained keys to `final_scores`.
+    q and out are (batch, heads, time, channels); k and v are (batch, key-value heads, time, channels). `coefficients`
+    is (decay, gain, scale of the logits). `limits` (batch, 3) has the capacity, sink and recent window of each sequence
+    in tokens, `lengths` (batch,) has its length, and `capacity` is the largest capacity. `last_query` and
+    `final_scores` are (chains, time); `initial_scores` is (chains, time), or (chains, 0) without initial scores. Writes
+    the attention output to `out`, the last query that sees each evicted key to `last_query`, and the scores of the
+    retained keys to `final_scores`.
     """
     for thread in prange(threads):
         process_sequences(

@@ -1,4 +1,4 @@
-"""C++ kernel of rotary positions: one pass over queries or keys, for any strides of batch, heads and time."""
+"""C++ kernel for rotary position embedding: one pass over queries or keys, for any strides of batch, heads and time."""
 
 import ctypes
 
@@ -9,7 +9,10 @@ from formerlab.kernels.native import TYPES, load_library
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
-    """Return whether the kernel is compiled and supports x (4 axes, contiguous channels) and a float32 `table`."""
+    """Return whether the kernel is compiled and supports x and `table`.
+
+    x must have 4 axes and contiguous channels. `table` contains cosines, which must be float32.
+    """
     supported = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
     return supported and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 
@@ -17,9 +20,9 @@ def fits(x: Tensor, table: Tensor) -> bool:
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, inverse: bool) -> Tensor:
     """Rotate the first r = 2 sine.shape[1] channels of x (batch, heads, time, d_head) in pairs; copy the others.
 
-    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2). `inverse` negates the angles. `cosine` (time,
-    d_head) has each value twice, at both channels of a pair; `sine` (time, r/2) has one value per pair. Both are
-    contiguous and float32.
+    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2). `inverse` negates the angles. The first r channels
+    of `cosine` (time, d_head) contain each value twice, once per channel of a pair; `sine` (time, r/2) has one value
+    per pair. Both are contiguous and float32.
     """
     out = torch.empty_like(x)
     kernel = getattr(_library(), f"rotate_{TYPES[x.dtype]}")
@@ -30,4 +33,4 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, invers
 
 
 def _library() -> ctypes.CDLL | None:
-    return load_library("rotary.cpp", "rotary positions")
+    return load_library("rotary.cpp", "rotary position embedding")

@@ -1,6 +1,6 @@
 """Weighted sums of tensors of equal shape, in one pass over memory by a C++ kernel, or tensor by tensor in torch.
 
-Sums have at least float32 precision for every dtype of the tensors, also under autocast.
+Sums are accumulated in float32 or higher precision for every dtype of the tensors, also under autocast.
 """
 
 import ctypes
@@ -12,28 +12,29 @@ from torch import Tensor
 
 from formerlab.kernels.native import load_library
 
-Weight = float | Tensor
+Scalar = float | Tensor
 """A number or a zero-dimensional tensor."""
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 
-def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[Weight]) -> Tensor:
+def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[Scalar]) -> Tensor:
     """Return sum over n of weights[n] tensors[n], in the dtype of the last tensor."""
     return weighted_sum_and_products(tensors, weights, None, None, tensors[-1].dtype)[0]
 
 
 def weighted_sum_and_products(
     tensors: Sequence[Tensor],
-    weights: Sequence[Weight],
+    weights: Sequence[Scalar],
     x: Tensor | None,
     addend: Tensor | None,
     dtype: torch.dtype | None = None,
-) -> tuple[Tensor, list[Weight]]:
+) -> tuple[Tensor, list[Scalar]]:
     """Return the sum over n of weights[n] tensors[n], plus `addend` if given, and the dot products <tensors[n], x>.
 
     The tensors, `addend`, x and the sum have one shape. The list has one dot product per tensor, and is empty if x is
-    None. The sum has dtype `dtype`, by default the dtype of the first tensor.
+    None; its elements are floats on a CPU, otherwise zero-dimensional tensors. The sum has dtype `dtype`, by default
+    the dtype of the first tensor.
     """
     dtype = dtype or tensors[0].dtype
     others = [tensor for tensor in (x, addend) if tensor is not None]
@@ -42,8 +43,8 @@ def weighted_sum_and_products(
     return _eager(tensors, weights, x, addend, dtype)
 
 
-def implementation() -> str:
-    """Return the implementation of sums on the CPU in this process: "native" (C++) or "eager" (torch)."""
+def sums_implementation() -> str:
+    """Return the implementation of sums on the CPU in this process: "native" (C++) or "eager" (plain torch)."""
     return "eager" if _kernel() is None else "native"
 
 
@@ -59,7 +60,7 @@ def _kernel() -> ctypes._CFuncPtr | None:
 
 
 def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Return whether the kernel supports these tensors: contiguous, all of dtype `dtype`, and not traced."""
+    """Return whether the kernel supports these tensors: contiguous, all of dtype `dtype`, outside torch.jit.trace."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     supported = dtype in _TYPES and not tracing
     return supported and all(
@@ -71,10 +72,10 @@ def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
 def _native(
     kernel: ctypes._CFuncPtr,
     tensors: Sequence[Tensor],
-    weights: Sequence[Weight],
+    weights: Sequence[Scalar],
     x: Tensor | None,
     addend: Tensor | None,
-) -> tuple[Tensor, list[Weight]]:
+) -> tuple[Tensor, list[Scalar]]:
     first, count = tensors[0], len(tensors)
     out = torch.empty_like(first)
     products = (ctypes.c_double * count)()
@@ -95,11 +96,11 @@ def _native(
 
 def _eager(
     tensors: Sequence[Tensor],
-    weights: Sequence[Weight],
+    weights: Sequence[Scalar],
     x: Tensor | None,
     addend: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, list[Weight]]:
+) -> tuple[Tensor, list[Scalar]]:
     sum_dtype = torch.promote_types(dtype, torch.float32)
     total = tensors[0].to(sum_dtype) * weights[0]
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
@@ -112,7 +113,7 @@ def _eager(
     if x is None:
         return total.to(dtype), []
     flat = x.flatten().to(sum_dtype)
-    products: list[Weight] = [torch.dot(tensor.flatten().to(sum_dtype), flat) for tensor in tensors]
+    products: list[Scalar] = [torch.dot(tensor.flatten().to(sum_dtype), flat) for tensor in tensors]
     if x.device.type == "cpu":
         products = torch.stack([torch.as_tensor(product) for product in products]).tolist()
     return total.to(dtype), products

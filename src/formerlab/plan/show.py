@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from formerlab.errors import MAX_NAMES, some
-from formerlab.kernels import COMPILERS, compiler
+from formerlab.kernels import COMPILERS, find_compiler
 from formerlab.plan.staleness import RECORDS, Staleness, made_runs
 from formerlab.progress import duration, short
 from formerlab.report.catalogue import failure_file
@@ -176,7 +176,9 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     existing_runs = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
     if unplanned := sorted(existing_runs - made_runs(plan).keys()):
         lines.append(f"not in the plan, and therefore not in figures and counts: {some(unplanned, MAX_NAMES)}")
-    if plan["device"] == "cpu" and not problems_only and compiler() is None:
-        lines.append(f"no C++ compiler found ({COMPILERS}): CPU kernels use plain torch, which is slower; install g++")
+    if plan["device"] == "cpu" and not problems_only and find_compiler() is None:
+        lines.append(
+            f"no C++ compiler found (tried {COMPILERS}): CPU kernels use plain torch, which is slower; install g++"
+        )
     counted = ", ".join(f"{n} {state}" for state, n in counts.items())
     return "\n".join([*lines, "", f"scale {plan['scale']}: {counted}"])

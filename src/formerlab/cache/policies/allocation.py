@@ -56,8 +56,8 @@ Scoring = Annotated[
 
 
 class HeadAdaptive(Policy):
-    """Divide the budget of a layer among its heads by score: heads x budget keys of largest S, at least
-    floor(safeguard budget) in each head (AdaKV, arXiv:2407.11550, Algorithm 1).
+    """Divide the budget of a layer among its heads by score: retain the heads * budget keys of largest S, and at least
+    floor(safeguard * budget) in each head (AdaKV, arXiv:2407.11550, Algorithm 1).
 
     The layer retains as many keys as with an equal division. `policy` scores the keys and protects its sink and recent
     tokens in every head. A one-shot policy selects keys once (`CompressedCache`). A stepwise policy evicts the keys of
@@ -85,14 +85,18 @@ class HeadAdaptive(Policy):
         self.policy.check_budget(budget)
 
     def select(self, importance: Importance, count: int) -> Bool[Tensor, "batch head_groups time"]:
-        """Mark head_groups x count keys: floor(safeguard count) of each head group, then the largest of all groups."""
+        """Mark head_groups * count keys.
+
+        First mark the floor(safeguard * count) largest scores of each head group, then the largest remaining scores of
+        all head groups.
+        """
         minimum = torch.full(importance.shape[:-1], floor_fraction(self.safeguard, count), device=importance.device)
         scores = importance.masked_fill(largest(importance, minimum), torch.inf).flatten(1)
         total = torch.full(scores.shape[:-1], count * importance.shape[1], device=scores.device)
         return largest(scores, total).view_as(importance)
 
     def visible(self, layer: Layer) -> Mask:
-        """Evict after every query; slot k of the state is for key k."""
+        """Evict after every query; slot k of the state contains key k."""
         policy = self.policy
         assert isinstance(policy, Eviction), "check_configuration refuses other policies"
         batch, key_heads, _, time, _ = layer.logits.shape
@@ -166,7 +170,7 @@ def block_means(scores: Float[Tensor, "*shape time"], size: int) -> Float[Tensor
 
 
 class Pyramid(Policy):
-    """Divide the cache among layers: layer l of L retains budget (2 - last - 2 (1 - last) l / (L - 1)) keys
+    """Divide the cache among layers: layer l of L retains budget * (2 - last - 2 (1 - last) l / (L - 1)) keys
     (PyramidKV, arXiv:2406.02069, section 4.2, with last = 1 / beta).
 
     Lower layers retain more keys. Rounding keeps the total at L x budget, and a budget of 1.0 disables pruning. A layer
@@ -204,7 +208,9 @@ class Pyramid(Policy):
             return budget
         count = self._cumulative_budget(budget, layer + 1) - self._cumulative_budget(budget, layer)
         if count < 1:
-            raise UserError(f"budget {budget}: Pyramid gives layer {layer} no key; increase the budget or `last`")
+            raise UserError(
+                f"budget {budget}: the budget of layer {layer} is below one key; increase the budget or `last`"
+            )
         return count
 
     def _cumulative_budget(self, budget: int, layers: int) -> int:

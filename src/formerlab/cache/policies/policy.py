@@ -29,7 +29,7 @@ Importance = Float[Tensor, "batch head_groups time"]
 class Layer:
     """One attention layer over a right-padded batch, before pruning.
 
-    Heads have the layout (key-value heads, groups): the query heads of a group share a key-value head.
+    Heads have the layout (key-value heads, groups), where `groups` is the number of query heads per key-value head.
     """
 
     logits: Logits
@@ -62,9 +62,10 @@ class Layer:
         return torch.arange(self.logits.shape[-1], device=device) < on_device(self.lengths, device)[:, None]
 
     def attention(self, visible: Bool[Tensor, "*#shape time time"]) -> Float[Tensor, "batch key_heads time time"]:
-        """Return the probabilities over the visible keys, summed over each group; zero for queries of padding.
+        """Return the probabilities over the visible keys, summed over the query heads of each key-value head.
 
-        Sum and mean over a group give the same ranking; A2SF uses the sum for shared key-value heads.
+        The probabilities are zero for queries of padding. Sum and mean over the query heads give the same ranking; A2SF
+        uses the sum.
         """
         probabilities = masked_softmax(self.logits, visible.unsqueeze(-3)).sum(2)
         return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
@@ -165,8 +166,8 @@ class Policy(Spec, ABC):
 class Protecting(Policy):
     """Base of the policies that can protect the first and the most recent tokens from eviction.
 
-    The protected tokens count towards the budget. A count of keys below `sink` is refused. If a fraction gives a short
-    sequence fewer keys than `sink`, only its first tokens are retained.
+    The protected tokens count towards the budget. A budget in keys below `sink` raises UserError. If a fraction gives a
+    short sequence fewer keys than `sink`, only its first tokens are retained.
     """
 
     sink: AnyCount = Field(default=0, exclude_if=not_)
@@ -237,7 +238,7 @@ def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = T
 def by_group(
     x: Float[Tensor, "batch heads time channels"], groups: int
 ) -> Float[Tensor, "batch key_heads groups time channels"]:
-    """Split the query heads by key-value head: heads i groups, ..., (i + 1) groups - 1 share key-value head i."""
+    """Split the query heads by key-value head: heads i * groups to (i + 1) * groups - 1 share key-value head i."""
     batch, heads, time, channels = x.shape
     return x.reshape(batch, heads // groups, groups, time, channels)
 
@@ -270,7 +271,7 @@ def marked_indices(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tenso
 def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
     """Return the true lengths in a right-padded batch; None means no padding.
 
-    Reading a tensor of lengths from a GPU synchronises. Raises ValueError for lengths outside 1 to `time`.
+    Copying a tensor of lengths from a GPU synchronises. Raises ValueError for lengths outside 1 to `time`.
     """
     if lengths is None:
         return [time] * batch

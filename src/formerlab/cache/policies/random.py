@@ -1,4 +1,4 @@
-"""Random: retains random keys, the baseline of all policies."""
+"""Random: retains random keys, a baseline for all policies."""
 
 from typing import Literal
 

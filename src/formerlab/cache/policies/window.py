@@ -29,7 +29,7 @@ class Local(Window):
 
 
 class StreamingLLM(Window):
-    """Query q sees the first `sink` tokens, the last budget - sink, and itself (arXiv:2309.17453, section 3.2)."""
+    """Query q sees the first `sink` and the last (budget - sink) tokens, and itself (arXiv:2309.17453, section 3.2)."""
 
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: AnyCount = 4

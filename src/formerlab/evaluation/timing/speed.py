@@ -93,7 +93,7 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
                 ]
             models[run.name].to("cpu")
             progress.advance()
-    eager = weighted_sum.implementation() if device.type == "cpu" else "eager"
+    eager = weighted_sum.sums_implementation() if device.type == "cpu" else "eager"
     return rows, {"mixing": " and ".join(sorted({"compiled" if run.compile else eager for run in runs}))}
 
 

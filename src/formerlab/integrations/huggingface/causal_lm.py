@@ -1,4 +1,4 @@
-"""Wrap causal language models of transformers in the interface of `DecoderModel`; the caller passes `attend`.
+"""Wrap transformers models in the interface of `DecoderModel`, so that a caller can pass an attention function.
 
 transformers calls attention functions that are registered by name. A mask function must be registered under the same
 name. Otherwise the mask is None, and a model that relies on the mask attends to later tokens without an error.
@@ -29,11 +29,11 @@ from formerlab.tasks.scoring import check_finite
 ATTENTION_NAME = "formerlab"
 """Name of the attention implementation for `set_attn_implementation`."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Arguments of attention functions that an `attend` does not support."""
+"""Arguments of transformers' attention functions that attention functions of type `Attend` do not support."""
 STATIC_ROPE_TYPES = ("default", "linear", "llama3")
 """Types of RoPE whose angles do not depend on the sequence length."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference between two computations of the same values, relative to the largest value, by dtype."""
+"""Largest allowed difference of two computations of the same values, relative to the largest value, by dtype."""
 PROBE_TOKENS = 16
 """Largest number of tokens in a test call."""
 PROBE_DISTANCE = 5
@@ -53,18 +53,19 @@ def attending(attend: Attend) -> Iterator[None]:
 
 
 def current_attend() -> Attend | None:
-    """Return the `attend` of the innermost `attending` block, or None outside of one."""
+    """Return the attention function of the innermost `attending` block, or None outside of such a block."""
     return _current.get()
 
 
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Return the output of the current `attend` for one layer, shape (batch, time, heads, d_head).
+    """Return the output of the current attention function for one layer, shape (batch, time, heads, d_head).
 
-    Outside an `attending` block, the function computes transformers' `sdpa` attention with its mask. Some models
-    scale queries before the attention call (OPT), and some use a factor other than 1/sqrt(d_head). An `attend` always
-    divides by sqrt(d_head), so the queries are rescaled first. Raises UserError for UNSUPPORTED_ARGUMENTS.
+    `query` is (batch, heads, time, d_head); `key` and `value` are (batch, key-value heads, time, d_head). Outside an
+    `attending` block, the function computes transformers' `sdpa` attention with its mask. Some models scale queries
+    before the attention call (OPT), and some use a factor other than 1/sqrt(d_head). An `Attend` always divides by
+    sqrt(d_head), so the queries are rescaled first. Raises UserError for UNSUPPORTED_ARGUMENTS.
     """
     attend, scaling = _current.get(), options.get("scaling")
     if attend is None:
@@ -79,7 +80,7 @@ def attention(
 
 
 def attention_mask(*arguments: Any, **options: Any) -> Tensor | None:
-    """Return the mask of `sdpa`, or None inside an `attending` block, because the `attend` masks keys itself."""
+    """Return the mask of `sdpa`, or None inside an `attending` block, whose attention function masks keys."""
     return None if _current.get() is not None else sdpa_mask(*arguments, **options)
 
 
@@ -130,7 +131,7 @@ def find_positions(
         if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC_ROPE_TYPES:
             position = torch.zeros(1, 1, dtype=torch.long, device=first_keys[0].device)
             if not isinstance(module(first_keys[0], position), tuple):
-                continue  # complex angles for some of the channels (DeepSeek V2)
+                continue  # the module returns complex angles, for some of the channels (DeepSeek V2)
             pairs = list(zip(first_keys, later_keys, strict=True))
             nearest = min(  # in half precision both rotations may be within the tolerance
                 (WrappedRotation(module, interleaved) for interleaved in (False, True)),
@@ -148,10 +149,10 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 class CausalLM(nn.Module):
-    """Wrapper of a causal model that uses transformers' attention interface: `model(tokens, attend=..., start=...)`.
+    """Wrapper of a causal language model of transformers: `model(tokens, attend=..., start=...)`.
 
-    An `attend` such as `KVCache`, `PrunedCache` or `Simulation` replaces transformers' cache. Tokens keep their
-    positions in the text when earlier tokens are evicted.
+    The model must use transformers' attention interface. An attention function such as `KVCache`, `PrunedCache` or
+    `Simulation` replaces transformers' cache. Tokens keep their positions in the text when earlier tokens are evicted.
 
     The constructor tests the model: each layer must call the attention function exactly once, and with causal attention
     the logits must equal the logits of the model's own implementation. It raises UserError for a model that fails.
@@ -172,7 +173,7 @@ class CausalLM(nn.Module):
             raise UserError(f"{self.name}: its weights are on the meta device; load them first")
         self.model = model.eval()
         self._has_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._check()
+        self._check_attention()
         if length is None:  # checked last, because a context does not help if another check fails
             raise UserError(f"{self.name}: the config gives no max_position_embeddings; give a context")
         first_keys, later_keys = (self._probe(1, min(start, length - 1))[0] for start in (0, PROBE_DISTANCE))
@@ -194,7 +195,8 @@ class CausalLM(nn.Module):
     ) -> Float[Tensor, "batch queries vocabulary"]:
         """Return next-token logits; `tokens` have positions start, start + 1, ...
 
-        `last` restricts the logits to the last tokens. Raises ValueError for a sequence that exceeds the context.
+        `last` restricts the logits to the last `last` tokens. Raises ValueError for a sequence that exceeds the
+        context.
         """
         end = start + tokens.shape[1]
         if end > self.spec.context:
@@ -229,7 +231,7 @@ class CausalLM(nn.Module):
         return tokens if self.embedding.is_meta else tokens.to(self.embedding.device)
 
     @torch.no_grad()
-    def _check(self) -> None:
+    def _check_attention(self) -> None:
         """Set the attention implementation and test it.
 
         Raises UserError unless every layer calls it and the logits are equal to the model's own logits.
@@ -263,9 +265,8 @@ class CausalLM(nn.Module):
         The supported types are full attention and sliding-window attention.
         """
         kinds = set(getattr(config, "layer_types", None) or ())
-        if kinds - {"full_attention", "sliding_attention"}:
-            names = ", ".join(sorted(kinds - {"full_attention"}))
-            raise UserError(f"{self.name}: cache policies do not support its layers of type {names}")
+        if unsupported := ", ".join(sorted(kinds - {"full_attention", "sliding_attention"})):
+            raise UserError(f"{self.name}: cache policies do not support its layers of type {unsupported}")
         window = getattr(config, "sliding_window", None)
         has_window = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
         if has_window and window is not None and self.spec.context > window:

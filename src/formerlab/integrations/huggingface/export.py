@@ -35,9 +35,9 @@ def save_folder(
     """Write a model and its tokenizer, if given, for `AutoModelForCausalLM` and `AutoTokenizer`.
 
     The layout is LLaMA or GPT-NeoX if the spec allows it. Otherwise a file of model code is written beside the weights,
-    and loading it needs `trust_remote_code`. `end_of_text` is the token that ends a document; it becomes the eos and
-    the padding token. `card` is the text of README.md. Weights keep their dtype. Raises UserError if `out` exists and
-    is not a Hugging Face folder.
+    and loading it needs `trust_remote_code`. `end_of_text` is the id of the token that ends a document; it becomes the
+    eos and the padding token. `card` is the text of README.md. Weights keep their dtype. Raises UserError if `out`
+    exists and is not a Hugging Face folder.
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is not a Hugging Face folder; give --out another name")
@@ -68,7 +68,7 @@ def save_folder(
 
 
 def _add_transformers_4_keys(out: Path) -> None:
-    """Add the keys of transformers 4 for the tokenizer class and the rotation to a saved folder.
+    """Add the keys of transformers 4 for the tokenizer class and the rotary position embedding to a saved folder.
 
     transformers 5 reads the old and the new keys. Without the old keys, transformers 4.57 finds no tokenizer and
     rotates a quarter of each GPT-NeoX head.
@@ -82,13 +82,16 @@ def _add_transformers_4_keys(out: Path) -> None:
         write_json(path, config | old_keys)
     path = out / "tokenizer_config.json"
     if path.is_file():
-        inputs = ["input_ids", "attention_mask"]  # 4.57 adds token_type_ids, which causal models do not accept
+        inputs = ["input_ids", "attention_mask"]  # 4.57 adds token_type_ids, which decoders do not accept
         old_keys = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
         write_json(path, read_json(path) | old_keys)
 
 
 def model_card(record: dict[str, Any], weights_licence: str, data_licence: str) -> str:
-    """Return the model card of a run with this record (the content of run.json) and these licences."""
+    """Return the model card of a run.
+
+    `record` is the content of run.json; the licences are names, such as "CC-BY-4.0".
+    """
     data_set, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
     losses = [(split, final.get(f"{split}_loss_nats")) for split in ("train", "valid", "test")]
     facts = {
@@ -96,7 +99,7 @@ def model_card(record: dict[str, Any], weights_licence: str, data_licence: str) 
         "Training tokens": record.get("tokens"),
         "Parameters": record.get("parameters"),
         "Loss, nats per token": ", ".join(f"{split} {loss:.4f}" for split, loss in losses if loss is not None),
-        "Code": f"formerlab, commit {git['commit']}" if git.get("commit") else "formerlab, commit not known",
+        "Code": f"formerlab, commit {git['commit']}" if git.get("commit") else "formerlab, unknown commit",
         "Licence of the weights": weights_licence,
     }
     rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in facts.items()]
@@ -117,7 +120,7 @@ HEADER = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers and i
 from __future__ import annotations'''
 STAND_INS = '''
 class Spec:
-    """A spec without checks: the plain values of config.json, and defaults."""
+    """A spec without validation. It holds the values of config.json; missing fields have the class defaults."""
 
     kinds: ClassVar[dict[str, type]] = {}
 
@@ -162,7 +165,7 @@ class Layout:
 
 
 class FusedHistory:
-    """Stand-in for `FusedHistory`: returns the list that the unfused loop uses."""
+    """Replaces formerlab's FusedHistory: returns the list that the unfused loop uses."""
 
     def __new__(cls, layout, weights, x):
         return [x]
@@ -210,7 +213,7 @@ def model_code(spec: Decoder) -> str:
     lines += [f"from {name} import {', '.join(sorted(names))}" for name, names in sorted(imports.items()) if name]
     text = "\n\n".join([HEADER, "\n".join(lines), STAND_INS, *bodies])
     undefined = package_names - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
-    unused = " = ".join([*sorted(undefined), "None"])  # the exported model does not run code with these names
+    unused = " = ".join([*sorted(undefined), "None"])  # the exported model never evaluates these names
     return text.replace(STAND_INS, f"{STAND_INS}{unused}\n", 1)
 
 

@@ -62,8 +62,9 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
 
     Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. Rows
     are computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of
-    lm_eval, transformers and torch changed. `device` is a torch device such as "cuda". Raises UserError before the
-    first answer for an unsupported model, task, length, policy or prompt.
+    lm_eval, transformers and torch changed. `batch` is the number of prompts in a forward pass, and `device` is a torch
+    device such as "cuda". Raises UserError before generation starts for an unsupported model, task, length, policy or
+    prompt.
     """
     from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
 
@@ -75,7 +76,7 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
         with prune(model, *configuration):  # raises UserError for a policy that cannot run in a cache
             pass
     context = PrunedLM(model, tokenizer, context=source.context).max_length
-    suites = _load(settings, tokenizer, context)
+    suites = _load_tasks(settings, tokenizer, context)
     examples = [[*islice(task.eval_docs, settings.examples)] for suite in suites for task in suite["tasks"].values()]
     lms = [PrunedLM(model, tokenizer, *item, context=context, batch=batch) for item in cache_configurations]
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
@@ -84,7 +85,7 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     digests = [sha256(repr(documents).encode()).hexdigest() for documents in examples]
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
-    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_hash_of_code)
+    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_code_hash)
     rows, done = Rows(), 0
     with Progress(len(lms) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
         for configuration, lm in zip(cache_configurations, lms, strict=True):
@@ -99,12 +100,12 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     return rows
 
 
-def _hash_of_code(settings: Measurement) -> str:
+def _code_hash(settings: Measurement) -> str:
     """Return the hash of the code that answers and scores tasks under the policies of `settings`."""
     return code_hash(__name__, specs=[settings])
 
 
-def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
+def _load_tasks(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
     """Load each task, and the long-context tasks at each length. Raises UserError for an invalid name or length."""
     long_tasks = [name for name in settings.tasks if name in long_context.TASKS]
     suites = {name: HarnessSuite(task=name, shots=settings.shots) for name in settings.tasks if name not in long_tasks}
@@ -125,14 +126,15 @@ def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[
     return loaded_suites
 
 
-def summary(rows: Rows) -> list[str]:
-    """Return a Markdown table of the mean of each metric, its 95 % interval over examples, and the number of examples.
+def summary_table(rows: Rows) -> list[str]:
+    """Return the lines of a Markdown table: mean of each metric, 95 % interval over examples, number of examples.
 
-    The column `decides` of a long-context task is "no" if the full cache scores below `long_context.MIN_FULL_SCORE`,
-    because the task then cannot compare policies.
+    The last column is "no" for a long-context task whose score with the full cache is below
+    `long_context.MIN_FULL_SCORE`, because such a task cannot compare policies.
     """
     labels = list(dict.fromkeys(_label(row) for row in rows))
-    lines = ["| task | metric | n | " + " | ".join(labels) + " | decides |", "|---" * (len(labels) + 4) + "|"]
+    header = " | ".join(["task", "metric", "n", *labels, f"full cache >= {long_context.MIN_FULL_SCORE}"])
+    lines = [f"| {header} |", "|---" * (len(labels) + 4) + "|"]
     task_and_metric = itemgetter(COLUMNS.index("task"), COLUMNS.index("metric"))
     for (task, metric), group in groupby(sorted(rows, key=task_and_metric), key=task_and_metric):
         values: dict[str, list[float]] = {}
@@ -140,9 +142,9 @@ def summary(rows: Rows) -> list[str]:
             values.setdefault(_label(row), []).append(float(row[8] or 0))
         means = {label: over_examples(np.array([values[label]])) for label in labels}
         is_long = task.rpartition("_")[0] in long_context.TASKS
-        decides = "" if not is_long else "yes" if means[labels[0]].mean >= long_context.MIN_FULL_SCORE else "no"
+        sufficient = "" if not is_long else "yes" if means[labels[0]].mean >= long_context.MIN_FULL_SCORE else "no"
         cells = " | ".join(map(str, means.values()))
-        lines.append(f"| {task} | {metric} | {len(values[labels[0]])} | {cells} | {decides} |")
+        lines.append(f"| {task} | {metric} | {len(values[labels[0]])} | {cells} | {sufficient} |")
     return lines
 
 

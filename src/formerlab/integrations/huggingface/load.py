@@ -25,12 +25,12 @@ class LoadedModel(NamedTuple):
     model: DecoderModel
     """A formerlab decoder, or a transformers model with the same interface (`CausalLM`)."""
     tokenizer: Tokenizer
-    prefix: int
+    prefix_token: int
     """Token that replaces an empty context: the begin-of-text token if the tokenizer has one, otherwise end of text."""
 
 
 def load_any(source: ReleasedModel, *, device: str = "cpu") -> LoadedModel:
-    """Load a released model from a folder of transformers or formerlab, a GGUF file, or the local cache of the hub.
+    """Load a released model from a transformers or formerlab folder, a GGUF file, or the local cache of the hub.
 
     The function does not use the network and does not run code from the model folder. Raises UserError for a missing
     file, a missing device, a model larger than the free memory, and a model that does not support cache policies.
@@ -50,7 +50,7 @@ def load_any(source: ReleasedModel, *, device: str = "cpu") -> LoadedModel:
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Load a causal model of transformers in evaluation mode; `arguments` are passed to `from_pretrained`.
+    """Load a causal language model of transformers in evaluation mode; `arguments` are passed to `from_pretrained`.
 
     Raises UserError if the model is larger than the free memory of the device, or cannot be read.
     """
@@ -70,7 +70,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
         raise
     except Exception as error:  # a damaged file may raise any error
         remedy = "fetch truncated files and git-lfs pointers again"
-        raise UserError(f"{name}: not a causal model of transformers ({reason(error)}); {remedy}") from None
+        raise UserError(f"{name}: not a causal language model of transformers ({reason(error)}); {remedy}") from None
     finally:
         logging.set_verbosity(verbosity)
     if missing := loading_info["missing_keys"]:

@@ -58,7 +58,7 @@ def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
 
 
 PACKING_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""Arguments with the boundaries of texts that are packed into one row."""
+"""Arguments with the boundaries of sequences that are packed into one row."""
 UNPACK_REMEDY = "give each text its own row, padded on the left, with an attention_mask"
 
 
@@ -67,7 +67,7 @@ def check_positions(
 ) -> None:
     """Raise ArgumentError if the real tokens of a row do not have consecutive positions. `real` is False for padding.
 
-    Positions that restart within a row mean that several texts are packed into the row. `first_positions` has the
+    Positions that restart within a row mean that several sequences are packed into the row. `first_positions` has the
     required position of the first column of each row; None allows any position.
     """
     if position_ids.ndim != 2 or position_ids.shape[1] != real.shape[1] or len(position_ids) not in (1, len(real)):
@@ -130,7 +130,7 @@ class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class CacheAttend:
-    """An `attend` that stores keys and values in a transformers cache and masks padding."""
+    """An attention function (`Attend`) that stores keys and values in a transformers cache and masks padding."""
 
     def __init__(self, cache: Cache | None, padding: list[int] | None) -> None:
         """Use `cache`, if given; `padding` is the number of padding tokens on the left of each row, or None."""
@@ -201,10 +201,12 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the next-token logits (batch, time, vocabulary), the cache, and with `labels` the mean loss in nats.
 
-        `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask. With
-        `output_hidden_states`, the output includes the input of each block (the first is the embedded tokens) and the
-        output of the final norm, each (batch, time, width). Raises UserError for an unsupported cache, for
-        `position_ids` that contradict the cache and the mask (packed texts), and for unsupported arguments.
+        `labels` are the same tokens as `input_ids`; the loss shifts them. `logits_to_keep` restricts the logits to this
+        number of last tokens (0: all tokens) or to these indices. `cache` and `past_key_values` are two names of one
+        argument. Positions follow from the cache and the mask. With `output_hidden_states`, the output includes the
+        input of each block (the first is the embedded tokens) and the output of the final norm, each (batch, time,
+        width). Raises UserError for an unsupported cache, for `position_ids` that contradict the cache and the mask
+        (packed sequences), and for unsupported arguments.
         """
         cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
         self._check_arguments(others, with_loss=labels is not None)
@@ -247,11 +249,14 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def _check_arguments(self, others: dict[str, Any], with_loss: bool) -> None:
-        """Raise ArgumentError for an unsupported argument; some arguments are supported only with a loss."""
+        """Raise ArgumentError for an unsupported argument.
+
+        `shift_labels` and `ignore_index` are supported only with labels.
+        """
         attentions = others.get("output_attentions", self.config.output_attentions)
         for name, value in (others | {"output_attentions": attentions}).items():
             if name in PACKING_ARGUMENTS and value is not None:
-                raise ArgumentError(f"{name}: this model does not support packed texts; {UNPACK_REMEDY}")
+                raise ArgumentError(f"{name}: this model does not support packed sequences; {UNPACK_REMEDY}")
             loss_argument = with_loss and name in ("shift_labels", "ignore_index")
             supported = loss_argument or name in (*CACHE_NAMES, *self.IGNORED_ARGUMENTS)
             if not (supported or value is None or value is False):

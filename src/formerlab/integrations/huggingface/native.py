@@ -51,11 +51,11 @@ def to_native(model: DecoderModel) -> PreTrainedModel | None:
             "rms_norm_eps": norm.eps,
             "mlp_bias": mlp.bias,
         }
-        model_class, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **options), dict(_llama(model))
+        model_class, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **options), dict(_llama_weights(model))
     elif isinstance(norm, LayerNorm) and mlp.activation != "swiglu" and rotated % 2 == 0 and spec.key_heads is None:
         rope["partial_rotary_factor"] = rotary.fraction
         options = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
-        model_class, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **options), dict(_neox(model))
+        model_class, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **options), dict(_neox_weights(model))
     else:
         return None
     with torch.device("meta"):
@@ -94,17 +94,17 @@ def _block_weights(
                 yield f"{prefix}.{index}.{native_name}.{kind}", value.to(model.embedding)
 
 
-def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
+def _split_heads(model: DecoderModel, value: Tensor) -> Tensor:
     """Return rows of a projection reshaped to (heads, d_head, ...)."""
     return value.reshape(-1, model.spec.width // model.spec.heads, *value.shape[1:])
 
 
-def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
+def _deinterleave(model: DecoderModel, value: Tensor) -> Tensor:
     """Reorder the rows of a query or key projection from interleaved pairs to halves, which native layouts expect."""
     assert isinstance(model.position, RotaryEncoding)
     if not model.position.interleaved:
         return value
-    heads, rotated = _by_head(model, value), model.position.rotated
+    heads, rotated = _split_heads(model, value), model.position.rotated
     return torch.cat((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten(0, 1)
 
 
@@ -117,7 +117,8 @@ def _final_norm_weights(model: DecoderModel, native_name: str) -> Iterator[tuple
 NORMS = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
 
 
-def _llama(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
+def _llama_weights(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name in LLaMA, weight) of a model."""
     linear_names = {
         "attention.value": "self_attn.v_proj",
         "attention.output": "self_attn.o_proj",
@@ -130,11 +131,12 @@ def _llama(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
     yield from _final_norm_weights(model, "model.norm")
     yield from _block_weights(model, "model.layers", linear_names, NORMS)
     yield from (
-        (name, _in_halves(model, value)) for name, value in _block_weights(model, "model.layers", rotary_names, {})
+        (name, _deinterleave(model, value)) for name, value in _block_weights(model, "model.layers", rotary_names, {})
     )
 
 
-def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
+def _neox_weights(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name in GPT-NeoX, weight) of a model."""
     mlp_names = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
     yield "gpt_neox.embed_in.weight", model.embedding
     yield from _final_norm_weights(model, "gpt_neox.final_layer_norm")
@@ -147,6 +149,6 @@ def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{native_name}.bias", model.embedding.new_zeros(len(layer.weight))
         for kind, query in block.get_submodule("attention.query").named_parameters():
             key, value = (block.get_submodule(f"attention.{name}").get_parameter(kind) for name in ("key", "value"))
-            projections = _in_halves(model, query), _in_halves(model, key), value
-            fused = torch.cat([_by_head(model, projection) for projection in projections], 1).flatten(0, 1)
+            projections = _deinterleave(model, query), _deinterleave(model, key), value
+            fused = torch.cat([_split_heads(model, projection) for projection in projections], 1).flatten(0, 1)
             yield f"{prefix}.attention.query_key_value.{kind}", fused

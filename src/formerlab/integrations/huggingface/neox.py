@@ -1,8 +1,8 @@
-"""Load released Tokenformer checkpoints as a `Decoder`. The official code is a fork of GPT-NeoX.
+"""Load released Tokenformer checkpoints as a `DecoderModel`. The official code is a fork of GPT-NeoX.
 
-The model is a sequence of modules: 0 is the embedding, 2 to L + 1 are the blocks, L + 3 is the final norm, and L + 4 is
-an untied head (1 and L + 2 have no weights). A block is five Pattention layers with `key_param_tokens` and
-`value_param_tokens`; its norms have no parameters (arXiv:2410.23168, section 4.4). The rotary position encoding covers
+The model is a sequence of modules: 0 is the embedding, 2 to L + 1 are the L blocks, L + 3 is the final norm, and L + 4
+is an untied head (1 and L + 2 have no weights). A block has five Pattention layers with `key_param_tokens` and
+`value_param_tokens`; its norms have no parameters (arXiv:2410.23168, section 4.4). The rotary position embedding covers
 a quarter of each head.
 """
 
@@ -43,9 +43,9 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the settings of the official code from `config` or the folder's .yml file; an empty dict if there is none.
+    """Return the settings of the official code from `config` or the folder's .yml file.
 
-    Raises UserError for several .yml files.
+    Returns an empty dict if the folder has no .yml file. Raises UserError for several .yml files.
     """
     files = sorted(folder.glob("*.yml")) if config is None else [config]
     if len(files) > 1:
@@ -87,7 +87,7 @@ def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     state = model.state_dict()
     names = dict(tensor_names(spec))
     for name in [*names, *sorted(weights.keys() - names.keys())]:
-        _check(folder, name, weights, state[names[name]].shape if name in names else None)
+        _check_tensor(folder, name, weights, state[names[name]].shape if name in names else None)
     model.load_state_dict({names[name]: tensor.to(state[names[name]].dtype) for name, tensor in weights.items()})
     return model.eval()
 
@@ -111,24 +111,25 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
     """Return the spec of a checkpoint. Raises UserError if the tensors and settings contradict each other."""
     blocks = [int(match[1]) for name in weights if (match := re.match(r"sequential\.(\d+)\.(attention|mlp)\.", name))]
     for required in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
-        _check(folder, f"sequential.{required}", weights, ())
+        _check_tensor(folder, f"sequential.{required}", weights, ())
     layers = max(blocks) - 1
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
     tokens, hidden = (len(weights[f"sequential.2.{layer}.key_param_tokens"]) for layer in ("attention.query", "mlp"))
     heads = RELEASED_HEADS.get((layers, width)) if tokens == width else None
     options = settings or RELEASED_SETTINGS | {"num_attention_heads": heads}
     if options.get("num_attention_heads") is None:
-        size = f"{layers} layers of width {width} with {tokens} tokens"
+        size = f"{layers} layers of width {width} with {tokens} parameter tokens"
         fault = f"{size} is not a released size (arXiv:2410.23168, Table 9); give its .yml file with --config"
         fault = "num_attention_heads is missing in the settings; add it to the .yml file" if settings else fault
         raise UserError(f"{folder}: {fault}")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
     for key, value in (REQUIRED_SETTINGS | sizes | {"proj_slot_num": tokens}).items():
         if options.get(key, value) != value:
-            raise UserError(f"{folder}: {key} is {options[key]!r} in the settings, but only {value!r} is supported")
+            needed = f"only {value!r} is supported" if key in REQUIRED_SETTINGS else f"{value!r} in the tensors"
+            raise UserError(f"{folder}: {key} is {options[key]!r} in the settings, but {needed}")
     norm_options = {"eps": options.get("layernorm_epsilon", 1e-5)}
     # Without the setting final_norm, the final norm has no parameters.
-    final_norm_parameters = options.get("final_norm") == "layernorm"
+    final_norm_has_parameters = options.get("final_norm") == "layernorm"
     score, position_kind = options.get("norm_activation_type", "l2_norm_gelu"), options.get("pos_emb", "rotary")
     if score not in SCORES:
         raise UserError(f"{folder}: norm_activation_type {score!r} is not supported; use {', '.join(SCORES)}")
@@ -145,7 +146,7 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
             context=options.get("max_position_embeddings", options.get("seq_length", 2048)),
             position=Rotary(**rotary) if position_kind == "rotary" else NoPosition(),
             norm=LayerNorm(gain=False, bias=False, **norm_options),
-            final_norm=LayerNorm(gain=final_norm_parameters, bias=final_norm_parameters, **norm_options),
+            final_norm=LayerNorm(gain=final_norm_has_parameters, bias=final_norm_has_parameters, **norm_options),
             projection=pattention,
             feedforward=pattention.model_copy(update={"tokens": hidden}),
             tied=not options.get("no_weight_tying", f"sequential.{layers + 4}.final_linear.weight" in weights),
@@ -154,7 +155,7 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
         raise UserError(f"{folder}: invalid settings ({error.errors()[0]['msg']})") from None
 
 
-def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
+def _check_tensor(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
     """Raise UserError if a tensor is missing, is unknown (`shape` is None) or has another shape.
 
     `shape=()` allows any shape.

@@ -1,6 +1,6 @@
 """`PrunedLM`, the transformers model of lm-evaluation-harness with a pruned cache, for generative tasks.
 
-This module imports lm_eval; import it only inside functions.
+Import this module only inside functions, because it imports lm_eval.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,8 @@ class PrunedLM(HFLM):  # type: ignore[misc]
 
     The harness handles prompts, batches (padded on the left), stop strings, `max_gen_toks` and the chat template.
     `model` and `tokenizer` are transformers objects. `context` is the model's context in tokens, by default from its
-    config. A prompt longer than the context raises UserError (HFLM would truncate it). `progress` counts answers.
+    config. A prompt that exceeds the context together with `max_gen_toks` raises UserError (HFLM would truncate it).
+    `progress` counts answers.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
                 "lower max_gen_toks, or remove the example"
             )
         if resolve_budget(self.budget, length) < 1:
-            raise UserError(f"budget {self.budget}: less than one key for a prompt of {length} tokens; raise it")
+            raise UserError(f"budget {self.budget}: gives less than one key for a prompt of {length} tokens; raise it")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         """Raise UserError, because these methods score tasks by log-probabilities."""
@@ -92,7 +93,10 @@ class PrunedLM(HFLM):  # type: ignore[misc]
 def check_requests(
     lms: Sequence[PrunedLM], tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
 ) -> None:
-    """Raise UserError if a model cannot answer one of the first `limit` requests of a loaded task."""
+    """Raise UserError if a model cannot answer one of the first `limit` requests of each task.
+
+    `tasks` is {"tasks": {name: task}}, a result of `load_suites`.
+    """
     _check_template(lms[0], chat_template)
     template = {"apply_chat_template": True, "chat_template": lms[0].apply_chat_template} if chat_template else {}
     with quiet():
@@ -123,9 +127,10 @@ class TaskScore(NamedTuple):
 def task_scores(
     lm: HFLM, tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
 ) -> Iterator[TaskScore]:
-    """Run loaded tasks (`load_suites`) and yield every metric of the first `limit` examples of each task.
+    """Run tasks and yield every metric of the first `limit` examples of each task.
 
-    `chat_template` wraps each prompt in the chat template of the tokenizer.
+    `tasks` is {"tasks": {name: task}}, a result of `load_suites`. `chat_template` wraps each prompt in the chat
+    template of the tokenizer.
     """
     _check_template(lm, chat_template)
     options = {"limit": limit, "apply_chat_template": chat_template, "bootstrap_iters": 0, "log_samples": True}

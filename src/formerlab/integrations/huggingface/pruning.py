@@ -1,4 +1,4 @@
-"""`prune`, a context manager that gives causal models of transformers a pruned KV cache."""
+"""`prune`, a context manager that gives causal language models of transformers a pruned KV cache."""
 
 import functools
 import inspect
@@ -31,10 +31,10 @@ from formerlab.tasks.scoring import evaluating
 
 
 class PolicyCache(Cache):  # type: ignore[misc]
-    """A pruned cache with the interface of a transformers cache and of an `attend`.
+    """A pruned cache that is a transformers cache and an attention function (`Attend`).
 
-    Models and `generate` use it as their cache. The layers call it as an `attend`, which stores the keys and values.
-    Its length includes padding and evicted tokens, so tokens keep their positions in the text.
+    Models and `generate` use it as their cache. The layers call it as an attention function, which stores the keys and
+    values. Its length includes padding and evicted tokens, so tokens keep their positions in the text.
     """
 
     def __init__(
@@ -67,7 +67,10 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return kind(self.policy, self.budget, self.position)
 
     def prepare(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
-        """Prepare for new tokens (batch, time). Raises UserError if the cache cannot continue with these tokens."""
+        """Check the next tokens (batch, time) or embeddings (batch, time, width).
+
+        The first call groups the rows by padding. Raises UserError if the cache cannot continue with these tokens.
+        """
         is_filled, new_tokens = self.get_seq_length() > 0, tokens.shape[1]
         columns = self.get_seq_length() + new_tokens
         if isinstance(mask, dict):  # `generate` makes one mask per layer type for a StaticCache
@@ -85,7 +88,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         if is_filled and new_tokens > 1 and not unpruned and (is_fraction or isinstance(self.policy.scorer, OneShot)):
             raise UserError(
                 f"{new_tokens} tokens after the first call: {self.policy!r} with budget={self.budget} needs the whole "
-                "prompt in one call; to read a prompt in several calls, use a stepwise policy and a budget in keys"
+                "prompt in one call; for chunked prefill, use a stepwise policy and a budget in keys"
             )
         if not is_filled:
             if is_fraction and columns - max(padding) == 1:
@@ -169,10 +172,10 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
 
 def _check_not_packed(position_ids: Tensor | None, new_tokens: int, padding: list[int]) -> None:
-    """Raise UserError if several texts are packed into the new tokens of a row, after its padding.
+    """Raise UserError if a row of the new tokens contains several packed sequences.
 
-    Positions of shape (3, batch, time), for images, are not checked. For shape (4, batch, time), index 0 contains the
-    text positions, which are checked.
+    `padding` is the number of padding tokens at the start of each row. Positions of shape (3, batch, time), for images,
+    are not checked. For shape (4, batch, time), index 0 contains the text positions, which are checked.
     """
     if position_ids is not None and position_ids.ndim == 3 and len(position_ids) == 4:
         position_ids = position_ids[0]
@@ -215,16 +218,16 @@ REMEDIES = {
 
 @contextmanager
 def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None = None) -> Iterator[None]:
-    """Prune the KV cache of a causal model of transformers inside the block.
+    """Prune the KV cache of a causal language model of transformers inside the block.
 
     `model.generate` and `model(...)` work as usual: greedy, sampling and beam search, for batches padded on the left. A
-    stepwise policy prunes the prompt while it is read and continues during generation (`PrunedCache`). A one-shot
-    policy (SnapKV, ExpectedAttention) compresses the prompt and retains all later tokens (`CompressedCache`).
+    stepwise policy evicts keys during prefill and generation (`PrunedCache`). A one-shot policy (SnapKV,
+    ExpectedAttention) compresses the prompt and retains all later tokens (`CompressedCache`).
 
     `budget` is a count of keys per key-value head (int), or a fraction of each row's prompt without padding (float). A
-    fraction gives a count that stays constant during generation. `use_cache=False` treats every call as a new prompt.
-    `context` is the longest text in tokens; models with sliding-window layers need it. Gradients and dropout are
-    disabled in the block. The model is restored after the block.
+    fraction gives a count that stays constant during generation. With `use_cache=False`, every call starts a new
+    prompt. `context` is the longest text in tokens; models with sliding-window layers need it. Gradients and dropout
+    are disabled in the block. The model is restored after the block.
 
     Raises UserError for a model that cannot be pruned (`CausalLM` tests the model at the start of the block), a policy
     that cannot run in a cache, an invalid budget, and unsupported calls.
@@ -232,7 +235,7 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
     if not isinstance(model, PreTrainedModel) or not model.can_generate() or model.config.is_encoder_decoder:
         remedies = [REMEDIES[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in REMEDIES]
         remedy = f"; {remedies[0]}" if remedies else ""
-        raise UserError(f"prune takes a causal model of transformers, not a {type(model).__name__}{remedy}")
+        raise UserError(f"prune takes a causal language model of transformers, not a {type(model).__name__}{remedy}")
     if hasattr(model.forward, "is_pruned"):
         raise UserError(f"this {type(model).__name__} is pruned already; leave its prune block first")
     sub_configs = (getattr(model.config, key) for key in model.config.sub_configs)
@@ -249,7 +252,7 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
             if isinstance(policy, Pyramid) and policy.layers != layers:
                 raise UserError(f"{policy!r}: the model has {layers} layers; give layers={layers}")
             make_cache = functools.partial(PolicyCache, policy, budget, position, context)
-            model.forward = _pruned(model, make_cache)
+            model.forward = _pruned_forward(model, make_cache)
             yield
         finally:
             model.__dict__.pop("forward", None)
@@ -259,7 +262,7 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
                 config._attn_implementation_internal = implementation
 
 
-def _pruned(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., Any]:
+def _pruned_forward(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., Any]:
     """Return a forward function for the model that replaces an empty or missing cache by a pruned cache."""
     forward, reference = model.forward, make_cache()  # raises UserError for an invalid policy or budget
     signature = inspect.signature(forward)
@@ -269,11 +272,13 @@ def _pruned(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., 
     keyword = next((field.name for field in signature.parameters.values() if field.kind is field.VAR_KEYWORD), "")
 
     @functools.wraps(forward)
-    def pruned(*args: Any, **kwargs: Any) -> Any:
+    def forward_with_pruned_cache(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         arguments |= arguments.pop(keyword, {})
         if arguments.get("output_attentions", getattr(model.config, "output_attentions", False)):
-            raise UserError("output_attentions: a pruned cache returns no attention; request it outside the block")
+            raise UserError(
+                "output_attentions: a pruned cache returns no attention weights; request them outside the block"
+            )
         cache, pass_cache = take_cache(arguments), arguments.get("use_cache") is not False
         _check_cache(cache, reference)
         if not isinstance(cache, PolicyCache):
@@ -287,8 +292,8 @@ def _pruned(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., 
         with torch.no_grad(), attending(cache):
             return forward(**arguments)
 
-    pruned.is_pruned = True  # type: ignore[attr-defined]
-    return pruned
+    forward_with_pruned_cache.is_pruned = True  # type: ignore[attr-defined]
+    return forward_with_pruned_cache
 
 
 def _check_cache(cache: Any, reference: PolicyCache) -> None:

@@ -108,8 +108,8 @@ def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     actual, configured = (
         {name: getattr(sizes, name) for name in Sizes.model_fields} for sizes in (actual_sizes, run.model)
     )
-    shorter = {"context"} if configured["context"] < actual["context"] else set()
-    if wrong := [name for name in configured if configured[name] != actual[name] and name not in shorter]:
-        differing = ", ".join(f"{name} is {actual[name]}, not {configured[name]}" for name in wrong)
+    exempt = {"context"} if configured["context"] < actual["context"] else set()
+    if differing_names := [name for name in configured if configured[name] != actual[name] and name not in exempt]:
+        differing = ", ".join(f"{name} is {actual[name]}, not {configured[name]}" for name in differing_names)
         remedy = f"correct them to {json.dumps(actual_sizes.to_dict())}, or leave them out"
         raise UserError(f"released.{run.released}.sizes: {differing}; {remedy}")

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from formerlab.kernels.weighted_sum import Weight, weighted_sum, weighted_sum_and_products
+from formerlab.kernels.weighted_sum import Scalar, weighted_sum, weighted_sum_and_products
 from formerlab.layers.autocast import without_autocast
 from formerlab.layers.depth.identity import Stream
 
@@ -98,11 +98,11 @@ class BackwardState:
         self.needs_weight_gradient = weights.requires_grad and torch.is_grad_enabled()
         self.gradients: dict[int, Tensor] = {}
         """dY_q of the destinations visited so far in this backward pass."""
-        self.products: dict[int, Weight] = {}
+        self.products: dict[int, Scalar] = {}
         """<dY_q, X_j>, by the index of the weight."""
 
     @functools.cached_property
-    def weights(self) -> list[Weight]:
+    def weights(self) -> list[Scalar]:
         """Python floats on the CPU; tensors on other devices, to avoid a synchronisation."""
         return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
 

@@ -1,7 +1,8 @@
 """The pre-registered claims of the four papers, and the code that evaluates them on result rows.
 
-`claims.yaml` was fixed before any model was trained. `registry.py` maps the arms of a claim to runs, `rows.py` reads
-their rows, and `conditions.py` checks that the runs meet the conditions of the claim. `quantity.py` computes means with
-intervals, `verdict.py` evaluates the criterion, and `render.py` writes the verdict. `evaluation/exact/` computes the
-numbers of exact claims, which need no training.
+Version 1 of `claims.yaml` was written before any model was trained; the file lists later changes, with the results
+known at that time. `registry.py` is the schema of claims.yaml and of the key `claims` of a study, which maps the arms
+of a claim to runs. `rows.py` reads their rows, and `conditions.py` checks that the runs meet the conditions of the
+claim. `quantity.py` computes means with intervals, `verdict.py` evaluates the criterion, and `render.py` writes the
+verdict. `evaluation/exact/` computes the numbers of exact claims, which need no training.
 """

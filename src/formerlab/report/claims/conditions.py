@@ -31,8 +31,11 @@ PHRASES = {
     "depth": ("blocks of {of}: {value}", "{:.3g}"),
     "heads": ("attention heads of {of}: {value}", "{:.3g}"),
     "final_rate_share": ("final learning rate of {of}: {value} of the peak", "{:.3g}"),
-    "still_falling": ("fall of the validation loss of {of} in the last tenth of training: {value} nats", "{:.2g}"),
-    "still_learning": ("fall of the validation loss of {of} in the second half of training: {value} nats", "{:.3f}"),
+    "still_falling": ("decrease of the validation loss of {of} in the last tenth of training: {value} nats", "{:.2g}"),
+    "still_learning": (
+        "decrease of the validation loss of {of} in the second half of training: {value} nats",
+        "{:.3f}",
+    ),
     "overfit": ("validation loss minus training loss of {of}: {value} nats", "{:.3g}"),
     "search_share": ("the learning rate of {of} was searched on {value} of the training tokens", "{:.0%}"),
     "rates_searched_apart": ("the number of learning rates that were searched for {of} differs by {value}", "{:.0%}"),
@@ -54,11 +57,11 @@ class ArmRuns:
     name: str
     records: DataFrame
     measured: str
-    """The metric by which policies are compared."""
+    """The metric that policies are compared by (`Criterion.measured`)."""
 
     @property
     def parents(self) -> list[dict[str, Any]]:
-        """The records of the parent runs."""
+        """The records of the parent runs. Raises MissingRowsError without a parent."""
         records = [self.rows.results.stage_record(name, "train") for name in self.records["init.id"].dropna()]
         if not records or not all(records):
             raise MissingRowsError(f"{self.label} does not start from a run of this scale")
@@ -70,21 +73,27 @@ class ArmRuns:
         return self.rows.arms.suites or sorted(self.rows.rows("prune_questions.csv", self.name)["task"].unique())
 
     def mean(self, column: str, otherwise: float | None = None) -> float:
-        """Return the mean over seeds of a column of run.json. Raises MissingRowsError without values or `otherwise`."""
+        """Return the mean over seeds of a column of run.json.
+
+        Raises MissingRowsError if there are no values and `otherwise` is None.
+        """
         values = self.records[column].dropna() if column in self.records else Series(dtype=float)
         if values.empty and otherwise is None:
-            raise MissingRowsError(f"{self.label} records no {column}")
+            raise MissingRowsError(f"{self.label} does not record {column}")
         return float(values.astype(float).mean()) if len(values) else float(otherwise or 0.0)
 
     def over_seeds(self, file: str, reduce: Callable[[DataFrame], float]) -> float:
-        """Return the mean over seeds of `reduce` on the rows of a file; the file `curve` is the validation loss."""
+        """Return the mean over seeds of `reduce`. `file` is a file of rows, or "curve" for validation loss by step."""
         table = self.rows.validation_curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
         table = table[table["seed"].isin(self.records["seed"])]
         return float(np.mean([reduce(group) for _, group in table.groupby("seed")]))
 
     @cached_property
     def searched(self) -> DataFrame:
-        """The runs of the rate search with the same model, data and start: columns lr, seed, tokens and loss."""
+        """The runs of the learning rate search with the same model, data and initial weights.
+
+        The columns are lr, seed, tokens and loss. Raises MissingRowsError without such runs.
+        """
         results, candidates = self.rows.results, []
         patterns = self.arm.searched or ((f"{results.scale}/{self.arm.best_of}",) if self.arm.best_of else ())
         record = results.stage_record(str(self.records["id"].iloc[0]), "train")
@@ -103,14 +112,14 @@ class ArmRuns:
                     loss = math.inf if pd.isna(loss) else loss
                     candidates.append((run["spec.optimizer.lr"], run["seed"], run["tokens"], loss))
         if not candidates:
-            raise MissingRowsError(f"{self.label} has no rate search with its model, data and start")
+            raise MissingRowsError(f"{self.label} has no learning rate search with its model, data and initial weights")
         return DataFrame(candidates, columns=["lr", "seed", "tokens", "loss"])
 
 
 def epochs(runs: ArmRuns) -> float:
-    """Return the number of epochs over the data that the run read last."""
+    """Return the number of epochs over the last training data set. Raises MissingRowsError if it is not recorded."""
     if "read" not in runs.records:
-        raise MissingRowsError(f"{runs.label} does not record what it read")
+        raise MissingRowsError(f"{runs.label} does not record its training data")
     return float(np.mean([json.loads(read)[-1]["epochs"] for read in runs.records["read"]]))
 
 
@@ -125,14 +134,14 @@ def start_tokens_per_parameter(runs: ArmRuns) -> float:
     """Return all tokens that the parent run was trained on, per parameter of the parent."""
     read = [parent["read"][-1]["tokens_cumulative"] for parent in runs.parents if "read" in parent]
     if not read:
-        raise MissingRowsError(f"{runs.label} starts from a run that does not record what it read")
+        raise MissingRowsError(f"{runs.label} starts from a run that does not record its training data")
     return float(np.mean(read) / np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
 
 
 def still_falling(runs: ArmRuns) -> float:
-    """Return the fall of the validation loss over about the last tenth of the run, in nats per tenth.
+    """Return the decrease of the validation loss over about the last tenth of the run, in nats per tenth.
 
-    The fall is measured from the last evaluation at or before 0.9 of the run.
+    The decrease is measured from the last evaluation at or before 0.9 of the run.
     """
 
     def slope(curve: DataFrame) -> float:
@@ -143,13 +152,13 @@ def still_falling(runs: ArmRuns) -> float:
 
 
 def still_learning(runs: ArmRuns) -> float:
-    """Return the fall of the validation loss since the last evaluation at or before half of the run, in nats."""
+    """Return the decrease of the validation loss since the last evaluation at or before half of the run, in nats."""
     return runs.over_seeds("curve", lambda curve: _gain_after(curve, 0.5, runs.label)[1])
 
 
 def _gain_after(curve: DataFrame, fraction: float, arm: str) -> tuple[float, float]:
-    """Return the fraction of the run that follows its last evaluation at or before `fraction`, and the fall of the loss
-    in this time, in nats.
+    """Return the fraction of the run after its last evaluation at or before `fraction`, and the decrease of the loss
+    over this part of the run in nats.
     """
     steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
     early = np.flatnonzero(steps <= fraction * steps[-1])
@@ -191,14 +200,14 @@ def loss_by_pruning(runs: ArmRuns) -> float:
 
 
 def examples(runs: ArmRuns) -> float:
-    """Return the number of windows, questions, pairs or images of the metric by which policies are compared."""
+    """Return the number of windows, questions, pairs or images of the metric that policies are compared by."""
     if runs.measured in WINDOW_METRICS:
         return float(runs.rows.windows(runs.arm, runs.measured)[0])
     return float(sum(map(len, runs.rows.load_examples(runs.arm, runs.measured).names.values())))
 
 
 def rate_inside(runs: ArmRuns) -> float:
-    """Return 1 if the rate is the best of the search, and the search has rates within a factor of 2 below and above it.
+    """Return 1 if the learning rate is the best of its search, which has rates within a factor of 2 below and above it.
 
     Two rates are compared over the seeds that both have, or by their means if they share no seed.
     """
@@ -270,7 +279,10 @@ def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRu
 
 
 def model_sizes(arms: dict[str, ArmRuns]) -> str:
-    """Return the parameters (without embedding) and the training tokens or images of an item's models."""
+    """Return the parameters (without embedding) and the training tokens or images of an item's models as text.
+
+    For example, `197 k to 201 k parameters, 6.14 M tokens`.
+    """
     kinds = {kind for runs in arms.values() for kind in runs.records.get("spec.task.kind", ())}
     texts = []
     for name, unit in (
@@ -295,7 +307,8 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
     violations: dict[tuple[str, str], list[str]] = {}
     for names in [(name,) for name in of] if quantity in QUANTITIES else [of]:
         if missing := [name for name in names if name not in arms]:
-            yield f"no run for '{missing[0]}', whose {quantity.replace('_', ' ')} the claim restricts"
+            condition_name = quantity.replace("_", " ")
+            yield f"'{missing[0]}' has no run, so the condition on its {condition_name} cannot be checked"
             continue
         compared = [arms[name] for name in names]
         if quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in compared):

@@ -1,4 +1,4 @@
-"""The FLOPs that models trained from scratch need for a loss: the lower envelope of held-out loss against FLOPs.
+"""The FLOPs that models trained from scratch need to reach a loss: the lower envelope of held-out loss against FLOPs.
 
 Each point is a run with its own full schedule. A run is on the envelope if no other run of the same or a smaller budget
 reaches its loss. Between neighbours, ln FLOPs is linear in ln loss; beyond the ends, the FLOPs are unknown
@@ -23,7 +23,7 @@ slightly cheaper and worse would add a nearly vertical segment to the envelope.
 
 
 def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
-    """Return the indices of the runs on the envelope, cheapest first."""
+    """Return the indices of the runs on the envelope, cheapest first. `flops` and `losses` have shape (runs,)."""
     costs, nats = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
     order = np.lexsort((nats, costs))
     costs, nats = costs[order], nats[order]
@@ -34,7 +34,9 @@ def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
 
 
 def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
-    """Return the FLOPs at which the envelope of the runs reaches a loss, or NaN beyond its ends."""
+    """Return the FLOPs at which the envelope of the runs (`flops` and `losses`, shape: runs) reaches a loss, or NaN
+    beyond its ends.
+    """
     indices = on_envelope(flops, losses)[::-1]
     costs, nats = np.log(np.asarray(flops, dtype=float)[indices]), np.asarray(losses, dtype=float)[indices]
     if not nats[0] <= loss <= nats[-1]:
@@ -52,10 +54,10 @@ def envelope_variance(
 ) -> tuple[float, int] | None:
     """Return the variance that the envelope adds to a mean ratio of FLOPs, and its degrees of freedom.
 
-    `losses` and `costs` (shape: seeds) are of the evaluated model, with the FLOPs of its ancestors; `flops` (shape:
-    runs) and `by_run` (losses by seed) are of the runs of the envelope. The estimate is of first order: it sums, over
-    these runs, the squared derivative by the mean loss of the run times the variance of this mean, which is pooled over
-    the runs. Return None if every run has one seed.
+    `losses` and `costs` (shape: seeds) are the losses and the cumulative FLOPs of the evaluated model. `flops` (shape:
+    runs) and `by_run` (one Series of losses by seed per run) describe the envelope. The variance follows from
+    first-order error propagation: it is the sum over the envelope's runs of (d ratio / d mean loss)^2 times the
+    variance of the mean loss. The variance of one seed is pooled over the runs. Return None if every run has one seed.
     """
     if (pool := within_run_variance(by_run)) is None:
         return None

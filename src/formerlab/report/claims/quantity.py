@@ -20,7 +20,8 @@ from formerlab.report.studies.two_fold import half_indices, split_halves, two_fo
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20
-"""Smallest number of documents or examples whose variance is estimated (min_documents, min_examples)."""
+"""Fewer documents than this number do not enter the interval (min_documents). With fewer examples, Student's t replaces
+the bootstrap (min_examples)."""
 MONTE_CARLO_GUARD = 3
 """Monte Carlo standard errors by which an interval end is moved outward before a comparison (monte_carlo_guard)."""
 BATCHES = 20
@@ -64,8 +65,10 @@ class Quantity:
 
 
 def t_interval(mean: float, variances: Sequence[tuple[float, float]], confidence: float, **fields: Any) -> Interval:
-    """Return mean +- t SE, where `variances`, given as (variance, degrees of freedom), sum to SE^2 and t uses
-    Satterthwaite's degrees of freedom.
+    """Return mean +- t SE with Satterthwaite's degrees of freedom.
+
+    `variances` are pairs (variance, degrees of freedom) whose variances sum to SE^2. `fields` are further fields of
+    `Interval`.
     """
     half = float(half_width([(np.asarray(variance), freedom) for variance, freedom in variances], confidence))
     return Interval(mean, mean - half, mean + half, **fields)
@@ -84,7 +87,10 @@ def residual_variance(values: Series) -> tuple[float, int] | None:
 
 
 def within_run_variance(values: Sequence[Series]) -> tuple[float, int] | None:
-    """Return the variance of values about the mean of their run, and its degrees of freedom; None for single seeds."""
+    """Return the variance of values about the mean of their run, and its degrees of freedom.
+
+    Return None if every run has one seed.
+    """
     freedom = sum(len(run) - 1 for run in values)
     return (float(sum(run.var(ddof=0) * len(run) for run in values)) / freedom, freedom) if freedom > 0 else None
 
@@ -98,12 +104,13 @@ class RunMetric:
     values: Series = field(compare=False)
     units: DataFrame | None = field(default=None, compare=False)
     """The metric by seed (rows) and unit of the held-out split (columns), such as documents. For the logarithm of a
-    metric, the values are divided by their mean."""
+    metric, each value is divided by the metric of its seed (delta method)."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
+    """Weight of each unit, such as its number of tokens."""
     pooled: Callable[[Collection["RunMetric"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
     """Returns the variance of the metric between seeds, over runs similar to the arms (`residual_variance`)."""
     model_variance: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
-    """Returns the variance over the runs of this model, each about its own mean (`within_run_variance`)."""
+    """Returns the variance between seeds, pooled over the runs of this model (`within_run_variance`)."""
     shared: tuple[float, int] | None = field(default=None, compare=False)
     """Variance of a quantity that all seeds share, such as an envelope, and its degrees of freedom."""
 
@@ -150,7 +157,11 @@ class Combination(Quantity):
         return [(sample_variance / seeds, seeds - 1)]
 
     def _pooled(self) -> list[tuple[float, float]]:
-        """Return the pooled variance of one seed: one for all arms, or one per arm if their variances differ."""
+        """Return the variances of the combination for a single seed, and their degrees of freedom.
+
+        The list has one variance that is pooled over all arms, or one per arm if the variances of the arms differ. It
+        is empty if the coefficients do not sum to 0 or there are no runs to pool.
+        """
         if abs(sum(self.terms.values())) >= 1e-9:
             return []
         by_arm = [term.model_variance() for term in self.terms]
@@ -187,7 +198,8 @@ class PairedMean(Quantity):
     groups: tuple[Float[np.ndarray, " examples"], ...] = ()
     """By task, the value of every example averaged over seeds; empty for a corpus metric or a chosen alpha."""
     percentiles: bool = True
-    """Whether percentiles of the replicates give the interval of one seed; otherwise their standard deviation does."""
+    """With one seed, take the interval from percentiles of the replicates (True) or their standard deviation
+    (False)."""
 
     def interval(self, confidence: float) -> Interval:
         """Return the point estimate with the interval over examples, and over seeds if there are at least two."""
@@ -257,7 +269,8 @@ class Examples:
     reduce: Callable[[Float[np.ndarray, "*shape statistics"]], Float[np.ndarray, "*shape"]] = ratio_of_sums
     """Computes the metric, such as BLEU, from sums of statistics over examples, once per resample."""
     chosen: Literal["own", "common"] | None = None
-    """Alpha is chosen on the other half of the same task (own) or of all tasks (common), again in every resample."""
+    """Two-fold selection of alpha, repeated in every resample: for each half of a task, take the alpha that is best on
+    the other half of this task (own) or of all tasks (common)."""
 
     def for_seeds(self, seeds: tuple[int, ...]) -> "Examples":
         """Return the examples of the given seeds."""
@@ -287,12 +300,14 @@ class Examples:
 
 
 def combine_alphas(by_alpha: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
-    """Return the values averaged over alphas. If `chosen` is set, stack the values by alpha and split them into halves,
-    for two-fold selection.
+    """Return the values averaged over alphas.
+
+    If `chosen` is set, return instead the values of every alpha, split into halves for two-fold selection. `run` is the
+    name of the run in messages.
     """
     first = by_alpha[0]
     if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in by_alpha):
-        raise MissingRowsError(f"run {run} answered different questions under different alphas")
+        raise MissingRowsError(f"run {run} has different questions for different alphas")
     stacks = [np.stack(groups, axis=-1) for groups in zip(*(examples.groups for examples in by_alpha), strict=True)]
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
@@ -311,20 +326,22 @@ def group_examples(rows: DataFrame, example: str, run: str) -> Examples:
     for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
         sums = DataFrame(block.groupby(["seed", example])["value"].agg(["sum", "count"]).unstack())
         if sums.isna().any(axis=None):
-            raise MissingRowsError(f"the seeds of {run} answered different examples")
+            raise MissingRowsError(f"the seeds of {run} have different examples")
         groups.append(np.stack([sums["sum"].to_numpy(float), sums["count"].to_numpy(float)], axis=-1))
         names[str(task)] = tuple(map(str, sums["sum"].columns))
         seeds.add(tuple(map(int, sums.index)))
     if len(seeds) != 1:
-        raise MissingRowsError(f"the seeds of {run} answered different tasks" if seeds else f"{run} has no such rows")
+        problem = f"the seeds of {run} have different tasks" if seeds else f"run {run} has no rows of this metric"
+        raise MissingRowsError(problem)
     return Examples(tuple(groups), seeds.pop(), names)
 
 
 @dataclass(frozen=True, eq=False)
 class Agreement(Quantity):
-    """Correlation of the entries between seeds: the mean of Fisher's z over all pairs, with a jackknife over seeds."""
+    """Correlation of mixing weights between seeds: mean of Fisher's z over all pairs, with a jackknife over seeds."""
 
     by_seed: Float[np.ndarray, "seeds entries"]
+    """The mixing weights of each seed."""
 
     def interval(self, confidence: float) -> Interval:
         """Return the mean correlation and its interval, transformed back from z."""

@@ -21,7 +21,8 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 POOLED = {"pooled intervals": ("diff", "logratio")}
-"""Functions of criteria that each change of the statistics affects, if the changelog does not name them."""
+"""Criterion functions that a change of the statistics affects, by the name of the change. The changelog names the
+functions of other changes."""
 
 
 class ClaimsSection(Spec):
@@ -34,7 +35,8 @@ class Criterion(ClaimsSection):
     """The conditions under which a claim holds or fails, as expressions over the names of `let`.
 
     An expression of `let` may use earlier names. The claim is not tested unless `requires` is true. The criterion is
-    evaluated once per item of `for_each`, and `combine` combines the verdicts of the items.
+    evaluated once per item of `for_each`. `combine` is "tested" if items that are not tested do not count for the
+    verdict; otherwise all items count.
     """
 
     let: dict[str, str]
@@ -46,7 +48,7 @@ class Criterion(ClaimsSection):
 
     @property
     def measured(self) -> str:
-        """The metric by which policies are compared."""
+        """The first metric, in alphabetical order, that the criterion names."""
         texts = (*self.let.values(), self.requires or "", self.holds, self.fails)
         return min(str(metric) for text in texts for metric in re.findall(r"'(\w+)'\)", text))
 
@@ -114,13 +116,13 @@ class Change(ClaimsSection):
     date: datetime.date
     known: str
     what: tuple[str, ...]
-    """The changes: `<claim id>: ...`, a rule, or the ids of added claims."""
+    """One entry per change: `<claim ids>: text`, `<name of a rule>: text`, or `<n> claims added: <ids>`."""
     verdicts: dict[str, dict[str, str]] = {}
     """Verdicts that changed only because of the new definitions, by scale and claim: `old -> new: reason`."""
 
 
 class ClaimRegistry(ClaimsSection):
-    """The whole file. `protocol` has the rules that all claims share."""
+    """The content of claims.yaml. `protocol` has the rules that all claims share."""
 
     version: int
     changes: tuple[Change, ...]
@@ -128,7 +130,7 @@ class ClaimRegistry(ClaimsSection):
     claims: tuple[Claim, ...]
 
     def revisions(self, claim: Claim) -> str:
-        """Return the later versions that added or changed the claim or its statistics, in words; "" without any."""
+        """Return the later versions that added or changed the claim or its statistics as text, or an empty string."""
         criterion = claim.criterion
         expressions = (*criterion.let.values(), criterion.holds, criterion.requires or "")
         called = {*re.findall(r"(\w+)\(", " ".join(expressions))}
@@ -149,9 +151,9 @@ class ClaimRegistry(ClaimsSection):
         return "; ".join(notes)
 
     def former_outcome(self, claim: Claim) -> str:
-        """Return the outcome before the latest version that changed the verdict on existing results, or "" if none did.
+        """Return the outcome before the latest version that changed the verdict on existing results.
 
-        A renamed outcome does not count.
+        Return an empty string if no version changed it. A renamed outcome does not count.
         """
         texts = [by_claim.get(claim.id, "") for change in self.changes for by_claim in change.verdicts.values()]
         words = [re.findall(r"\w+", text)[:2] for text in texts if text]
@@ -183,10 +185,10 @@ class Arm(Spec):
     constant: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     """A number for every seed and example."""
     chance: bool = False
-    """Whether the arm is guessing on the questions that the run answered: 1 / number of choices."""
+    """If true, the arm is the chance accuracy, 1 / number of choices, on the run's questions."""
     at: Moment = "end"
     """end: the test split with the final weights. first_step, last_step: the validation split at that step.
-    area_under_curve: its mean over the steps by the trapezoidal rule."""
+    area_under_curve: the mean validation loss over the steps by the trapezoidal rule."""
     policy: str | None = None
     """Kind of cache policy, as in the rows of the pruning stage."""
     alpha: Fraction | None = None
@@ -194,8 +196,8 @@ class Arm(Spec):
     alphas: tuple[Fraction, ...] = ()
     """Several decay factors. Each example is averaged over them, unless `chosen` selects one."""
     chosen: Literal["own", "common"] | None = None
-    """Selects the best of `alphas` on the other half of the questions of the same task (own) or of all tasks (common).
-    """
+    """Two-fold selection of alpha: for each half of a task, take the alpha that is best on the other half of this task
+    (own) or of all tasks (common)."""
     recent: Fraction | None = None
     """Fraction of the budget for the newest tokens."""
     budget: Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0.0, le=1.0)] | None = None

@@ -18,19 +18,19 @@ from formerlab.report.claims.verdict import Item, Outcome, Verdict, evaluate_res
 from formerlab.report.names import RELEASED_NAMES
 from formerlab.results.read import Results
 
-KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
+KINDS = {"measured": "evaluated on trained models", "exact": "proved or counted, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 RULES = (
     "Each claim was registered with its criterion; later changes are marked. A measured claim agrees if its 95 % "
-    "interval meets the criterion, and contradicts if the interval meets the criterion of failure; otherwise we cannot "
-    'tell. "No verdict" means that our runs have numbers but do not meet a condition of the claim; "not tested" means '
-    "that there is no run. Exact claims hold or fail."
+    "interval meets the criterion, and contradicts if the interval meets the failure criterion; otherwise we cannot "
+    'tell. "No verdict" means that we measured the quantity, but our runs do not meet a condition of the claim; "not '
+    'tested" means that there is no run. Exact claims hold or fail.'
 )
 CONDITION_NOT_MET = "no verdict: condition not met"
 
 
 class Unit(NamedTuple):
-    """Format of a number of a criterion, conversion from the unit of the rows, and suffix."""
+    """Format of a quantity of a criterion, conversion from the unit of the rows, and suffix."""
 
     format: str
     convert: Callable[[float], float] = float
@@ -110,7 +110,7 @@ def outcome_text(outcome: str, items: Iterable[Item]) -> str:
 
 
 def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
-    """Return the outcome of `items` in words, with the scale or the model on which it was found."""
+    """Return the outcome of `items` in words, with the scale or the model on which the claim was evaluated."""
     word = outcome_text(outcome, items)
     if outcome == "not_tested" or verdict.claim.kind == "exact":
         return word
@@ -128,7 +128,10 @@ def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
 def verdicts_page(evaluated: Sequence[Verdict], scale: str) -> str:
     """Return a page with all verdicts: the headline claims first, then the others by study."""
     registry = read_claims()
-    notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
+    notes = [
+        f"Version {change.version} ({change.date}); results known at that date: {change.known}."
+        for change in registry.changes
+    ]
     versions = " ".join([f"The registered claims are version {registry.version}.", *notes])
     blocks = [pages.paragraph(text) for text in (RULES, versions, outcome_counts(evaluated))]
     groups: dict[str, list[Verdict]] = {}
@@ -167,7 +170,11 @@ def verdict_cards(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def verdict_card(verdict: Verdict) -> str:
-    """Return a claim as one Markdown list entry: statement, published, ours, what was run, verdict, why not tested."""
+    """Return a claim as one Markdown list entry.
+
+    The entry has the statement, the published result, our result, the runs, the verdict, and the reason if the claim is
+    not tested.
+    """
     cells, claim = _verdict_cells(verdict), verdict.claim
     keys = {"published": "published", "ours": "ours", "run": "what was run", "verdict": "word", "why": "why"}
     lines = [f"{name.capitalize()}: {cells[key].replace(chr(10), '. ')}" for name, key in keys.items() if cells[key]]
@@ -208,7 +215,7 @@ def _verdict_cells(verdict: Verdict) -> dict[str, str]:
 
 
 def _our_numbers(verdict: Verdict) -> str:
-    """Return each number of a claim after its label, by item if there are several."""
+    """Return `label: value` for each quantity of a claim, with one value per item if the items differ."""
     items = [item for item in verdict.items if item.texts]
     numbers_by_name = []
     for name in dict.fromkeys(name for item in items for name in item.texts):
@@ -220,7 +227,7 @@ def _our_numbers(verdict: Verdict) -> str:
 
 
 def in_unit(item: Item, name: str) -> str:
-    """Return a number of a criterion in the unit of its label, with an interval if it is measured."""
+    """Return a quantity of a criterion in the unit of its label, with an interval if it is measured."""
     units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.quantities}
     unit = units[name] or next(filter(None, units.values()), "")
     value = item.quantities[name]
@@ -235,7 +242,7 @@ def in_unit(item: Item, name: str) -> str:
 
 
 def _reasons(items: Sequence[Item]) -> list[str]:
-    """Return each reason why items are not tested, with the items that it concerns if it does not concern all."""
+    """Return the reasons why items are not tested; names of items precede a reason that applies to some items only."""
     by_reason: dict[str, list[str]] = {}
     for item in items:
         text = re.sub(r"a planned run \([^)]*\)", "a planned run", item.reason)

@@ -73,7 +73,11 @@ class ClaimRows:
         return self.all_runs()[self.all_runs()["run"] == run]
 
     def select_run(self, arm: Arm) -> str:
-        """Return the name of the run of an arm: of the matching runs, the run with the lowest mean validation loss."""
+        """Return the name of the run of an arm.
+
+        If several runs match, return the run with the lowest mean validation loss; runs that diverged come last. Raises
+        MissingRowsError if no run matches.
+        """
         pattern = arm.run or arm.best_of or ""
         candidates = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
         if not candidates:
@@ -97,7 +101,11 @@ class ClaimRows:
         return rows
 
     def run_metric(self, arm: Arm, metric: str, *, logarithm: bool = False) -> RunMetric:
-        """Return the metric of an arm or its logarithm, one number per seed (for timings, per repetition)."""
+        """Return a metric of an arm by seed; timings are by repetition.
+
+        `logarithm` applies only to loss_nats and error_rate. Raises MissingRowsError if the run or its rows are
+        missing.
+        """
         if metric in ("time_s", "memory_bytes"):
             rows = self.results.rows_of("speed.csv", self.study)
             rows = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
@@ -127,8 +135,9 @@ class ClaimRows:
 
     @cached_method
     def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> RunMetric:
-        """Return the loss or error rate of a run at an evaluation point; for the test split also by document, sentence
-        pair or image.
+        """Return the loss or error rate of a run at an evaluation point.
+
+        For the test split, `units` has the metric by document, sentence pair or image.
         """
         rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
@@ -160,7 +169,10 @@ class ClaimRows:
 
     @cached_method
     def _model_variance(self, run: str, *key: Any) -> tuple[float, int] | None:
-        """Return the variance between seeds over the runs with the same model, start and budget, on any text."""
+        """Return the variance between seeds over runs with the same model and initial weights and a similar budget.
+
+        The runs may have different training data.
+        """
         similar, models = similar_runs(self.all_runs(), [run], any_text=True), {}
         for name, records in similar.groupby("run", sort=False):
             models[str(name)] = self.results.stage_record(str(records["id"].iloc[0]), "train")["spec"]["model"]
@@ -211,7 +223,9 @@ class ClaimRows:
             raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
         lengths = points.groupby("parameters")["tokens"].nunique() if len(points) else ()
         if (sizes := sum(count >= 3 for count in lengths)) < 3:
-            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; only {sizes} have them")
+            raise MissingRowsError(
+                f"the envelope {patterns} needs 3 model sizes with 3 training lengths each; it has {sizes}"
+            )
         self.used |= {*points["run"]}
         by_run = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"].unique()}
         flops = points.groupby("run")["flops_cumulative"].mean()[[*by_run]].to_numpy()
@@ -228,7 +242,7 @@ class ClaimRows:
     def _losses_on_text_of(self, reference: str, run: str) -> Series:
         """Return the loss by seed of a run on the test text of a `reference` run.
 
-        This is the run's own test text, or the test text of the data set that lends the run its tokenizer. Raises
+        This is the run's own test text, or the test text of the data set whose tokenizer the run uses. Raises
         MissingRowsError for any other text.
         """
         if {*self.records(run)["data.fingerprint"]} == {*self.records(reference)["data.fingerprint"]}:
@@ -269,7 +283,7 @@ class ClaimRows:
     def load_examples(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
         """Return an arm's examples, in the same order for every arm.
 
-        `above_chance` subtracts the accuracy of guessing; `suite` selects one task.
+        `above_chance` subtracts the chance accuracy; `suite` selects one task.
         """
         if metric == "bleu":
             by_seed = self._sentences(self.select_run(arm), metric, "valid")
@@ -328,7 +342,7 @@ class ClaimRows:
 
     @cached_method
     def above_chance(self, arm: Arm, suite: str | None = None) -> float:
-        """Return the lower end of the interval of accuracy minus guessing."""
+        """Return the lower end of the interval of accuracy minus chance accuracy."""
         return self.load_examples(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
@@ -340,11 +354,11 @@ class ClaimRows:
 def pooled_differences(
     rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
 ) -> DataFrame:
-    """Return difference rows with the interval on which verdicts rest, as `<name>_pooled_low` and `<name>_pooled_high`.
+    """Return difference rows with the interval that verdicts use, as `<name>_pooled_low` and `<name>_pooled_high`.
 
-    The columns `a` and `b` name the two runs of each row, and `name` is the difference of a `metric`: loss_nats in
-    nats, or error_rate, for which `name` is in points of accuracy. Rows of single seeds, and of runs with one seed in
-    common, have missing ends. `Combination.interval` defines the interval.
+    `a` and `b` are the columns with the names of the two runs, and `name` is the column of the difference, in nats
+    (loss_nats) or points of accuracy (error_rate). Only rows with the source "ours" and the part "mean" have an
+    interval; its ends are NaN if the runs share fewer than two seeds. `Combination.interval` defines the interval.
     """
     reader, sign = ClaimRows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
     ends = np.full((len(rows), 2), np.nan)
@@ -365,18 +379,19 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
     if arm.budget is not None and arm.policy != "full":
         matches &= np.isclose(rows["budget"], arm.budget)
     if not matches.any():
-        raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
+        raise MissingRowsError(f"no rows of policy {arm.policy}, alpha {arm.alpha}, recent {arm.recent}")
     rows = rows[matches]
     for key in ("recent", "budget"):
         if rows[key].nunique() > 1:
-            raise MissingRowsError(f"policy {arm.policy} has rows of several values of {key}; name one for the arm")
+            raise MissingRowsError(f"policy {arm.policy} has rows of several values of {key}; set `{key}` of the arm")
     return rows
 
 
 def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
-    """Return finished runs with the data and start of the arms, and FLOPs and parameters within a factor POOL_FACTOR.
+    """Return finished runs that are similar to the arms.
 
-    With `any_text`, the data may differ.
+    They have the training data (any data with `any_text`) and the initial weights of the arms, and FLOPs and parameters
+    within a factor POOL_FACTOR.
     """
     start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(arm_runs)

@@ -1,4 +1,5 @@
-"""Verdicts: evaluate the criterion of a claim on its items, combine them, and apply Holm's correction to the headlines.
+"""Evaluate the criterion for each item of a claim, combine the outcomes, and apply Holm's correction to headline
+claims.
 
 simpleeval evaluates the expressions of a criterion: arithmetic, comparisons and `and`, `or`, `not` over named
 quantities. An expression can only call the functions of protocol.functions.
@@ -106,7 +107,7 @@ class Item:
         return reasons + ([f"number of seeds: {self.seeds} (needed: at least {MIN_SEEDS})"] if few else [])
 
     def _described_examples(self, runs: dict[str, ArmRuns]) -> str:
-        """Return the number of examples in words; windows of text also name the number of their documents."""
+        """Return the number of examples as text; for windows of text, also the number of documents."""
         metric = self.claim.criterion.measured
         arm = next((run.arm for run in runs.values() if run.arm.policy), None)
         if arm is None or metric not in WINDOW_METRICS:
@@ -174,7 +175,7 @@ class Item:
         if name.startswith("realised_budget_"):
             arm = self._arm(name.removeprefix("realised_budget_"))
             return self.rows.realised_budget(arm, self.claim.criterion.measured)
-        raise MissingRowsError(f"no check computed {name}")
+        raise MissingRowsError(f"the exact check did not compute {name}")
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,19 @@ def evaluate(claim: Claim, rows: ClaimRows | None, numbers: Numbers, scale: str)
 
 
 def combine_outcomes(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
-    """Return the combined outcome of all items, or with `tested`, of the items that were tested."""
+    """Return the first of contradicts, fails, not_tested, cannot_tell, agrees and holds that an item has.
+
+    If `combine` is "tested", items that are not tested are skipped.
+    """
     counted = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
     order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")
     return next((outcome for outcome in order if outcome in counted), "not_tested")
 
 
 def p_value(verdict: Verdict, rows: ClaimRows | None) -> float:
-    """Return the p value to 1e-4: the smallest a at which all counted items hold at confidence 1 - a, or 1 without such
-    an a.
+    """Return the smallest level a, to 1e-4, such that all counted items hold with intervals at confidence 1 - a.
+
+    Return 1 if there is no such level or an item is not tested.
     """
 
     def holds(error: float) -> bool:
