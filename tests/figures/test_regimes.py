@@ -64,8 +64,9 @@ def test_runs_of_another_regime_change_no_numbers(tmp_path, study, make, changes
     for entry in entries:
         rows, old = load_rows(entry, results), old_rows[entry.name]
         if (entry.kind == "table" or entry.within_regime) and "run" in old:
-            common = rows["run"].isin(old["run"]) & ~rows["run"].str.startswith("annealed-", na=False)
-            rows = rows[common | rows["run"].isna()]
+            common = rows["run"].isin(old["run"].dropna()) & ~rows["run"].str.startswith("annealed-", na=False)
+            of_regime = rows["regime"].isin(old["regime"]) if "regime" in rows else True
+            rows = rows[common | rows["run"].isna() & of_regime]
             old = old[~old["run"].str.startswith("annealed-", na=False)]
             rows, old = (
                 frame.sort_values([*old.columns[:3]], kind="stable", ignore_index=True) for frame in (rows, old)
