@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", help='only these and their baselines, such as "1x1 ours"')
     options = parser.parse_args()
     options.blocks = options.blocks or (48 if options.device == "cuda" else 24)
-    kernel = nary.implementation() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
+    kernel = nary.sums_implementation() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
     begin(options, f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; `ours`: {kernel}")
     for quantity in options.only or QUANTITIES:
         unit = "MB" if quantity == "saved" else "ms"

@@ -146,7 +146,7 @@ def launched(simulate: Callable[[], object], warps: int | None) -> Callable[[], 
 
             return start
 
-    with patch.object(triton_engine, "SEPARATE", warps is None), ExitStack() as patches:
+    with patch.object(triton_engine, "SEPARATE_KERNELS", warps is None), ExitStack() as patches:
         for name in ("evict", "attend"):
             patches.enter_context(patch.object(pruned_attention, name, Recorder(getattr(pruned_attention, name))))
         simulate()

@@ -114,7 +114,7 @@ def test_pruned_attention(built, capability):
 def test_separate_kernels_spill_no_registers_and_evict_in_few_warps(built, capability, dtype, monkeypatch):
     from formerlab.cache import triton_engine
 
-    monkeypatch.setattr(triton_engine, "SEPARATE", True)
+    monkeypatch.setattr(triton_engine, "SEPARATE_KERNELS", True)
     sizes = (SMALL, LARGE, *SIZES[2:]) if ALL else (LARGE,)
     if ALL and (capability, dtype) != (100, torch.float32):  # one warp spills 1.2 kB there
         sizes += ((4, 2, 1024, 80),)
