@@ -52,11 +52,11 @@ _LOSS = "loss_minus_parent_nats"
 def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
     """Validation loss from growth on, minus the loss of the parent at that moment (line at zero), a panel for each
     length of the stage, paired by seed (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the
-    parent trained further, without growth, for the same FLOPs; in the long stage its peak learning rate is 0.312e-3, in
-    the shorter ones 0.0195e-3. If the learning rates of some stages fall to zero, only
-    these are shown. To see: growth with zero keys and tau kept preserves the function, so it starts on the line; growth
-    as published starts far above it, and helps if it ends below the control. The verdict rests on the test text
-    (tokenformer_stage_length). The paper prints no values for its curves.
+    parent trained further, without growth, for the same FLOPs; in the long stage its peak learning rate is higher than
+    in the shorter ones. If the learning rates of some stages fall to zero, only these are shown. To see: growth with
+    zero keys and tau kept preserves the function, so it starts on the line; growth as published starts far above it,
+    and helps if it ends below the control. The verdict rests on the test text (tokenformer_stage_length). The paper
+    prints no values for its curves.
     """
     losses = fully_annealed_losses(results, runs)
     parents = with_ancestors(losses)["parent"].dropna().to_dict()
