@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 
 from formerlab.report import committed
 from formerlab.report.catalogue import catalogue
+from formerlab.report.tables.blocks import claim_runs
 from formerlab.report.write import same_rows, save
+from formerlab.results.read import Results
 
 ROOT = Path(__file__).parents[2]
 CACHED = ROOT / "figures" / "cached"
@@ -21,6 +23,13 @@ SIZE_LIMIT_BYTES = 6_000_000
 def test_committed_figures_match_the_committed_rows():
     """If rows or figures changed: run `make readme`, and commit `figures`."""
     assert committed.stale_message(ROOT) == ""
+
+
+def test_rows_of_claims_without_a_verdict_are_not_bold(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    results = Results(ROOT / "results" / "cached" / "overnight")
+    assert claim_runs(results, "denseformer", "denseformer-sparse-keeps-the-gain") == set()
+    assert "long-dwa-1x1-8" in claim_runs(results, "denseformer", "denseformer-gain-persists-with-training")
 
 
 def test_the_page_links_exactly_the_committed_files():

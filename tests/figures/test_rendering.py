@@ -390,6 +390,8 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
     ]
     ends = {"gain_nats_pooled_low": [0.0612, np.nan], "gain_nats_pooled_high": [0.0858, np.nan]}
     assert shown(gain_nats=[0.0731, 0.05], **ends) == [["0.073", "0.050"], ["[0.061, 0.086]", ""]]
+    same = {"gain_nats_low": [0.0612, np.nan], "gain_nats_high": [0.0858, np.nan]}
+    assert shown(gain_nats=[0.0731, 0.05], **same, **ends)[1] == ["these seeds alone", ""]
     assert shown(lr=[0.01, 0.0000195], empty=[np.nan, np.nan]) == [["10", "0.0195"]]
     assert format_table(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
         "gain (nats) ↑": ["0.500"]

@@ -27,8 +27,7 @@ POOLED = "pooled interval"
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
-    "pooled": Column(POOLED, "95 %, its standard deviation is pooled over similar runs; verdicts rest on it"),
-    "regime": Column("data set, learning rate schedule"),
+    "pooled": Column(POOLED, "95 %, variance pooled over similar runs; if there is a verdict, it rests on it"),
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
@@ -53,7 +52,7 @@ COLUMNS = {
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
     "training_time_hours": Column("training time (h)"),
-    "arm": Column("Transformer"),
+    "arm": Column("kind of Transformer"),
     "effect_nats": Column("effect on the loss (nats) ↓"),
     "cost_nats": Column("added loss (nats) ↓", places=4),
     "perplexity_tokenformer": Column("perplexity: Tokenformer ↓"),
@@ -69,10 +68,11 @@ COLUMNS = {
         "loss minus Tokenformer (nats) ↓", "below zero: lower loss than the grown Tokenformer"
     ),
     "flops_ratio": Column("FLOPs ratio ↓", places=1),
+    "hours_ratio": Column("TPU hours relative to a Transformer ↓", places=1),
     "parameters_formula": Column("parameters by formula"),
     "flops_formula": Column("FLOPs by formula"),
-    "parameters_difference": Column("parameters, record minus formula"),
-    "flops_difference": Column("FLOPs, record minus formula"),
+    "parameters_difference": Column("parameters, counted minus formula"),
+    "flops_difference": Column("FLOPs, counted minus formula"),
     "parameters_printed": Column("printed size"),
     "nearer_count_minus_printed_percent": Column("formula minus printed size (%)", places=1),
     "sequential": Column("sequential operations"),
@@ -85,6 +85,8 @@ COLUMNS = {
     "bleu": Column("BLEU ↑"),
     "bleu_en_de": Column("BLEU En-De ↑"),
     "bleu_en_fr": Column("BLEU En-Fr ↑"),
+    "flops_en_de": Column("FLOPs En-De"),
+    "flops_en_fr": Column("FLOPs En-Fr"),
     "top1_percent": Column("top-1 (%) ↑"),
     "top1_points": Column("difference (points) ↑"),
     "error_ratio": Column("error ratio, pooled ↓", places=2),
@@ -116,7 +118,7 @@ COLUMNS = {
     "selected_share": Column("selected (%)", "tokens that the score selects, in percent of all tokens", 100),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
     "minus_best_single_nats": Column(
-        "minus best shared alpha (nats) ↓", "below zero: lower loss than with the best alpha that all heads share"
+        "minus single by loss (nats) ↓", "below zero: lower loss than with the best alpha that all heads share"
     ),
     "minus_published_alpha_nats": Column("minus alpha 0.2 (nats) ↓", "below zero: lower loss than with alpha 0.2"),
     "speed_ratio": Column("speed / Full ↑"),

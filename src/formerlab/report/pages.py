@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from html import escape
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
@@ -84,14 +85,15 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
-    `x ± se`. `x_pooled_low` and `x_pooled_high` have a column of their own.
+    `x ± se`. `x_pooled_low` and `x_pooled_high` have a column of their own, in words if equal to the others.
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     for name in visible_columns(table, hidden):
         spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se", "pooled_low", "pooled_high")]
         cells[column(name).heading] = texts(name, table[name], *spread[:3])
         if spread[3].notna().any():
-            pooled = texts(name, empty, *spread[3:], empty)
+            alone = np.isclose(spread[0], spread[3], 1e-6, 0) & np.isclose(spread[1], spread[4], 1e-6, 0)
+            pooled = np.where(alone, "these seeds alone", texts(name, empty, *spread[3:], empty))
             cells[POOLED if POOLED not in cells else f"{column(name).heading}, {POOLED}"] = pooled
     return DataFrame(cells, index=table.index)
 

@@ -9,8 +9,9 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.quantity import Combination, MissingRowsError
-from formerlab.report.claims.registry import Arm
+from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.rows import ClaimRows, pooled_differences
+from formerlab.report.claims.verdict import evaluate
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 from formerlab.yaml_files import read_scale, read_yaml
@@ -83,11 +84,14 @@ def processor(device: str) -> str:
 
 
 def claim_runs(results: Results, study: str, *claims: str) -> set[str]:
-    """Return the runs that the study and the scale register as arms of claims."""
+    """Return the runs of claims that have a verdict at the scale of the results."""
     scale = read_scale(Path(), results.scale).get("studies", {}).get(study, {})
     file = f"workflow/studies/{study}.yaml"
     registered = read_yaml(Path(), file).get("claims", {}) if Path(file).exists() else {}
     registered |= scale.get("claims", {})
-    arms = [registered.get(claim, {}) for claim in claims]
-    groups = [group for claim in arms for group in (claim.get("arms", {}), *claim.get("items", {}).values())]
-    return {arm["run"] for group in groups for arm in group.values() if "run" in arm}
+    verdicts = [
+        evaluate(claim, ClaimRows(results, study, ClaimArms(**registered[claim.id])), {}, results.scale)
+        for claim in read_claims().claims
+        if claim.id in claims and claim.id in registered
+    ]
+    return {run for verdict in verdicts if verdict.outcome != "not_tested" for run in verdict.runs}

@@ -245,22 +245,35 @@ def _spread(alphas: pd.Series) -> str:
     return f"{middle:g}" if low == high else f"{middle:g} ({low:g} to {high:g})"
 
 
-@table(reads="prune_calibrated.csv prune_alphas.csv",
+@table(reads="prune_calibrated.csv prune_alphas.csv prune.csv",
        readers=lambda rows: _of_model(rows[~rows["minus_best_single_nats"].eq(0)]),
        columns="source run budget choice alphas loss_nats -realised_budget minus_best_single_nats[] seeds "
                "windows")  # fmt: skip
 def decay_heads_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a forgetting factor (alpha) of its own for every head help? Held-out loss of Decay with alphas that are
     chosen on validation text from one grid; lower is better. Per head: each head takes the alpha whose attention is
-    nearest to the ideal attention. Single by distance: one alpha for all heads, by the same measure. Single by loss:
-    one alpha for all heads, by the loss itself, the strongest single choice. In brackets: 95 % interval of the paired
-    difference over windows, and over seeds if there are at least two. Alphas: the median, and the range over heads.
-    Single by distance is left out if it is the same alpha as single by loss. No published code has this.
+    nearest to the ideal attention. Single by loss: one alpha for all heads, by the loss itself. Both have no recent
+    keys; the other rows, on the same windows, give them half of the budget. In brackets: 95 % interval of the paired
+    difference over windows. Alphas: the median, and the range over heads. No published code has this.
     """
     rows, keys = results.rows("prune_calibrated.csv", STUDY, runs), ["run", "budget", "choice"]
+    others = results.rows("prune.csv", STUDY, runs)
+    others = others.assign(choice=_choices(others))
+    others = others[others["choice"].isin(("H2O", "alpha 0.95, 50 % recent"))]
+    windows = rows.groupby(keys[:2])["window"].agg(frozenset)
+    same = others.groupby(keys)["window"].agg(frozenset).rename("read").reset_index().join(windows, on=keys[:2])
+    same = same.loc[same["read"] == same["window"], keys]
+    rows = pd.concat([rows, others.merge(same)], ignore_index=True)
     table = paired_losses(rows, keys[:2], "single_by_loss", "minus_best_single_nats", keys)
     alphas = results.rows("prune_alphas.csv", STUDY, runs).groupby(keys)["alpha"].agg(_spread).rename("alphas")
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
+
+
+def _choices(rows: DataFrame) -> pd.Series:
+    """Return the name of the policy of each row in the tables of alphas: H2O, or alpha and the recent keys of Decay."""
+    recent = (100 * rows["recent"]).map(", {:g} % recent".format).where(rows["recent"] > 0, "")
+    decay = "alpha " + rows["alpha"].map("{:g}".format) + recent
+    return decay.where(rows["policy"] == "decay").mask(rows["policy"] == "h2o", "H2O")
 
 
 @table(reads="prune.csv", runs="decoder released-*", readers=_of_model,
@@ -268,14 +281,16 @@ def decay_heads_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_texts_table(results: Results, runs: list[str]) -> DataFrame:
     """What the best forgetting factor of every text would bring. For each window it takes the alpha without recent keys
     that has the least loss on this very window, which no cache can know; so its gain is an upper bound for any rule
-    that chooses such an alpha by text. Rows with half of the budget for recent keys are no such choice, and may be
-    better. The difference to alpha 0.2 is paired by window, with its 95 % interval over windows; the text is six test
-    books.
+    that chooses such an alpha by text. H2O and Decay with half of the budget for recent keys are no such choice, and
+    may be better. The difference to alpha 0.2 is paired by window, with its 95 % interval over windows; the text is six
+    test books.
     """
     rows = results.rows("prune.csv", STUDY, runs)
-    rows, keys = rows[rows["policy"] == "decay"], ["run", "budget"]
-    rows = rows.assign(choice="alpha " + rows["alpha"].map("{:g}".format) + rows["recent"].map(_recent))
-    alone = rows[(rows["recent"] == 0) & (rows.groupby(keys)["alpha"].transform("nunique") > 2)]
+    rows, keys = rows.assign(choice=_choices(rows)).dropna(subset="choice"), ["run", "budget"]
+    rows = rows[rows.groupby(keys)["alpha"].transform("nunique") > 0]
+    alone = rows[
+        rows["policy"].eq("decay") & rows["recent"].eq(0) & (rows.groupby(keys)["alpha"].transform("nunique") > 2)
+    ]
     best = alone.loc[alone.groupby([*keys, "seed", "window"])["loss_nats"].idxmin()]
     rows = pd.concat([rows, best.assign(choice=BEST)], ignore_index=True)
     table = paired_losses(rows, keys, "alpha 0.2", "minus_published_alpha_nats", [*keys, "choice"])
@@ -285,12 +300,6 @@ def decay_texts_table(results: Results, runs: list[str]) -> DataFrame:
 
 
 BEST = "best alpha of each window"
-
-
-def _recent(fraction: float) -> str:
-    return f", {100 * fraction:g} % recent" if fraction else ""
-
-
 LARGEST_ALPHA = 0.9
 """Largest alpha of the claim on the best alpha of a task."""
 
@@ -300,9 +309,8 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task? Accuracy of Decay with an alpha that is chosen for each set of questions
     (own) and with one alpha for all sets (common); higher is better. Each set is halved by a hash of its ids, and an
     alpha is chosen on one half and evaluated on the other, so two alphas may be shown. In brackets: 95 % interval of
-    the gain over questions, and over seeds if there are at least two. It takes the alphas as given; the interval of the
-    mean chooses them anew in every resample. Alphas are 0 to 0.9, the grid of the claim, without recent tokens. Sets of
-    questions are the article's, if they were answered. Bold: the row on which the verdict rests.
+    the gain over questions. It takes the alphas as given; the interval of the mean chooses them anew in every resample.
+    Alphas are 0 to 0.9, the grid of the claim, without recent tokens. Bold: the row on which the verdict rests.
     """
     rows = load_answers(results, STUDY, runs)
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0) & (rows["alpha"] <= LARGEST_ALPHA)]
@@ -340,8 +348,9 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     is read as a prompt with the full cache, which is then pruned once to a percentage of its tokens. Cells are the loss
     per token of the second half minus the loss with the full cache; lower is better. Half of the budget of H2O, and no
     fixed part of the others, is for recent keys. In brackets: 95 % interval of the paired difference over windows, for
-    this one model. Do not compare with step-by-step eviction (decay_table): a prompt that is read in full is the easier
-    task. The CSV has perplexities and measured cache sizes.
+    this one model. Bold: the policies that the main claim compares, with step-by-step eviction. Do not compare with
+    that eviction (decay_table): a prompt that is read in full is the easier task. The CSV has perplexities and measured
+    cache sizes.
     """
     table = paired_losses(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
     table = table.assign(perplexity=np.exp(table["loss_nats"]), text=table["run"].map(_texts(results, runs)))

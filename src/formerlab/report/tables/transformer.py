@@ -18,7 +18,7 @@ from formerlab.report.runs import (
     means_by_run,
     validation_losses,
 )
-from formerlab.report.tables.blocks import with_pooled
+from formerlab.report.tables.blocks import by_regime, with_pooled
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -77,22 +77,24 @@ def _changes(ours: DataFrame) -> list[str]:
     ]
 
 
-def _named(rows: DataFrame) -> DataFrame:
-    """Return rows with the model in the first column: for ours, the change from the base model."""
+def _named(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return rows with the model in the first column: for ours, the change from the base model, in blocks."""
     if rows["source"].eq("published").any():
         return rows.rename(columns={"run": "model"})
     averaged = rows["run"].str.contains("averaged").map({True: ", averaged checkpoints", False: ""})
     change = rows["change"].str.replace(r"\.0$", "", regex=True).where(rows["change"].ne(""), "base")
     change = change.replace(_WORDS, regex=True)
-    return DataFrame({"model": change + averaged}).join(rows.drop(columns="change"))
+    return by_regime(DataFrame({"model": change + averaged}).join(rows.drop(columns="change")))
 
 
 def _published_bleu() -> DataFrame:
     rows = published(TRANSFORMER, "Table 2")
     languages = rows["setting"].str.extract(r"(En-\w+)", expand=False).str.lower().str.replace("-", "_")
-    columns = rows["metric"].mask(rows["metric"] == "bleu", "bleu_" + languages).replace("training_cost", "flops")
-    rows = rows.assign(column=columns, value=rows["value"].astype(float))  # a cost of both pairs is that of the first
-    return rows.pivot_table("value", "model", "column", "first", sort=False).rename_axis("run").reset_index()
+    rows = rows.assign(column=rows["metric"].replace("training_cost", "flops") + "_" + languages)
+    rows["value"] = rows["value"].astype(float)
+    return (
+        rows.pivot(index="model", columns="column", values="value").loc[rows["model"].unique()].reset_index(names="run")
+    )
 
 
 def _minus_base(ours: DataFrame, results: Results, split: str, runs: list[str]) -> DataFrame:
@@ -110,8 +112,8 @@ def _minus_base(ours: DataFrame, results: Results, split: str, runs: list[str]) 
 
 @table(reads="test.csv translate.csv bleu.csv", published=_published_bleu,
        readers=_named, columns="source run change -data regime sacrebleu[] bleu_minus_base[] -compound_split "
-               "-tokenized_lowercase -exact_percent bleu_en_de bleu_en_fr perplexity loss_minus_base_nats[]+ "
-               "-parameters flops seeds")  # fmt: skip
+               "-tokenized_lowercase -exact_percent bleu_en_de bleu_en_fr flops_en_de flops_en_fr perplexity "
+               "loss_minus_base_nats[]+ -parameters flops seeds")  # fmt: skip
 def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
     """BLEU on the test sentences, after Table 2 of arXiv:1706.03762 (Attention Is All You Need). Ours translate German
     to English. Differences are to the base model, paired by seed. In brackets: 95 % Student t interval over seeds. BLEU
@@ -136,8 +138,7 @@ def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     You Need): (A) heads h, (B) key width d_k, (C) size, (D) dropout and label smoothing, (E) learned positions. Ours
     translate German to English, the paper English to German. Differences are to the base model, paired by seed. In
     brackets: 95 % Student t interval over seeds. Loss and perplexity are per word piece, without label smoothing, after
-    the last step. The paper averages no checkpoints here; models named averaged, and big, do before they translate.
-    Compare differences. transformer_bleu has the test split, and the pooled intervals on which verdicts rest.
+    the last step. Compare differences. transformer_bleu has the test split, and the pooled intervals.
     """
     ours = over_seeds(results, "valid", runs).rename(columns=_SETTINGS)
     order = ours["run"].str.split("-").str[0].map({name: number for number, name in enumerate(_ROWS)})

@@ -152,10 +152,9 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Top-1 accuracy of image classification, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168). Epochs include
     those of the parent. Differences are paired by seed; above zero, the first is better. In brackets: 95 % Student t
     interval over seeds. Verdicts rest on the error ratio, the error rate over that of the other model, with its pooled
-    interval; below 1, the first is better. Bold: rows on which a verdict rests. A Tokenformer without other words has
-    the L2 norm before GeLU, and norms without parameters; it has a third more parameters than the ViT. The linear probe
-    is a logistic regression on the pixels. Published accuracies are of other images: compare differences. Loss and
-    calibration are in the CSV.
+    interval; below 1, the first is better. Bold: rows on which a verdict rests. The linear probe is a logistic
+    regression on the pixels. Published accuracies are of other images: compare differences. Loss and calibration are in
+    the CSV.
     """
     measured = accuracies(results, runs)
     texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()
