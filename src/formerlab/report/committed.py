@@ -28,8 +28,9 @@ renders them again, and `make figures PDF=1` also writes PDFs. Scale `overnight`
 on CPUs. Scale `pilot` has the searches for their learning rates, and `pretrained` has a released model.
 [docs/verdicts.md](../docs/verdicts.md) has the verdicts on the claims of the papers.
 
-A colour has one meaning in all figures: Transformers are black, Tokenformers blue (a parent that is trained further is
-pink), DenseFormers orange or brown, Decay green, H2O vermilion. Published values are hollow, on a tinted background.
+The main variants have one colour in all figures: Transformers are black, Tokenformers blue (a parent that is trained
+further is pink), DenseFormers orange or brown, Decay green, H2O vermilion. Each figure explains its other colours.
+Published values are hollow, on a tinted background.
 The line below a figure gives the number of seeds or windows and the meaning of the bars. Figures are 7 inches wide (two
 columns of a paper) or 3.5 inches (one column).
 """
@@ -61,7 +62,8 @@ def is_committed(root: Path, entry: CatalogueEntry, scale: str) -> bool:
 def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
     """Render each figure or table whose rows changed and each table whose caption changed. Write the page.
 
-    Return the changed files. With `dry_run`, write nothing and return the files that would change.
+    Return a path for each changed figure or table, and the page if it changed. Files of figures and tables without our
+    rows are removed. With `dry_run`, write nothing and return the paths that would change.
     """
     changed = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):

@@ -110,7 +110,7 @@ def _scope(rows: DataFrame, results: Results) -> str:
     hours, devices = rows["training_time_s"].sum() / 3600, ", ".join(sorted(set(rows["device"].dropna())))
     count = f"{len(rows)} finished runs of {rows['study'].nunique()} studies at scale {results.scale}"
     single = rows.groupby(["study", "run"]).size().max() == 1
-    caution = "One seed of a small model proves nothing: this page shows how the pipeline works." if single else ""
+    caution = "Every run has a single seed, so no interval contains the variance between seeds." if single else ""
     return " ".join(filter(None, [f"{count}: {duration(hours)} of training on {devices}.", caution, results.warning()]))
 
 

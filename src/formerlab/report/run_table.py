@@ -47,7 +47,7 @@ def costs_by_study(rows: DataFrame) -> DataFrame:
         "tokens": sums["tokens"].map("{:.4g}".format),
         "FLOPs": sums["flops"].map("{:.4g}".format),
         "training (hours)": training.map("{:.2f}".format),
-        "with evaluation (hours)": wall.map("{:.2f}".format),
+        "wall clock (hours)": wall.map("{:.2f}".format),
         "outside steps": (1 - training / wall).map("{:.0%}".format),
         "devices": groups["device"].agg(lambda names: ", ".join(sorted(set(names.dropna())))),
     }

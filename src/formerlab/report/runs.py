@@ -215,9 +215,8 @@ def difference(
 ) -> dict[Any, Any]:
     """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
 
-    Return {} if a is b or the runs share no seed. With `results`, the key `interval` names the unit that is resampled;
-    if the runs share only one seed, the interval is a bootstrap over windows or images, without the variance between
-    seeds.
+    Return {} if a is b or the runs share no seed. With `results`, the key `interval` says what the interval
+    is over: seeds, or, if the runs share only one seed, windows or images, without the variance between seeds.
     """
     values = subtract(by_seed(rows, a, value), by_seed(rows, b, value))
     interval = student(values)

@@ -54,7 +54,7 @@ def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str,
 
 
 def _with_mean(values: dict[str, Any], suites: Sequence[str], reduce: Callable[..., Any] = np.mean) -> dict[str, Any]:
-    """Add the unweighted mean over the suites, if all are present (local or official)."""
+    """Add `reduce` (default: the unweighted mean) over the local and over the official suites, if all are present."""
     for suffix, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
         names = [f"{suite}{suffix}" for suite in suites]
         if all(name in values for name in names):

@@ -119,8 +119,8 @@ def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return losses on comparable text, with the controls that the claims use.
 
-    If the learning rate of any continued run ends at 0, leave out continued runs whose rate does not (TokenFormer,
-    arXiv:2410.23168, section 4.1).
+    If the learning rate of any run that starts from a parent ends at 0, leave out those whose rate does not
+    (TokenFormer, arXiv:2410.23168, section 4.1).
     """
     losses = with_registered_controls(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
@@ -212,10 +212,10 @@ def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) 
 
 
 def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
-    """Return the grown runs (`run`) with the parent trained further on equal FLOPs (`rival`), on the same text.
+    """Pair each grown run (`run`) with the parent trained further for equal FLOPs (`rival`, within 5 %), on the same text.
 
-    Of several learning rates it takes the one with the lowest validation loss. `records` has a row per run, indexed by
-    run.
+    Of several learning rates it takes the run with the lowest validation loss; runs with at least two seeds come first.
+    `records` has a row per run, indexed by run.
     """
     losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
     arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
@@ -262,7 +262,7 @@ def published_points(*curves: tuple[str, str]) -> DataFrame:
 
 
 def published_ratio() -> DataFrame:
-    """Return the cost of the largest grown model of the paper relative to its Transformers at equal loss."""
+    """Return the TPU hours of the largest grown model of the paper relative to its Transformers at equal loss."""
     points = published_points(("Fig 3", "Transformer, 300B tokens"), ("Fig 3", "grown, 30B a stage"))
     transformers = points[points["series"].str.startswith("Transformer")]
     largest = points[points["series"].str.startswith("grown")].nlargest(1, "tpu_v4_hours")
