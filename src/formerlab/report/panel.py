@@ -172,7 +172,7 @@ def layout(
         numbers = [rows[panel.x if panel.kind == "forest" else panel.y] for panel, rows in pairs]
         pairs = [pair for pair, values in zip(pairs, numbers, strict=True) if values.notna().any()] or pairs
         visible_rows = data[data.index.isin({at for _, rows in pairs for at in rows.index})]
-        present = [str(name) for name in visible_rows[panels[0].by].dropna().unique()]
+        present = {str(name) for panel in panels for name in visible_rows[panel.by].dropna()}
         visible_rows.attrs["marks"] = set[str]().union(*(drawn_marks(*pair) for pair in pairs))
         note_texts = notes(visible_rows)
         figure = _figure(

@@ -1,8 +1,8 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
 Colours are from the colour-blind palette of seaborn. The main variants have one colour in all figures: Transformers
-black, Tokenformers blue, DenseFormers orange, Decay green, H2O vermilion. Markers also differ between variants, and published
-values are hollow on a tinted background.
+black, Tokenformers blue, DenseFormers orange, Decay green, H2O vermilion. Markers also differ between variants, and
+published values are hollow on a tinted background.
 """
 
 import textwrap

@@ -212,7 +212,7 @@ def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) 
 
 
 def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
-    """Pair each grown run (`run`) with the parent trained further for equal FLOPs (`rival`, within 5 %), on the same text.
+    """Pair each grown run (`run`) with its parent trained further (`rival`) on the same text for equal FLOPs (5 %).
 
     Of several learning rates it takes the run with the lowest validation loss; runs with at least two seeds come first.
     `records` has a row per run, indexed by run.
