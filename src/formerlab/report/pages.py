@@ -90,10 +90,11 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     cells, empty = {}, pd.Series(math.nan, table.index)
     for name in visible_columns(table, hidden):
         spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se", "pooled_low", "pooled_high")]
-        cells[column(name).heading] = texts(name, table[name], *spread[:3])
-        if spread[3].notna().any():
-            alone = np.isclose(spread[0], spread[3], 1e-6, 0) & np.isclose(spread[1], spread[4], 1e-6, 0)
-            pooled = np.where(alone, "these seeds alone", texts(name, empty, *spread[3:], empty))
+        low, high, error, pooled_low, pooled_high = spread
+        cells[column(name).heading] = texts(name, table[name], low, high, error)
+        if pooled_low.notna().any():
+            alone = np.isclose(low, pooled_low, 1e-6, 0) & np.isclose(high, pooled_high, 1e-6, 0)
+            pooled = list(np.where(alone, "these seeds alone", texts(name, empty, pooled_low, pooled_high, empty)))
             cells[POOLED if POOLED not in cells else f"{column(name).heading}, {POOLED}"] = pooled
     return DataFrame(cells, index=table.index)
 
@@ -101,7 +102,7 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 def mark_bold(cells: DataFrame, table: DataFrame) -> DataFrame:
     """Return the cells with the rows of `table` whose column `bold` is true between asterisks."""
     bold = table["bold"].eq(True) if "bold" in table else pd.Series(False, table.index)
-    return cells.mask(cells.ne("").mul(bold.to_numpy(), axis=0), "**" + cells + "**")
+    return cells.mask((cells != "").mul(bold.to_numpy(), axis=0), "**" + cells + "**")
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:

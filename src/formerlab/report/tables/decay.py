@@ -128,8 +128,10 @@ def _by_condition(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
             blocks[heading] = shown[[*columns, "realised_budget", "bold"]]
     released = rows[rows["run"].str.startswith(pruning.RELEASED_RUNS)]
     sets = [name for name in _NAMES.values() if released.loc[~released["bold"].eq(False), name].notna().any()]
-    sets = released[["configuration", *sets, "bold"]].rename(columns={name: f"{name} ↑" for name in sets})
-    return blocks | {"accuracy set by set": sets} if len(released) else blocks or rows
+    if len(released):
+        by_set = released[["configuration", *sets, "bold"]].rename(columns={name: f"{name} ↑" for name in sets})
+        blocks["accuracy set by set"] = by_set
+    return blocks or rows
 
 
 _ENDS = ("", "_low", "_high")
@@ -318,7 +320,7 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
         alphas, grids, names = questions.answer_grids(group.sort_values("alpha", kind="stable"))
         if article := [task for task in grids if task.removesuffix(LOCAL_SUFFIX) in SUITES]:
-            grids, names = ({task: part[task] for task in article} for part in (grids, names))
+            grids, names = {task: grids[task] for task in article}, {task: names[task] for task in article}
         halves = half_indices(names)
         grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
         if len(alphas) < 2 or not grids:
@@ -410,10 +412,10 @@ _IN_LEAGUE = {"Decay 0.95, half recent": "Decay, alpha 0.95, 50 % recent", "Deca
 def _with_best(rows: DataFrame) -> DataFrame:
     """Return the cells of rows; bold is the lowest loss of a real cache, if its difference to H2O excludes zero."""
     cells, real = format_table(rows), ~rows["configuration"].isin(("Full", "Ideal"))
-    for name in (name for name in rows if f"{name}_low" in rows):
-        best = rows.loc[real, name].astype(float).idxmin()
-        if rows.loc[best, f"{name}_high"] < 0:
-            cells.loc[best, name] = f"**{cells.loc[best, name]}**"
+    for name in (name for name in map(str, rows) if f"{name}_low" in rows):
+        best = rows.index == rows.loc[real, name].astype(float).idxmin()
+        best = best & (rows[f"{name}_high"] < 0)
+        cells[name] = cells[name].mask(best, "**" + cells[name] + "**")
     return _filled(cells)
 
 
@@ -428,20 +430,20 @@ def _league_blocks(rows: DataFrame) -> dict[str, DataFrame]:
     rows = rows.assign(configuration=rows["configuration"].replace(_IN_LEAGUE))
     divided, blocks = rows["configuration"].str.contains(", budget by "), {}
     apart, rows = rows[divided], rows[~divided]
-    for text in dict.fromkeys(name.partition(" at ")[0] for name in rows if "(nats)" in name):
-        names = {name: name.replace(f"{text} at ", "") for name in rows if name.startswith(f"{text} at ")}
+    for text in dict.fromkeys(name.partition(" at ")[0] for name in map(str, rows) if "(nats)" in name):
+        names = {name: name.replace(f"{text} at ", "") for name in map(str, rows) if name.startswith(f"{text} at ")}
         heading = f"loss minus the loss with H2O, {TABLE_LABELS.get(text, text)}"
         both = (part[["configuration", *names]].rename(columns=names) for part in (rows, apart))
         undivided, shared = (part.dropna(subset=[*names.values()], how="all") for part in both)
         blocks[heading] = _with_best(undivided)
         if len(shared):
             blocks[f"{heading}, the same total divided by head or by layer"] = shared.dropna(axis=1)
-    needles = [name for name in rows if name.startswith("needle ") and name.endswith("(%)")]
+    needles = [name for name in map(str, rows) if name.startswith("needle ") and name.endswith("(%)")]
     for name in needles:
         counts = (rows[name] * rows["needles"] / 100).map("{:.0f} of ".format) + rows["needles"].map("{:.0f}".format)
         rows = rows.assign(**{name: counts.where(rows[name].notna(), "")})
     minus_h2o = expand_columns(_MINUS_H2O)
-    asked = rows[["configuration", *needles, *minus_h2o]].replace({name: {"": None} for name in needles})
+    asked = rows[["configuration", *needles, *minus_h2o]].replace("", None)
     asked = asked.dropna(subset=[*needles, *minus_h2o], how="all").fillna(dict.fromkeys(needles, ""))
     asked = asked.rename(columns={name: name.replace(" at 40 % (%)", " (found)") for name in needles})
     cost = [name for name in _SPEED.split() if name in rows]

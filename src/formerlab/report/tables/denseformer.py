@@ -119,7 +119,7 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     text = dense["regime"].str.partition(", ")[0]
     if rows["source"].eq("published").any():
         plain = rows[rows["variant"] == "Transformer"].set_index(["regime", "layers"])["perplexity"]
-        of_plain = plain.reindex(dense.set_index(["regime", "layers"]).index).to_numpy()
+        of_plain = plain.reindex(dense.set_index(["regime", "layers"]).index).set_axis(dense.index)
     else:
         of_plain = dense["plain"].map(rows.set_index("run")["perplexity"])
     setting = ", " + dense["setting"].str.replace("-", " ")
@@ -285,7 +285,9 @@ def _by_operation(rows: DataFrame) -> DataFrame:
     ratios = rows[rows["variant"] != "Transformer"].pivot_table("time_ratio", keys, "variant", sort=False)
     table = plain.loc[ratios.index, ["milliseconds"]].rename(columns={"milliseconds": "plain (ms) ↓"})
     table = table.join(
-        ratios[sorted(ratios)].rename(columns=lambda name: f"{name} / plain ↓".replace("DenseFormer ", "")).round(2)
+        ratios[sorted(map(str, ratios))]
+        .rename(columns=lambda name: f"{name} / plain ↓".replace("DenseFormer ", ""))
+        .round(2)
     )
     return table.reset_index().assign(device=plain.loc[ratios.index, "device"].to_numpy())
 

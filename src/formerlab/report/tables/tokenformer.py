@@ -59,17 +59,17 @@ def _published_main() -> DataFrame:
     """Return the perplexities of Tables 6 and 7, a row per size, with the TPU hours of Fig 3."""
     rows = published(PAPER, "Tables 6-7", "Table 6", "Table 7").query("metric == 'perplexity'")
     rows = rows[~rows["model"].str.endswith(" 124M")]
-    training = rows["setting"].str.extract(r"(\d+B) tokens")[0]
-    grown = rows["setting"].str.contains("grown").map({True: "grown, {}", False: "Transformer, {}"})
-    training = [words.format(tokens) for words, tokens in zip(grown, training, strict=True)]
-    table = rows.assign(training=training, size=rows["model"].str.split().str[1])
-    table = table.groupby(["size", "training"], sort=False)["value"].agg(lambda values: " or ".join(map(str, values)))
-    table = table.unstack("training").loc[["354M", "757M", "1.4B"]]
+    kind = rows["setting"].str.contains("grown").map({True: "grown, ", False: "Transformer, "})
+    training = kind + rows["setting"].str.extract(r"(\d+B) tokens")[0]
+    cells = rows.assign(training=training, size=rows["model"].str.split().str[1])
+    texts = cells.groupby(["size", "training"], sort=False)["value"].agg(lambda values: " or ".join(map(str, values)))
+    table = DataFrame(texts.unstack("training"))
+    table = table.loc[["354M", "757M", "1.4B"]]
     hours = published(PAPER, "Fig 3").query("metric == 'training_cost'")
     for family, tokens in (("TokenFormer", "30B"), ("Transformer", "300B")):
         of_family = hours[hours["model"].str.startswith(family) & hours["setting"].str.startswith(f"{tokens} ")]
         name = f"{family.replace('TokenFormer', 'grown')}, {tokens} (TPU hours)"
-        table[name] = table.index.map(of_family.set_index(of_family["model"].str.split().str[1])["value"])
+        table[name] = of_family.set_index(of_family["model"].str.split().str[1])["value"].reindex(table.index)
     return table.reset_index()
 
 
@@ -94,11 +94,11 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
                          results.runs(STUDY).drop_duplicates("run").set_index("run"))  # fmt: skip
     runs = losses.drop_duplicates("run").assign(start=lambda rows: rows["init.id"].notna())
     pairs = [(row.run, row.rival, _STAGE, row.tokens_per_new_parameter) for row in stages.itertuples()]
-    for scratch in runs[runs["variant"].eq(TOKENFORMER) & ~runs["start"]].itertuples():
-        equal = runs["flops_cumulative"].between(0.95 * scratch.flops_cumulative, 1.05 * scratch.flops_cumulative)
-        same = equal & (runs["parameters"] == scratch.parameters) & (runs["regime"] == scratch.regime)
+    for scratch in runs[runs["variant"].eq(TOKENFORMER) & ~runs["start"]].to_dict("records"):
+        equal = (runs["flops_cumulative"] / scratch["flops_cumulative"]).between(0.95, 1.05)
+        same = equal & (runs["parameters"] == scratch["parameters"]) & (runs["regime"] == scratch["regime"])
         grown = runs[same & runs["variant"].eq(next(iter(_LABELS)))]
-        pairs += [(run, scratch.run, _SCRATCH, np.nan) for run in grown["run"]]
+        pairs += [(run, scratch["run"], _SCRATCH, np.nan) for run in grown["run"]]
     second = runs[runs["run"].str.startswith("continued-")]
     for run, projection in second[["run", "spec.model.projection.kind"]].to_numpy():
         family = "tokenformer" if projection == "pattention" else "transformer"
@@ -131,7 +131,7 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         columns += [*expand_columns("difference_nats[]+"), "seeds", "bold"]
         if question != _STAGE:
             columns.remove("tokens_per_new_parameter")
-        blocks[f"{_HEADINGS[question]}, {text}"] = shown.sort_values(order, kind="stable")[columns]
+        blocks[f"{_HEADINGS[str(question)]}, {text}"] = shown.sort_values(order, kind="stable")[columns]
     return blocks
 
 
@@ -400,13 +400,15 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
         ClaimRows(results, STUDY, ClaimArms()),
         claim_runs(results, STUDY, "tokenformer-growth-saves-cost"),
     )
-    arm = {"envelope": tuple(f"{name}*" for name in FROM_SCRATCH)}
-    for row in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
+    envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
+    for record in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
         of_run = losses[losses["run"] == row["run"]]
         needed = of_run["loss_nats"].map(lambda loss: flops_at_loss(loss, *envelope))
         inside = needed.notna().all()
         row |= estimate("flops_ratio", student(of_run["flops_cumulative"] / needed if inside else []))
-        row |= pooled_ends(reader, "flops_ratio", {row["run"]: 1.0}, "flops_ratio_at_equal_loss", **arm)
+        signs, metric = {row["run"]: 1.0}, "flops_ratio_at_equal_loss"
+        row |= pooled_ends(reader, "flops_ratio", signs, metric, envelope=envelope_runs)
         row |= {
             "envelope": None if inside else "beyond its ends",
             "flops_of_transformer": flops_at_loss(row["loss_nats"], *envelope),
