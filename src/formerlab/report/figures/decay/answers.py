@@ -56,10 +56,12 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
     ours = rows[rows["source"] == "ours"]
     sizes = " or ".join(dict.fromkeys(ours["budget"].map(budget_text)))
     measured = " to ".join(sorted(set((100 * ours["realised_budget"].dropna()).map("{:.1f}".format))))
+    questions = " to ".join(dict.fromkeys(f"{count:.0f}" for count in rows["questions"].agg(["min", "max"])))
+    of_mean = ours.loc[ours["_name"].eq(_MEAN), "questions"].max()
+    mean = f" (mean of five: {of_mean:.0f})" if of_mean > 0 else ""
     return [
-        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {pruning_sample(rows)}, "
-        f"{rows['questions'].min():.0f} to {rows['questions'].max():.0f} questions (mean of five: "
-        f"{ours.loc[ours['_name'].eq(_MEAN), 'questions'].max():.0f}); bars: 95 % interval, paired by question."
+        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {pruning_sample(rows)}, {questions} "
+        f"questions{mean}; bars: 95 % interval, paired by question."
     ]
 
 
