@@ -30,9 +30,8 @@ on CPUs. Scale `pilot` has the searches for their learning rates, and `pretraine
 
 The main variants have one colour in all figures: Transformers are black, Tokenformers blue (a parent that is trained
 further is pink), DenseFormers orange or brown, Decay green, H2O vermilion. Each figure explains its other colours.
-Published values are hollow, on a tinted background.
-The line below a figure gives the number of seeds or windows and the meaning of the bars. Figures are 7 inches wide (two
-columns of a paper) or 3.5 inches (one column).
+Published values are hollow, on a tinted background. The line below a figure gives the number of seeds or windows and
+the meaning of the bars. Figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column).
 """
 
 

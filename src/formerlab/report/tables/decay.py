@@ -27,7 +27,6 @@ from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
 STUDY = "decay"
-PERCENT = " (%) ↑"
 
 
 def _model(run: str) -> str:
@@ -46,6 +45,8 @@ def _of_model(rows: DataFrame) -> DataFrame:
 
 _COMPARED = ("H2O", "Decay, alpha 0.2, no recent", "Decay, alpha 0.2")
 """Configurations that the main claim compares."""
+_SWEPT = r"Decay, alpha 0\.([13-8]|9,)"
+"""Matches the values of alpha that tables for readers leave out."""
 
 
 def _texts(results: Results, runs: list[str]) -> dict[str, str]:
@@ -62,7 +63,7 @@ def _by_budget(rows: DataFrame) -> dict[str, DataFrame]:
     full, pruned = rows["policy"].eq("full"), rows["policy"].ne("full")
     if not full.any() or not pruned.any():
         return {heading: rows}
-    rows = rows[~rows["configuration"].str.match(r"Decay, alpha 0\.([13-8]|9,)")]
+    rows = rows[~rows["configuration"].str.match(_SWEPT)]
     pruned = rows["policy"].ne("full")
     budgets = rows.loc[pruned, "budget"]
     labels = {size: f"at {pruning.budget_text(size)} (nats) ↓" for size in sorted(budgets.unique())}
@@ -135,8 +136,6 @@ def _by_condition(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
 
 
 _ENDS = ("", "_low", "_high")
-_SWEPT = r"Decay, alpha 0\.([13-8]|9,)"
-"""Matches the values of alpha that tables for readers leave out."""
 
 
 def _published_suites() -> DataFrame:
@@ -281,11 +280,10 @@ def _choices(rows: DataFrame) -> pd.Series:
 @table(reads="prune.csv", runs="decoder released-*", readers=_of_model,
        columns="source run budget choice loss_nats minus_published_alpha_nats[] seeds windows")  # fmt: skip
 def decay_texts_table(results: Results, runs: list[str]) -> DataFrame:
-    """What the best forgetting factor of every text would bring. For each window it takes the alpha without recent keys
-    that has the least loss on this very window, which no cache can know; so its gain is an upper bound for any rule
-    that chooses such an alpha by text. H2O and Decay with half of the budget for recent keys are no such choice, and
-    may be better. The difference to alpha 0.2 is paired by window, with its 95 % interval over windows; the text is six
-    test books.
+    """What the best forgetting factor (alpha) of every text would bring. Each window has the alpha with the least loss
+    on it. No cache can know this alpha, so the gain is an upper bound for any rule that chooses alpha by text. These
+    alphas have no recent keys; H2O and Decay with half of the budget for recent keys may be better. The difference to
+    alpha 0.2 is paired by window, with its 95 % interval over windows; the text is six test books.
     """
     rows = results.rows("prune.csv", STUDY, runs)
     rows, keys = rows.assign(choice=_choices(rows)).dropna(subset="choice"), ["run", "budget"]
