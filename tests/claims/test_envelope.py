@@ -86,14 +86,17 @@ def test_envelope_variance_matches_finite_differences():
 
 
 CLAIM = next(claim for claim in read_claims().claims if claim.id == "tokenformer-growth-saves-cost")
+ATTAINABLE = CLAIM.model_copy(update={"regime": CLAIM.regime[-1:]})
 CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_conditions.py has
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
-def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0):
+def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0,
+              claim=CLAIM, inherited=0.0):  # fmt: skip
     """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`.
 
     With `lent` the chain was tested on another text, and on so many tokens a window of the text of the others.
+    The models before the last stage have `inherited` of the `flops`.
     """
     for size, length, cost in LAW:
         if (size, length) in left_out:
@@ -104,12 +107,13 @@ def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init
             write_run(root, f"envelope-{size}-{length}", seed, loss_there, cost, **changes)
     for seed in (0, 1, 2):
         reached, other = 4 * 8**-0.1 if loss is None else loss, {"data": NOVELS["data"]} if lent else {}
-        folder = write_run(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops, tokens=1, **other)
+        folder = write_run(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops - inherited, tokens=1,
+                           inherited=inherited, **other)  # fmt: skip
         if lent:
             (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lent},{reached!r}\n")
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
     rows = ClaimRows(Results(root), "tokenformer", arms)
-    return evaluate(CLAIM, rows, {}, "overnight")
+    return evaluate(claim, rows, {}, "overnight")
 
 
 def write_run(root, run, seed, loss, flops, **changes):
@@ -118,6 +122,13 @@ def write_run(root, run, seed, loss, flops, **changes):
     folder = make_run(root, "tokenformer", run, seed, flops=flops, init=init, **changes)
     (folder / "test.csv").write_text(f"window,tokens,loss_nats\n0,10,{loss!r}\n")
     return folder
+
+
+@pytest.mark.parametrize(("inherited", "outcome"), [(3.9e12, "contradicts"), (4.1e12, "not_tested")])
+def test_a_chain_whose_first_models_cost_more_than_half_does_not_test_the_claim(tmp_path, inherited, outcome):
+    verdict = evaluated(tmp_path / "overnight", flops=6e12, claim=ATTAINABLE, inherited=inherited)
+    assert verdict.outcome == outcome
+    assert ("0.51 (needed: at most 0.50)" in verdict.items[0].reason) == (outcome == "not_tested")
 
 
 def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):

@@ -41,6 +41,11 @@ PHRASES = {
     "rates_searched_apart": ("the number of learning rates that were searched for {of} differs by {value}", "{:.0%}"),
     "rate_inside": ("the learning rate of {of} is not the best of its search, or is at the end of the range", "{:.0f}"),
     "loss_by_pruning": ("loss with {of} minus loss with the full cache: {value} nats", "{:.3g}"),
+    "earlier_cost": (
+        "no result of {of} could meet the criterion, because the FLOPs of the models before it, relative to a "
+        "Transformer of equal loss, are {value}",
+        "{:.2f}",
+    ),
     "epochs_apart": ("the number of epochs of {of} differs by {value}", "{:.0%}"),
 }
 """Message template and number format by quantity. Other quantities are shown by their name."""
@@ -136,6 +141,12 @@ def start_tokens_per_parameter(runs: ArmRuns) -> float:
     if not read:
         raise MissingRowsError(f"{runs.label} starts from a run that does not record its training data")
     return float(np.mean(read) / np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
+
+
+def earlier_cost(runs: ArmRuns) -> float:
+    """Return the FLOPs of all models before the run's last stage, relative to a Transformer of the run's loss."""
+    ratio = runs.rows.run_metric(runs.arm, "flops_ratio_at_equal_loss").values
+    return float(ratio.mean() * (1 - runs.mean("flops") / runs.mean("flops_cumulative")))
 
 
 def still_falling(runs: ArmRuns) -> float:
@@ -244,8 +255,8 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "dilation": partial(ArmRuns.mean, column="spec.model.depth.dilation", otherwise=0.0),
     "period": partial(ArmRuns.mean, column="spec.model.depth.period", otherwise=0.0),
     "rotary": partial(ArmRuns.mean, column="spec.model.position.fraction", otherwise=0.0),
-    **{f.__name__: f for f in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, still_falling)},
-    **{f.__name__: f for f in (still_learning, overfit, loss_by_pruning, examples, rate_inside)},
+    **{f.__name__: f for f in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, earlier_cost)},
+    **{f.__name__: f for f in (still_falling, still_learning, overfit, loss_by_pruning, examples, rate_inside)},
     "head_width": lambda runs: runs.mean(
         "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
     ),

@@ -1,14 +1,18 @@
-"""The findings in README.md: a list of five and a table of ten claims, with numbers from the committed rows."""
+"""The findings in README.md: a list of five, a table of claims and a table of studies, with numbers from the committed
+rows.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pandas import DataFrame
 
+from formerlab.report.claims.quantity import Quantity
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.render import (
-    ORDER,
+    CONDITION_NOT_MET,
     SIGNS,
     best_verdicts,
     compact_markdown_table,
@@ -85,13 +89,19 @@ README_CLAIMS = {
         "A Tokenformer and its growth cost at most half of a Transformer trained from scratch to the same loss.",
         "training FLOPs of all stages divided by FLOPs from scratch; claimed: at most 0.5",
         "0.40 to 0.42 (TPU hours, interpolated by us)",
-        "The model before growth costs as much as the Transformer, so growth could not win here: no ratio below 2.5 "
-        "could be measured. The paper grew three times.",
-        float, " times", "z.1f", "Cost of growth",
-        "Growing adds parameter tokens to a trained Tokenformer. Training ours and growing it once took {0} times the "
-        "FLOPs of a Transformer of equal loss; the criterion asks for at most 0.5 (paper, grown three times: 0.4 "
-        "times the TPU hours). But our model had used 98 % of that Transformer's FLOPs before it was grown, "
-        "so it could not meet the criterion."),
+        "Condition not met: no result of growth could meet the criterion, because the model before growth already "
+        "costs 98 % of the Transformer. The paper grew three times.",
+        float, " times", "z.1f"),
+    "tokenformer-zero-keys-default-tau": ReadmeClaim(
+        "With the paper's default scale, adding tokens with zero keys leaves the output unchanged (exact).",
+        "largest change of a logit when all tokens are doubled, in standard deviations of the logits; claimed: 0",
+        "0 (\"perfectly resume the model state\")",
+        "The paper's proof keeps the scale tau of the smaller model. Then nothing changes, and `formerlab.grow` does "
+        "this by default.",
+        float, "", "z.1f", "Zero keys, exact",
+        "The paper grows a Tokenformer without changing its output: new tokens get zero keys. With the paper's default "
+        "scale of the attention scores (tau, the square root of the number of tokens), doubling the tokens changes "
+        "logits by up to {0} standard deviations (paper: 0). If tau keeps its old value, nothing changes."),
     "tokenformer-continued-training-lower": ReadmeClaim(
         "After further training on new text, growth by parameter tokens has a lower loss than growth in width "
         "(Net2Net).",
@@ -108,8 +118,8 @@ README_CLAIMS = {
         "budgets of 10, 20 and 40 %. These limits are a quarter of Decay's advantage, in nats, over random eviction "
         "without protection",
         "no such comparison",
-        "Decay has the lower perplexity at every budget. We chose the limits, and no policy could reach them: even "
-        "with the full cache, perplexity is only 26, 12 and 4 % lower than under protected random eviction.",
+        "Condition not met: no policy could meet our criterion, because even with the full cache, perplexity is only "
+        "26, 12 and 4 % lower than under protected random eviction. Decay has the lower perplexity at every budget.",
         _perplexity_of_gain),
     "decay-beats-h2o": ReadmeClaim(
         "With 40 % of the cache, Decay answers more questions than H2O.",
@@ -147,18 +157,30 @@ README_CLAIMS = {
         "Conditions not met: all models were still learning, and our base model has four heads (eight are needed)."),
 }  # fmt: skip
 """The claims in the README."""
+SHORT = {CONDITION_NOT_MET: "no verdict", "not tested: no run": "no run"}
+README_ORDER = ("agrees", "holds", "contradicts", "fails", "cannot_tell", "not_tested")
+QUESTIONS = {
+    "transformer": "Which parts of the Transformer of 2017 matter, and what do its layers cost?",
+    "tokenformer": "Does growing a model in stages replace training it from scratch?",
+    "denseformer": "What do averages over all earlier blocks gain, and how sparse may they be?",
+    "decay": "At equal budget, do decayed attention scores retain better keys than their sum?",
+    "vision": "Is a Tokenformer as good as a ViT, and do its score function and norm matter?",
+    "combined": "Do parameter tokens, averages over depth and cache pruning add up?",
+}
+"""The question of each study."""
 
 
 def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the findings as a Markdown list and the claims of README_CLAIMS as a folded table, given the verdicts by
-    scale, both in the order of ORDER.
+    """Return the findings as a Markdown list, the claims of README_CLAIMS as a folded table, and a table of studies.
+
+    `by_scale` has the verdicts by scale. Findings and claims are in the order of README_ORDER.
 
     † marks a claim whose verdict was altered when its criterion or statistics changed after results existed, with the
     verdict before the change.
     """
     by_id = {verdict.claim.id: verdict for verdict in best_verdicts(by_scale)}
     findings, rows = [], []
-    for name in sorted(README_CLAIMS, key=lambda name: ORDER.index(by_id[name].outcome)):
+    for name in sorted(README_CLAIMS, key=lambda name: README_ORDER.index(by_id[name].outcome)):
         verdict, line = by_id[name], README_CLAIMS[name]
         every_item = verdict.claim.criterion.combine == "tested"
         items = [item for item in verdict.items if item.quantities and (every_item or item.outcome == verdict.outcome)]
@@ -178,27 +200,53 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         })  # fmt: skip
     summary = f"{len(rows)} claims with intervals and the main objection to each (% is a change of perplexity)"
     table = compact_markdown_table(DataFrame(rows))
-    return "\n".join([*findings, "", f"<details><summary>{summary}</summary>", "", table, "</details>"])
+    blocks = [
+        "\n".join(findings),
+        f"<details><summary>{summary}</summary>",
+        f"{table}\n</details>",
+        studies([*by_id.values()]),
+    ]
+    return "\n\n".join(blocks)
+
+
+def studies(verdicts: Sequence[Verdict]) -> str:
+    """Return a Markdown table of the studies, with the number of claims that have each verdict."""
+    lines = ["| study | question | claims on trained models | claims decided by arithmetic |", "|---|---|---|---|"]
+    for study, question in QUESTIONS.items():
+        cells = []
+        for kind in ("measured", "exact"):
+            of_kind = [v for v in verdicts if (v.claim.study, v.claim.kind) == (study, kind)]
+            of_kind.sort(key=lambda verdict: (README_ORDER.index(verdict.outcome), not verdict.items[0].quantities))
+            counts = Counter(outcome_text(verdict.outcome, verdict.items) for verdict in of_kind)
+            texts = (f"{SHORT.get(text, text)} {count}" for text, count in counts.items())
+            cells.append(", ".join(texts) or "none")
+        lines.append(f"| [`{study}`](docs/{study}.md) | {question} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _finding_number(item: Item, line: ReadmeClaim) -> str:
-    """Return the first number of a criterion with its interval; a change of perplexity as "5.1 % lower [4.5, 5.7]"."""
-    mean, low, high = _converted(item, line)
+    """Return the first number of a criterion; a change of perplexity as "5.1 % lower [4.5, 5.7]"."""
     if line.unit != " %":
-        return f"{mean:{line.format}} [{low:{line.format}}, {high:{line.format}}]"
+        return number_text(item, line).removesuffix(line.unit)
+    mean, low, high = _converted(item, line)
     sign = -1 if mean < 0 else 1
     ends = sorted((sign * low, sign * high))
     return f"{sign * mean:z.1f} % {'lower' if mean < 0 else 'higher'} [{ends[0]:z.1f}, {ends[1]:z.1f}]"
 
 
-def _converted(item: Item, line: ReadmeClaim) -> tuple[float, float, float]:
-    """Return the mean and the ends of the interval of the first number of a criterion, in the unit of the line."""
-    interval = next(iter(item.quantities.values())).interval(item.confidence)
-    low, high = sorted(map(line.convert, (interval.low, interval.high)))
-    return line.convert(interval.mean), low, high
+def _converted(item: Item, line: ReadmeClaim) -> list[float]:
+    """Return the mean and the ends of the interval of the first number of a criterion in the unit of the line, or the
+    number alone if it is exact.
+    """
+    value = next(iter(item.quantities.values()))
+    if not isinstance(value, Quantity):
+        return [line.convert(value)]
+    interval = value.interval(item.confidence)
+    return [line.convert(interval.mean), *sorted(map(line.convert, (interval.low, interval.high)))]
 
 
 def number_text(item: Item, line: ReadmeClaim) -> str:
-    """Return the first number of a criterion with its interval, in the unit of the line."""
-    mean, low, high = (f"{value:{line.format}}" for value in _converted(item, line))
-    return f"{mean} [{low}, {high}]{line.unit}"
+    """Return the first number of a criterion in the unit of the line, with its interval if it is measured."""
+    mean, *ends = (f"{value:{line.format}}" for value in _converted(item, line))
+    interval = f" [{', '.join(ends)}]" if ends else ""
+    return f"{mean}{interval}{line.unit}"
