@@ -191,7 +191,7 @@ def test_sequences_beyond_the_context_are_refused():
     ("wrong", "message"),
     [
         ({"heads": 3}, "heads=3 does not divide width=8"),
-        ({"heads": 8}, "rotary positions need at least 2 channels per head: width=8, heads=8"),
+        ({"heads": 8}, "rotary positions need at least 2 rotated channels per head: width=8, heads=8"),
         ({"heads": 4, "key_heads": 3}, "key_heads=3 does not divide heads=4"),
         ({"position": Rotary(fraction=0.25)}, r"position\.fraction=0\.25"),
     ],

@@ -98,11 +98,11 @@ def test_inconsistent_sizes_are_refused():
     for wrong, text in (
         ({"patch": 5}, "patch=5 does not divide"),
         ({"heads": 5}, "heads=5 does not divide"),
-        ({"position": Rotary(fraction=0.1)}, "2 channels per head: width=24, heads=3, position.fraction=0.1"),
+        ({"position": Rotary(fraction=0.1)}, "2 rotated channels per head: width=24, heads=3, position.fraction=0.1"),
     ):
         with pytest.raises(ValueError, match=text):
             VisionTransformer(**{**SIZES, **wrong})
-    with pytest.raises(ValueError, match=r"\(3, 8, 8\) for a model of \(3, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"\(3, 8, 8\), but the model needs \(3, 16, 16\)"):
         VisionTransformer(**SIZES).build()(images(side=8))
 
 

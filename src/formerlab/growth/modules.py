@@ -1,4 +1,4 @@
-"""`formerlab.grow`: copy a model of this package or a user's module, and add parameter tokens to the copy."""
+"""`formerlab.grow`: copy a model and add parameter tokens to the copy."""
 
 import copy
 import math
@@ -31,25 +31,27 @@ def grow(
     tokens: dict[str, int] | None = None,
     seed: int = 0,
 ) -> AnyModule:
-    """Return a copy of a model with more parameter tokens; by default it computes the same function.
+    """Return a copy of a model with more parameter tokens.
 
-    The token count of every Pattention is multiplied by `factor` (default 2) and rounded. Alternatively, `tokens` gives
-    counts by type of layer ({"projection": 1024, "feedforward": 4096}) for a model of this package, or by path of a
-    Pattention ({"encoder.0.up": 256}) for any other module; other layers keep their counts. A decoder or vision
-    transformer inside another module grows only by `factor`, together with its spec.
+    By default the copy computes the same function, except with the scores exp_l1 and softmax. The token count of every
+    Pattention is multiplied by `factor` (default 2) and rounded. Alternatively, `tokens` gives counts by type of layer
+    ({"projection": 1024, "feedforward": 4096}) for a decoder or vision transformer, or by path of a Pattention
+    ({"encoder.0.up": 256}) for a user's module; other layers keep their counts. A translator, and a model of this
+    package inside another module, grow only by `factor`.
 
-    Old keys and values become the leading rows. New rows are sampled from the distribution of initial values, seeded
-    with `seed` and the name of the layer. All other weights and settings are copied.
+    Old keys and values become the leading rows. New values are sampled from the distribution of initial values, seeded
+    with `seed` and the name of the layer. New keys are sampled with init = "random" and zero with init = "zero".
+    tau = "keep" keeps tau; tau = "sqrt" sets it to the square root of the new token count.
 
     Raises UserError for a model without Pattention, layers with tied or reparametrized weights (torch.nn.utils
-    parametrize and prune), models wrapped by DDP or FSDP, unknown names and rules, a lower token count, and a factor
-    that adds no token.
+    parametrize and prune), models wrapped by DDP, FSDP or DeepSpeed, unknown names and rules, a lower token count, and
+    a factor above 1 that adds no token.
     """
     for key, value, options in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
         if value not in options:
             raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(options)}")
     _check_not_wrapped(model)
-    growth, factor = Growth(keys=init, tau=tau), _check_sizes(model, factor, tokens)
+    growth, factor = Growth(keys=init, tau=tau), _checked_factor(model, factor, tokens)
     if type(model) not in (DecoderModel, VisionTransformerModel):
         return _grow_user_module(model, factor, growth, tokens, seed)
     spec: Any = model.spec
@@ -78,8 +80,11 @@ def _check_not_wrapped(model: nn.Module) -> None:
                 raise UserError(f"cannot grow a {name}: {WRAPPERS[name]}")
 
 
-def _check_sizes(model: nn.Module, factor: int | float | None, tokens: Any) -> int | float:
-    """Return the factor (default 2). Raises UserError unless factor >= 1 and `tokens` maps names to whole numbers."""
+def _checked_factor(model: nn.Module, factor: int | float | None, tokens: Any) -> int | float:
+    """Return the factor (default 2).
+
+    Raises UserError if factor < 1, if `tokens` does not map names to whole numbers, or if both are given.
+    """
     if tokens is not None and factor is not None:
         raise UserError(f"cannot grow by factor={factor} to tokens={tokens}; give one of them")
     factor = 2 if factor is None else factor
@@ -169,7 +174,7 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
     old, d_in = layer.keys.shape
     spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # the same values as in a model that is built with this seed
+        torch.default_generator.manual_seed(seed)  # as `initialise` does
         initial = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
     if growth.keys == "zero":
         initial.keys[old:] = 0.0
@@ -181,7 +186,7 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
 
 
 def _with_tokens(spec: AnyModelSpec, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
-    """Return the spec with new token counts; raise UserError for a name in `tokens` that is no Pattention."""
+    """Return the spec with new token counts; raise UserError for a name in `tokens` that is not a Pattention field."""
     layers = pattentions(spec)
     if unknown := sorted((tokens or {}).keys() - layers.keys()):
         names = ", ".join(layers) or "none"

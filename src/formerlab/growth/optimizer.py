@@ -13,10 +13,10 @@ OldTokens = Literal["train", "freeze"] | Annotated[float, Field(gt=0.0, lt=1.0)]
 def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return a parent's AdamW state dict with rows of zeros for new tokens, for `optimizer.load_state_dict`.
 
-    `optimizer` is the child's optimizer, with the same parameters in the same groups. Its learning rates and other
-    settings are returned unchanged. AdamW counts steps per tensor, and the child continues these counts. Old rows
-    therefore have the same updates as in the parent, and the first update of a new row has size
-    lr (1 - beta1) / sqrt(1 - beta2) instead of lr.
+    `optimizer` is the child's optimizer, with the same parameters in the same groups as the parent's. Its learning
+    rates and other settings are returned unchanged. AdamW counts steps per tensor, and the child continues these
+    counts. For equal gradients, old rows therefore have the same updates as in the parent. The first update of a new
+    row has size lr (1 - beta1) / sqrt(1 - beta2) instead of lr.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
@@ -37,12 +37,11 @@ def _extended(value: Tensor, parameter: Tensor) -> Tensor:
 def limit_old_tokens(
     optimizer: torch.optim.Optimizer, model: nn.Module, parent_state: dict[str, Tensor], old_tokens: OldTokens
 ) -> None:
-    """Apply `old_tokens` to the rows of keys and values that exist in `parent_state`, by hooks of the optimizer.
+    """Register hooks that apply `old_tokens` to the rows of keys and values that exist in `parent_state`.
 
-    A number scales the whole update of old rows, including weight decay. The result equals AdamW with a scaled learning
-    rate, because the moments use the unscaled gradient. "freeze" sets the gradients of old rows to zero, so that the
-    gradient norm excludes them and their moments decay. After every step it restores the rows, so that they stay
-    bit-identical. The state dict of the optimizer does not contain the hooks; call this function again after resuming.
+    A number scales the update of old rows, including weight decay, which equals AdamW with a scaled learning rate.
+    "freeze" sets the gradients of old rows to zero, so that the gradient norm excludes them, and restores the rows
+    after every step. State dicts do not contain the hooks; call this function again after resuming.
     """
     if old_tokens == "train":
         return

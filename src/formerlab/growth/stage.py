@@ -20,15 +20,16 @@ Growable = Decoder | VisionTransformer
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
 AnyModelSpec = Growable | Translator
-"""Specs of all models; a translator can be trained further but not grown."""
+"""Specs of all models. A growth stage of a plan cannot grow a translator; `formerlab.grow` can."""
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
 
-INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
-TOKEN_KEYS = INITIAL | {"tokens", "tau"}
-WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
-"""Keys that may differ between parent and child: sizes that growth changes, and settings of the initial values."""
+INITIALISATION_KEYS = frozenset({"init", "std", "scale_residual", "embedding_std"})
+TOKEN_KEYS = INITIALISATION_KEYS | {"tokens", "tau"}
+"""Keys that may differ between parent and child with method = tokens."""
+WIDTH_KEYS = INITIALISATION_KEYS | {"width", "heads", "hidden"}
+"""Keys that may differ between parent and child with the other methods."""
 
 
 class Growth(Spec):
@@ -36,7 +37,7 @@ class Growth(Spec):
 
     The defaults are the settings of the paper's scaling results (section 4.1). With keys = zero and tau = keep, the
     grown model computes the same function (Appendix B), except with the scores exp_l1 and softmax (exp(0) = 1). With
-    tau = sqrt, the function changes unless the score has no tau. New values are always random, because with
+    tau = sqrt, the function changes unless the score has no tau. New rows of V are always random, because with
     K_new = V_new = 0 both gradients stay zero.
 
     The other methods grow Transformers in width; see `growth/width.py`.
@@ -48,15 +49,14 @@ class Growth(Spec):
     keys: InitialKeys = "random"
     """New keys: sampled from the distribution of initial values, or zero."""
     tau: TauRule = "sqrt"
-    """sqrt: tau is the square root of the new token count. keep: tau keeps the parent's value in every stage."""
+    """sqrt: the square root of the new token count. keep: the parent's value."""
     optimizer: Literal["fresh", "carry"] = "fresh"
-    """AdamW's moments: fresh, or carried over with zeros for the new rows (`grow_optimizer_state`)."""
+    """AdamW's moments: zero, or carried over with zeros for the new rows (`grow_optimizer_state`)."""
     old_tokens: OldTokens = "train"
     """How old rows of keys and values are trained: train, freeze, or a fraction of the learning rate."""
     noise: float = Field(default=0.0, ge=0.0, le=10.0)
     """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the
-    matrix. The noise sums to zero over copies, so the grown model computes the same function. Without noise, copies
-    have equal gradients and stay equal."""
+    matrix, before the mean over copies is subtracted."""
 
     @model_validator(mode="after")
     def _check(self) -> "Growth":
@@ -77,9 +77,8 @@ def growable(spec: Spec) -> Growable:
 def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the child's spec with tau set by `growth`.
 
-    Raises UserError if (a) this type of model cannot grow, (b) a key differs that is neither an initialisation setting
-    nor a size that the method grows, (c) a size shrinks, (d) the child sets another tau, or (e) `check_width` refuses
-    the widths.
+    Raises UserError if (a) this type of model cannot grow, (b) the specs differ in a key other than `TOKEN_KEYS` or
+    `WIDTH_KEYS`, (c) a size shrinks, (d) the child sets another tau, or (e) `check_width` refuses the widths.
     """
     parent, child = growable(parent), growable(child)
     ignored = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
@@ -96,11 +95,11 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
 
 
 def continued_spec(parent: SomeSpec, child: SomeSpec) -> SomeSpec:
-    """Return the spec for continued training without growth: the parent's spec, including tau.
+    """Return the parent's spec, for continued training without growth.
 
-    Raises UserError if the specs differ in other keys than the settings of initial values.
+    Raises UserError if the specs differ in keys other than tau and the initialisation settings.
     """
-    for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIAL | {"tau"}):
+    for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIALISATION_KEYS | {"tau"}):
         raise UserError(
             f"cannot continue training: {key} is {old} in the parent and {new} in this run; make them equal, or set "
             "growth"
@@ -135,10 +134,9 @@ def with_tau(parent: AnyModelSpec, child: AnyModelSpec, rule: TauRule) -> Any:
 def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth: Growth, seed: int) -> GrowableModel:
     """Return the child's model with the parent's weights, in their dtype and on their device.
 
-    With method = tokens, old keys and values become the leading rows, and all other weights are copied. New rows have
-    the values of `child.build(seed)`, so they have the initial distribution of the grown layer (for init = fan_in, the
-    standard deviation of values is 1/sqrt(new token count)). keys = zero sets the new keys to zero. See
-    `growth/width.py` for the other methods. Raises the same errors as `grown_spec`.
+    With method = tokens, old keys and values become the leading rows, all other weights are copied, and new rows have
+    the values of `child.build(seed)`; keys = zero sets the new keys to zero. See `growth/width.py` for the other
+    methods. Raises the errors of `grown_spec`.
     """
     model = grown_spec(parent, child, growth).build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
@@ -162,7 +160,7 @@ def pattentions(spec: AnyModelSpec) -> dict[str, Pattention]:
 def _differences(
     old: dict[str, Any], new: dict[str, Any], ignored: frozenset[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) for every difference between two plain specs, except in `ignored` keys."""
+    """Yield (key, old value, new value) for every difference between two specs, except in `ignored` keys."""
     for key in {**old, **new}:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
             yield from _differences(old[key], new[key], ignored, f"{prefix}{key}.")

@@ -1,24 +1,22 @@
 """Width growth of a Transformer by two forms of Net2Net and by HyperCloning, the baselines of Tokenformer's growth.
 
 A unit is a channel of the residual stream, an attention head (with a constant number of channels) or a hidden unit of a
-feed-forward. Each unit of the wider model is a copy of a unit of the old model. A layer that reads units then sums over
-all copies, so its weights are divided by the number of copies. The methods differ in the units that they copy:
+feed-forward.
 
-- net2net_pad, the form in the comparison of Tokenformer's paper (arXiv:2410.23168, eq. 13), copies no units. The old
-  matrix becomes the top left block of the new matrix, and all other entries have initial values. The function changes.
-- net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1), copies random units.
+- net2net_pad is the form in Tokenformer's comparison (arXiv:2410.23168, eq. 13). The old matrix becomes the top left
+  block of the new matrix, and all other entries have initial values. The function changes.
+- net2net (arXiv:1511.05641, section 2.3 and Algorithm 1) copies random units. Its authors sample with replacement; this
+  implementation samples every unit once before it samples a unit again.
 - hypercloning (arXiv:2409.12903, section 3, symmetric expansion) copies all units in order, for integer factors only.
 
-net2net and hypercloning are exactly function-preserving if all channels of the residual stream have equal numbers of
-copies, that is, for integer width factors. The mean and variance in each norm then do not change. With net2net, heads
-and hidden units may grow by any factor. Net2Net's authors sample units with replacement, which does not give equal
-numbers of copies. Here every unit is sampled once before a unit is sampled again. A tied embedding cannot be divided,
-so the gain and bias of the final norm are divided instead, which requires a gain. HyperCloning's code scales the tied
-head by a constant.
+Layers that read copied units divide their weights by the number of copies. net2net and hypercloning preserve the
+function if the width grows by an integer factor, because the mean and variance in each norm then do not change; hidden
+units of net2net may grow by any factor. A tied embedding cannot be divided, so the gain and bias of the final norm are
+divided, which requires a gain. HyperCloning's code scales the tied head by a constant.
 
-Copies have equal gradients and stay equal without noise. `noise` is the standard deviation of Gaussian noise as a
-fraction of the matrix's RMS. The noise of all copies of an input sums to zero, because its mean is subtracted, so the
-function does not change (the noisy expansion of arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
+Without noise, copies have equal gradients and stay equal. `noise` is the standard deviation of Gaussian noise as a
+fraction of the matrix's RMS. The mean of the noise over all copies of an input is then subtracted, so the function does
+not change (the noisy expansion of arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
 """
 
 import functools
@@ -55,10 +53,8 @@ DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **{f"{name}.weight": ((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
     **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
-"""By suffix of a weight's name: (dimension, units) of its outputs, then of its inputs (None for a vector or embedding).
-
-Outputs are copied; inputs are copied and divided by the number of copies. `_grown_weight` handles the untied head and
-depth mixers whose size does not depend on the width.
+"""Maps the suffix of a weight's name to (dimension, units) of its outputs and of its inputs (None for vectors and
+embeddings). `_grown_weight` handles all other weights.
 """
 
 
@@ -78,12 +74,12 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth never reduces a size; use at least {old}")
         if method == "hypercloning" and new % old:
-            raise UserError(f"cannot grow {name}={old} into {new}: hypercloning needs a multiple; use net2net")
+            raise UserError(f"cannot grow {name}={old} into {new}: hypercloning needs a multiple; or use net2net")
     _check_copies(parent, child, method)
 
 
 def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError if copying channels would change the function."""
+    """Raise UserError if channels of this model cannot be copied."""
     if child.width == parent.width or method == "net2net_pad":
         return
     mixer = child.depth
@@ -97,17 +93,18 @@ def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
 
 
 def widen(
-    model: DecoderModel, state: dict[str, Tensor], parent: Decoder, method: WidthMethod, noise: float, seed: int
+    model: DecoderModel, parent_state: dict[str, Tensor], parent: Decoder, method: WidthMethod, noise: float, seed: int
 ) -> None:
-    """Write a parent's weights into the wider model: W_new[i, j] = W_old[s(i), s(j)] / copies of s(j), or W_old as the
-    top left block (arXiv:1511.05641, Algorithm 1; arXiv:2409.12903, section 3; block: arXiv:2410.23168, eq. 13).
+    """Write a parent's weights into the wider model: W_new[i, j] = W_old[s(i), s(j)] / c(s(j)), or W_old as the top
+    left block (arXiv:1511.05641, Algorithm 1; arXiv:2409.12903, section 3; block: arXiv:2410.23168, eq. 13).
 
-    With net2net_pad, the other entries keep the values of `model`.
+    Unit i is a copy of the parent's unit s(i), which has c(s(i)) copies. With net2net_pad, the other entries keep the
+    values of `model`.
     """
     seeds = functools.partial(mixed_seed, seed)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
-            old = state[name]
+            old = parent_state[name]
             if method == "net2net_pad":
                 weight[tuple(slice(size) for size in old.shape)] = old
             else:
@@ -126,22 +123,22 @@ def _grown_weight(
     channels = sources("channels")
     undo_scale = (child.width / parent.width) ** 0.5 if child.logit_scale == "inverse_sqrt_width" else 1.0
     if name == "head":
-        return _divided(old, 1, channels, noise, seeds(f"noise {name}")) * undo_scale
+        return _copy_inputs(old, 1, channels, noise, seeds(f"noise {name}")) * undo_scale
     dimensions = next((dimensions for ending, dimensions in DIMENSIONS.items() if name.endswith(ending)), None)
     if dimensions is None:
         return old
-    (dimension, units), reads = dimensions
+    (dimension, units), inputs = dimensions
     new = old.index_select(dimension, sources(units).to(old.device))
-    if reads is not None:
-        dimension, units = reads
-        new = _divided(new, dimension, sources(units), noise, seeds(f"noise {name}"))
+    if inputs is not None:
+        dimension, units = inputs
+        new = _copy_inputs(new, dimension, sources(units), noise, seeds(f"noise {name}"))
     if name.startswith("final_norm.") and child.tied:
         new = new / _copies(channels).to(new) * undo_scale
     return new
 
 
-def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed: int) -> Tensor:
-    """Copy the inputs of a matrix, divide by the number of copies, and add noise that sums to zero over copies."""
+def _copy_inputs(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed: int) -> Tensor:
+    """Return a matrix with copied inputs, divided by their number, plus noise that sums to zero over copies."""
     sources, copies = sources.to(weight.device), _copies(sources).to(weight)
     new = weight.index_select(dimension, sources) / copies
     if noise:
@@ -152,7 +149,7 @@ def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed
 
 
 def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod, seed: int) -> Tensor:
-    """Return the index of the copied parent unit for every channel, head channel or hidden unit of the child."""
+    """Return the index of the parent's unit for every channel, head channel or hidden unit of the child."""
     index = ("channels", "heads", "hidden").index(units)
     _, old, new = _widths(parent, child)[index]
     repeats = -(-new // old)

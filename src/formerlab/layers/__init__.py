@@ -1,7 +1,4 @@
-"""Layers of a Transformer. Each file has a spec with its formula, and the module that the spec builds.
-
-A module samples its initial values from torch's generator when it is built; `reset_parameters()` samples them again.
-"""
+"""Layers of a Transformer. The file of a configurable layer contains its spec, with the formula, and its module."""
 
 from formerlab.layers.attention import Attend as Attend
 from formerlab.layers.attention import causal_attention as causal_attention

@@ -13,10 +13,7 @@ from formerlab.layers.shapes import Heads, KeyHeads, Start, Stream
 
 @runtime_checkable
 class Attend(Protocol):
-    """The attention function of a model: causal attention, a KV cache, or a pruning simulation.
-
-    A model's forward takes it as an argument, so the same model serves training, cached decoding and pruning.
-    """
+    """The attention function that a model's forward takes: causal attention, a KV cache, or a pruning simulation."""
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Return softmax(q k^T / sqrt(d_head)) v over the keys that each query may see, in layer `layer` (from 0)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 def autocast_enabled(tensor: Tensor) -> bool:
     """Return whether autocast is enabled on the tensor's device.
 
-    The device `meta` has no autocast. torch's own check, `is_autocast_available`, causes a graph break under
+    The device `meta` has no autocast; `torch.amp.is_autocast_available` would test this, but causes a graph break under
     torch.compile before torch 2.13.
     """
     device = tensor.device.type
@@ -20,18 +20,21 @@ def autocast_enabled(tensor: Tensor) -> bool:
 def func_transform_active() -> bool:
     """Return whether a torch.func transform (vmap, grad, jvp, ...) or forward-mode AD is active.
 
-    Transforms trace only torch operations, so the plain formula then replaces custom autograd functions and kernels.
+    Transforms trace only torch operations. Callers then use the plain formula without custom autograd functions.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which matrix products keep the dtype of the tensor."""
+    """Return a context that disables autocast on the tensor's device."""
     return torch.autocast(tensor.device.type, enabled=False) if autocast_enabled(tensor) else nullcontext()
 
 
 def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast tensors as autocast casts the operands of a matrix product; float64 tensors are returned unchanged."""
+    """Cast tensors as autocast casts the operands of a matrix product.
+
+    If the first tensor is float64, all tensors are returned unchanged.
+    """
     if not autocast_enabled(tensors[0]) or tensors[0].dtype == torch.float64:
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)

@@ -1,8 +1,8 @@
-"""Initial values of a whole model, from torch's generators or from a seed.
+"""Initial values of a model.
 
-Each layer samples its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the values of
-a parameter depend only on the seed and on the name of the parameter. If two models have a module in common (for example
-with and without a depth mixer), its initial values are equal, which makes comparisons paired by seed meaningful.
+Each layer samples its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the values
+depend only on the seed, the qualified name of the submodule, its shapes and the device. Modules with the same name and
+shapes therefore start equal in two models, and comparisons can be paired by seed.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def initialise(module: nn.Module, seed: int | None = None) -> None:
     """Call `reset_parameters` of a module and of all its submodules.
 
-    With a seed, each submodule uses a generator that is seeded with the seed and the submodule's qualified name, and
-    torch's generators keep their state. Without a seed, all submodules use torch's generators in order. Call this
-    function after `to_empty` on a model that was built on the meta device.
+    With a seed, torch's generators are seeded for each submodule with the seed and the submodule's qualified name, and
+    their state is restored at the end. Call this function after `to_empty` on a model that was built on the meta
+    device.
     """
     named = dict(module.named_modules()).items()
     submodules = [(name, layer) for name, layer in named if callable(getattr(layer, "reset_parameters", None))]
@@ -45,7 +45,7 @@ def initialise(module: nn.Module, seed: int | None = None) -> None:
 
 
 def seeded(make: Callable[[], Module], seed: int) -> Module:
-    """Build a module and initialise it with the seed; torch's generator keeps its state."""
+    """Build a module and initialise it with the seed; the state of torch's CPU generator does not change."""
     with torch.random.fork_rng(devices=[]):
         module = make()
     initialise(module, seed)

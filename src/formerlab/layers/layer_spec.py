@@ -11,7 +11,7 @@ class LayerSpec(Spec):
     """Spec of a layer; `build(*sizes)` returns its module."""
 
     def params(self, *sizes: int) -> int:
-        """Return the number of parameters of the module that `build(*sizes)` makes; no memory is allocated."""
+        """Return the number of parameters of `build(*sizes)`, without allocating memory."""
         return _count(self, sizes)
 
 

@@ -1,4 +1,4 @@
-"""The linear projection of the original Transformer."""
+"""The linear projection."""
 
 import math
 from typing import Literal
@@ -10,7 +10,7 @@ from formerlab.spec import Std
 
 
 class Linear(LayerSpec):
-    """y = x W^T (+ b): the linear projection (arXiv:1706.03762, section 3.2.2).
+    """y = x W^T (+ b) (arXiv:1706.03762, section 3.2.2).
 
     Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) if the projection writes to the
     residual stream (as in GPT-2 and in DenseFormer's official code, arXiv:2402.02622).
@@ -42,7 +42,6 @@ class LinearProjection(nn.Linear):
         super().__init__(d_in, d_out, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Sample the weights, and set the biases to zero."""
         nn.init.normal_(self.weight, 0.0, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

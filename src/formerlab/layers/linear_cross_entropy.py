@@ -24,16 +24,16 @@ def linear_cross_entropy(
 
     With P = softmax(X W^T) and one-hot targets Y, the gradient of the logits is (P - Y) / rows. The forward pass
     processes chunks of rows: it overwrites each chunk of logits with its gradient and accumulates the gradients of X
-    and W, so that no tensor of the size of all logits is stored. Softmax and sums are at least float32; matrix
-    products follow autocast. Second derivatives are not supported. torch.nn.functional.linear_cross_entropy uses the
-    same method with another order of summation, so its results differ in the last bits.
+    and W. Softmax and sums are at least float32; matrix products follow autocast. Second derivatives are not supported.
+    torch.nn.functional.linear_cross_entropy uses the same method with another order of summation.
 
-    Raises ValueError if the numbers of targets and rows differ.
+    Under torch.compile and torch.func, the plain formula is used, which stores the logits. All targets must be token
+    ids; there is no `ignore_index`. Raises ValueError if the numbers of targets and rows differ.
     """
     if len(targets) != len(x):
-        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one target per row, the next token")
+        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one target (the next token) per row")
     x, weight = autocast_operands(x, weight)
-    if torch.compiler.is_compiling() or func_transform_active():  # the compiler fuses these products itself
+    if torch.compiler.is_compiling() or func_transform_active():
         rows = max(1, COMPILED_LOGITS // len(weight))
         sums = [
             F.cross_entropy(F.linear(chunk, weight).to(_compute_dtype(weight)), chunk_targets, reduction="sum")

@@ -29,10 +29,10 @@ class Mlp(LayerSpec):
     std: Std = 0.02
     """Standard deviation of the initial weights."""
     scale_residual: bool = Field(default=True, exclude_if=bool)
-    """Divide `std` of the second layer by sqrt(2 layers)."""
+    """Divide `std` of the second layer by sqrt(2 layers) if the MLP writes to the residual stream."""
 
     def width(self, d_in: int) -> int:
-        """Return the hidden width, which is `hidden` or its default."""
+        """Return `hidden` or its default."""
         if self.hidden is not None:
             return self.hidden
         return math.ceil(d_in / 3) * 8 if self.activation == "swiglu" else 4 * d_in

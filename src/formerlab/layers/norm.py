@@ -27,7 +27,6 @@ class LayerNorm(LayerSpec):
     """Added to the variance."""
 
     def build(self, width: int) -> "NormLayer":
-        """Return the module."""
         return NormLayer(width, self.eps, gain=self.gain, bias=self.bias, centred=True)
 
 
@@ -48,10 +47,10 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 
 class NormLayer(nn.Module):
-    """The module of LayerNorm and RMSNorm, with an optional learned gain and offset per channel."""
+    """The module of LayerNorm and RMSNorm."""
 
     def __init__(self, width: int, eps: float, *, gain: bool, bias: bool, centred: bool) -> None:
-        """Build the norm; `centred` subtracts the mean, as in LayerNorm."""
+        """Build the norm; with `centred`, it subtracts the mean."""
         super().__init__()
         self.width, self.eps, self.centred = width, eps, centred
         self.gain = nn.Parameter(torch.empty(width)) if gain else None
@@ -65,7 +64,6 @@ class NormLayer(nn.Module):
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """Return the kind, the width and the learned parameters, for `print(model)`."""
         kind = "LayerNorm" if self.centred else "RMSNorm"
         return f"{kind}, {self.width}, eps={self.eps}, gain={self.gain is not None}, bias={self.bias is not None}"
 

@@ -1,11 +1,10 @@
 """Pattention: attention to learned parameter tokens in place of a linear projection.
 
-The default score, l2_gelu, has a memory-efficient implementation. It stores half as many activations for the backward
-pass as an MLP of the same shape: the normalised products Z = tau A / ||A|| with A = x K^T, and tau / ||A|| per row. The
-backward pass recomputes the scores gelu(Z) and uses the closed form of the gradient. The plain formula is
-`score.l2_gelu` between two matrix products. On a CPU with a C++ compiler, a kernel fuses norm and GeLU; on a GPU,
-torch.compile fuses them, or Triton kernels (`kernels/norm_gelu.py`) if FORMERLAB_NORM_GELU=triton. The choice never
-depends on timings, so a resumed run executes the same code.
+The default score, l2_gelu, has a memory-efficient implementation, `lean_pattention`. It stores half as many activations
+for the backward pass as an MLP of the same shape: the normalised products Z = tau A / ||A|| with A = x K^T, and
+tau / ||A|| per row. The backward pass recomputes the scores gelu(Z) and uses the closed form of the gradient. On a CPU
+with a C++ compiler, a kernel fuses norm and GeLU. On a GPU, torch.compile fuses them, or Triton kernels
+(`kernels/norm_gelu.py`) if FORMERLAB_NORM_GELU=triton.
 """
 
 import math
@@ -35,16 +34,15 @@ class Pattention(LayerSpec):
 
     K (tokens x d_in) and V (tokens x d_out) are learned parameter tokens. The norm runs over the parameter tokens, and
     tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward is one Pattention from d to
-    d. Adding tokens with zero keys preserves the function only if tau is fixed, as in Appendix B. The default,
-    sqrt(tokens), changes with the number of tokens (see `growth/stage.py`). `lean_pattention` computes the default
-    score; `score.py` has the formulas of all scores, which also run under torch.func.
+    d. Adding tokens with zero keys preserves the function only if tau is fixed, as in Appendix B. `score.py` defines
+    the other scores.
     """
 
     kind: Literal["pattention"] = "pattention"
     tokens: Size = 768
     """Number of parameter tokens n."""
     score: ScoreName = "l2_gelu"
-    """Score function, by name (layers/score.py)."""
+    """Name of the score function (layers/score.py)."""
     tau: float | None = Field(default=None, gt=0.0, le=1e6)
     """Scale tau; default sqrt(tokens), as in the paper. Growth with tau = keep sets it to the parent's value."""
     init: Literal["fan_in", "fan_in_truncated", "neox"] = "fan_in"
@@ -55,7 +53,7 @@ class Pattention(LayerSpec):
 
     @property
     def scale(self) -> float:
-        """The value of tau, which is `tau` or its default."""
+        """The field `tau`, or sqrt(tokens) if it is None."""
         return math.sqrt(self.tokens) if self.tau is None else self.tau
 
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "PattentionLayer":
@@ -87,7 +85,7 @@ class PattentionLayer(nn.Module):
         self.reset_parameters()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Make `keys` and `values` work with torch.nn.utils.parametrize, whose ModuleDict reserves both names."""
+        """Support torch.nn.utils.parametrize, whose ModuleDict reserves the names `keys` and `values`."""
         super().__setattr__(name, UnreservedModuleDict() if name == "parametrizations" else value)
 
     def reset_parameters(self) -> None:
@@ -108,14 +106,13 @@ class PattentionLayer(nn.Module):
             destination._metadata[prefix[:-1]]["tau"] = self.tau
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
-        """Refuse weights that were trained with a different tau, because they would compute a different function."""
+        """Refuse weights that were trained with a different tau."""
         super()._load_from_state_dict(state, prefix, metadata, *args)  # type: ignore[no-untyped-call]
         tau, errors = metadata.get("tau", self.tau), args[-1]
         if not math.isclose(tau, self.tau, rel_tol=1e-6):
             errors.append(f"{prefix}tau is {self.tau:g}, but these weights need {tau:g}; build with tau={tau!r}")
 
     def extra_repr(self) -> str:
-        """Return the sizes and the score, for `print(model)`."""
         sizes = f"{self.keys.shape[1]}, {self.values.shape[1]}, tokens={len(self.keys)}"
         return f"{sizes}, score={self.score!r}, tau={self.tau:.6g}"
 
@@ -131,22 +128,22 @@ Values = Float[Tensor, "tokens d_out"]
 Y = Float[Tensor, "*batch d_out"]
 
 TRITON: Any = None
-"""The module of Triton kernels. They have not been measured on a GPU, so they run only on request."""
+"""The module of Triton kernels if FORMERLAB_NORM_GELU=triton, otherwise None: they have not been measured on a GPU."""
 if os.environ.get("FORMERLAB_NORM_GELU") == "triton" and torch.cuda.is_available():
     from formerlab.kernels import norm_gelu as TRITON
 
 ALIGNED = 64
-"""On tensor cores, parameter tokens are padded to a multiple of this number, because unaligned rows are slower."""
+"""On tensor cores, the number of parameter tokens is padded to a multiple of this number for speed."""
 
 
 def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
     """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4 and 16; gradient: Appendix A).
 
-    Autocast casts the operands as for a matrix product. Second derivatives are not supported.
+    Autocast applies as for a matrix product. Second derivatives are not supported.
     """
     x, keys, values = autocast_operands(x, keys, values)
     padding = -len(keys) % ALIGNED
-    if padding and _uses_tensor_cores(x):  # the products of zero keys are zero and do not change norm or sum
+    if padding and _uses_tensor_cores(x):  # zero keys do not change the norm or the sum
         keys, values = (F.pad(tokens, (0, 0, 0, padding)) for tokens in (keys, values))
     y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], values.shape[1])
@@ -157,8 +154,6 @@ def _uses_tensor_cores(x: Tensor) -> bool:
 
 
 class _Pattention(torch.autograd.Function):
-    """Forward and backward pass; saved tensors go through save_for_backward, for activation checkpointing and hooks."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, tau: float) -> Tensor:
         z, factor, scores = _normalise_and_activate(x @ keys.T, tau)
@@ -170,14 +165,14 @@ class _Pattention(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, keys, values, z, factor = ctx.saved_tensors
-        # Apply the row factor to the incoming gradient, which has fewer channels than A.
+        # Apply the row factor to the incoming gradient, which is smaller than dA.
         scaled = (grad * factor).to(grad.dtype)
         scores, grad_products = _scores_and_gradient(scaled @ values.T, z, ctx.tau)
         return grad_products @ keys, grad_products.T @ x, scores.T @ grad, None
 
 
 def _kernels(scores: Scores) -> Any:
-    """Return the module of fused kernels for these scores, or None if torch or its compiler computes the scores."""
+    """Return the module of fused kernels for these scores, or None if torch computes them."""
     if TRITON is not None and scores.device.type == "cuda" and TRITON.fits(scores):
         return TRITON
     return norm_gelu_cpu if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(scores) else None

@@ -41,7 +41,6 @@ class Learned(Spec):
         return LearnedRows(context, width, self.std)
 
     def params(self, context: int, width: int) -> int:
-        """Return the number of parameters."""
         return context * width
 
 
@@ -61,7 +60,7 @@ class Rotary(WithoutParameters):
 
 
 class Sinusoidal(WithoutParameters):
-    """x_t + PE_t with PE(t, 2i) = sin(t base^(-2i/d)) and PE(t, 2i+1) = cos of the same (arXiv:1706.03762, 3.5)."""
+    """x_t + PE_t, PE(t, 2i) = sin(t base^(-2i/d)), PE(t, 2i+1) = cos(t base^(-2i/d)) (arXiv:1706.03762, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: float = Field(default=10000.0, ge=1.0, le=1e10)
@@ -72,10 +71,10 @@ class Sinusoidal(WithoutParameters):
 
 
 def check_rotation(position: Spec, width: int, heads: int) -> None:
-    """Raise ValueError if rotary positions would rotate no channel of a head."""
+    """Raise ValueError if rotary positions rotate fewer than 2 channels per head."""
     if isinstance(position, Rotary) and int(width // heads * position.fraction) < 2:
         sizes = f"width={width}, heads={heads}, position.fraction={position.fraction}"
-        raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
+        raise ValueError(f"rotary positions need at least 2 rotated channels per head: {sizes}")
 
 
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
@@ -88,11 +87,11 @@ class PositionEncoding(nn.Module):
         """Sample position embeddings or compute tables; the base class does nothing."""
 
     def embed(self, x: Stream, start: Start) -> Stream:
-        """Add positions start, start + 1, ... to embedded tokens."""
+        """Add the embeddings of positions start, start + 1, ... to the token embeddings."""
         return x
 
     def rotate(self, x: Heads, start: Start) -> Heads:
-        """Encode positions start, start + 1, ... in queries or keys."""
+        """Rotate queries or keys at positions start, start + 1, ..."""
         return x
 
 
@@ -105,19 +104,18 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
 
 
 def select_rows(table: Float[Tensor, "context channels"], start: Start, count: int) -> Float[Tensor, "count channels"]:
-    """Return the rows start, start + 1, ..., without reading `start` on the host if it is a tensor."""
+    """Return `count` rows from row `start`; a tensor `start` is not synchronised with the host."""
     if isinstance(start, int):
         return table[start : start + count]
     return table.index_select(0, start + torch.arange(count, device=table.device))
 
 
 class AddedRows(PositionEncoding):
-    """Base of the modules that add one row per position to the embedding."""
+    """Base of the modules that add a position embedding, one of `rows` (context, width), to each token."""
 
     rows: Tensor
 
     def extra_repr(self) -> str:
-        """Return the longest sequence and the width, for `print(model)`."""
         return "{}, {}".format(*self.rows.shape)
 
     def embed(self, x: Stream, start: Start) -> Stream:
@@ -161,13 +159,13 @@ class RotaryEncoding(PositionEncoding):
         self.register_buffer("cosine", torch.empty(context, d_head, dtype=torch.float32), persistent=False)
         self.register_buffer("sine", torch.empty(context, self.rotated // 2, dtype=torch.float32), persistent=False)
         self.cosine: Tensor
-        """Cosine of the angle of every channel; 1 for channels that are not rotated."""
+        """(context, d_head): cosine of the angle of every channel; 1 for channels that are not rotated."""
         self.sine: Tensor
-        """Sine of the angle of every channel pair."""
+        """(context, rotated / 2): sine of the angle of every channel pair."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the tables in float64 on the CPU, so that they are equal on all devices."""
+        """Compute the tables on the CPU, so that they are equal on all devices."""
         with torch.device("cpu"):
             frequencies = self.base ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / max(self.rotated, 1))
             angles = torch.outer(torch.arange(len(self.cosine), dtype=torch.float64), frequencies)
@@ -177,7 +175,6 @@ class RotaryEncoding(PositionEncoding):
             channels.copy_(angles.cos())
 
     def extra_repr(self) -> str:
-        """Return the longest sequence and the channels, for `print(model)`."""
         context, channels = self.cosine.shape
         return f"{context}, {self.rotated} of {channels} channels, base={self.base:g}, interleaved={self.interleaved}"
 
@@ -187,15 +184,15 @@ class RotaryEncoding(PositionEncoding):
         Raises ValueError for positions beyond the context if `start` is a number.
         """
         if isinstance(start, int) and (end := start + x.shape[2]) > len(self.cosine):
-            raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
+            raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build with a larger context")
         cosine, sine = (select_rows(table, start, x.shape[2]) for table in (self.cosine, self.sine))
-        if torch.compiler.is_compiling() or func_transform_active():  # the plain formula can be traced
+        if torch.compiler.is_compiling() or func_transform_active():
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
         return rotated
 
     def rotate_pairs(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return (a cos - b sin, a sin + b cos) in place of every pair (a, b)."""
+        """Return a copy of x with (a cos - b sin, a sin + b cos) for every pair of channels (a, b)."""
         out = x * cosine.to(x.dtype)
         (a, b), (first, second) = self._pairs(x), self._pairs(out)
         first.addcmul_(b, sine.to(x.dtype), value=-1)

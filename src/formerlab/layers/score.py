@@ -13,12 +13,12 @@ Scores = Float[Tensor, "*batch tokens"]
 RowFactor = Float[Tensor, "*batch 1"]
 
 SMALLEST_NORM = 1e-12
-"""The scores and the gradient of a row with a smaller norm are zero, which avoids the division 0/0.
-The official GPU code does not check for zero norms; the TPU code adds 1e-5 or 1e-8 to every norm."""
+"""Scores and gradient of a row with a smaller norm are zero. The official GPU code does not check for zero norms; the
+TPU code adds 1e-5 or 1e-8 to every norm."""
 
 
 def row_factor(rows: Scores, scale: float, order: int = 2) -> RowFactor:
-    """Return scale / ||row||, or 0 for a zero row; for half-precision rows the result is float32."""
+    """Return scale / (L`order` norm of the row), or 0 for a zero row; for half-precision rows the result is float32."""
     half = rows.dtype in (torch.bfloat16, torch.float16)
     norm: Tensor = torch.linalg.vector_norm(
         rows, ord=order, dim=-1, keepdim=True, dtype=torch.float32 if half else rows.dtype
@@ -27,7 +27,7 @@ def row_factor(rows: Scores, scale: float, order: int = 2) -> RowFactor:
 
 
 def normalised(rows: Scores, scale: float, order: int = 2) -> Scores:
-    """Return scale * row / ||row||, rounded once to the dtype of the rows; a zero row stays zero."""
+    """Return the rows times `row_factor`, rounded once to their dtype."""
     return (rows * row_factor(rows, scale, order)).to(rows.dtype)
 
 
@@ -51,17 +51,17 @@ def gelu_l1(products: Scores, tau: float) -> Scores:
 
 
 def exp_l1(products: Scores, tau: float) -> Scores:
-    """S = tau^2 exp(A) / ||exp(A)||_1: softmax times tau^2, by default n (official code, `softmax`).
+    """S = tau^2 exp(A) / ||exp(A)||_1: softmax times tau^2, which is n by default (official code, `softmax`).
 
-    Here the maximum is subtracted first.
+    torch.softmax subtracts the maximum of A first; the official code does not.
     """
     return torch.softmax(products, dim=-1) * (tau * tau)
 
 
 def softmax(products: Scores, tau: float) -> Scores:
-    """S_i = exp(A_i) / ||exp(A)||_1, weights that sum to one, without tau (baseline of arXiv:2410.23168, Appendix A).
+    """S_i = exp(A_i) / ||exp(A)||_1, without tau (baseline of arXiv:2410.23168, Appendix A).
 
-    There is no factor 1/sqrt(d): the initial standard deviation of the keys (init = fan_in) already contains it.
+    There is no factor 1/sqrt(d), because the initial standard deviation of the keys (init = fan_in) contains it.
     """
     return torch.softmax(products, dim=-1)
 

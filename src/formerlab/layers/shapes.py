@@ -10,8 +10,8 @@ Heads = Float[Tensor, "batch heads time d_head"]
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
 """Keys or values; grouped-query attention has fewer key-value heads than query heads."""
 AnyHeads = Float[Tensor, "_ heads _ _"]
-"""Queries, keys or values (batch, heads, time, d_head) with equal numbers of heads; the other sizes may differ."""
+"""Queries, keys or values (batch, heads, time, d_head); only the number of heads is equal."""
 Mask = Bool[Tensor, "_ 1 1 _"]
 """True at keys that are tokens, False at padding: (batch, 1, 1, keys)."""
 Start = int | Int[Tensor, ""]
-"""Position of the first token: a number, or a tensor on the device, so that one CUDA graph runs at every position."""
+"""Position of the first token; with a tensor on the device, one CUDA graph serves all positions."""

@@ -1,4 +1,4 @@
-"""The decoder-only language model, with configurable projections, depth mixer and attention function."""
+"""The decoder-only language model."""
 
 import functools
 import math
@@ -63,9 +63,8 @@ class Decoder(Spec):
     tied: bool = True
     """Compute the logits with the embedding matrix."""
     embedding_std: Std | None = 0.02
-    """Standard deviation of the initial embedding and of an untied head. null means 0.02 sqrt(768 / width), which
-    equals the published value at width 768; at every width, the logits then have the same initial scale, and the
-    initial loss is about ln(vocabulary)."""
+    """Standard deviation of the initial embedding and of an untied head; 0.02 as in GPT-2. null means
+    0.02 sqrt(768 / width): the initial logits have the same scale at every width."""
     logit_scale: Literal["none", "inverse_sqrt_width"] = "none"
     """Factor of the logits. The official TPU code of Tokenformer uses inverse_sqrt_width, with embedding_std 1."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -81,12 +80,12 @@ class Decoder(Spec):
         return self
 
     def build(self, seed: int = 0) -> "DecoderModel":
-        """Return the model with initial values sampled with the seed."""
+        """Return the model with initial values from the seed."""
         return seeded(lambda: DecoderModel(self), seed)
 
     @property
     def kv_width(self) -> int:
-        """Total channels of the keys of one token, over all key-value heads; the values have the same number."""
+        """Channels of the keys of one token over all key-value heads, which equal the channels of the values."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -149,7 +148,7 @@ class DecoderModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sample the embedding and an untied head; `initialise` also samples the weights of the blocks."""
+        """Sample the embedding and an untied head."""
         std = self.spec.embedding_std or 0.02 * math.sqrt(768 / self.spec.width)
         for weight in (self.embedding, self.head):
             if weight is not None:
@@ -166,9 +165,9 @@ class DecoderModel(nn.Module):
     ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
         """Return next-token logits, or the loss; `tokens` have positions start, start + 1, ...
 
-        With `last`, only the logits of the last `last` tokens are returned. With `targets` (the next token of each
-        token), the result is the mean negative log-likelihood in nats, in at least float32, computed without storing
-        logits. Raises ValueError if a position exceeds the context; positions are not checked if `start` is a tensor.
+        With `last`, only the logits of the last `last` tokens are computed. With `targets` (the next token of each of
+        these tokens), the result is the mean negative log-likelihood in nats, in at least float32, computed without
+        storing logits. Raises ValueError if a position exceeds the context, unless `start` is a tensor.
         """
         if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

@@ -17,7 +17,7 @@ class MultiHead(nn.Module):
     """Concat(softmax(Q_h K_h^T / sqrt(d_k)) V_h) W^O (arXiv:1706.03762, section 3.2.2)."""
 
     def __init__(self, spec: Any) -> None:
-        """Build the projections; `spec` is the spec of a Translator."""
+        """Build the projections of a Translator's spec."""
         super().__init__()
         width, keys, values = spec.width, spec.heads * spec.effective_d_key, spec.heads * spec.effective_d_value
         self.heads, self.dropout = spec.heads, spec.attention_dropout
@@ -34,22 +34,23 @@ class MultiHead(nn.Module):
         self.value, self.output = build(width, values), build(values, width, residual=True)
 
     def queries(self, x: Stream, position: PositionEncoding | None = None, start: int = 0) -> AnyHeads:
-        """Return the queries of tokens at positions start, start + 1, ...; cross-attention has no positions."""
+        """Return the queries; with `position`, they are rotated at positions start, start + 1, ..."""
         q = self._split(self.query(x))
         return q if position is None else position.rotate(q, start)
 
     def memory(self, x: Stream, position: PositionEncoding | None = None, start: int = 0) -> tuple[AnyHeads, AnyHeads]:
-        """Return keys and values of tokens at positions start, start + 1, ..."""
+        """Return keys and values; with `position`, the keys are rotated at positions start, start + 1, ..."""
         k, v = self._split(self.key(x)), self._split(self.value(x))
         return (k if position is None else position.rotate(k, start)), v
 
     def forward(
         self, q: AnyHeads, memory: tuple[AnyHeads, AnyHeads], mask: Mask | None = None, *, causal: bool = False
     ) -> Stream:
-        """Return the output projection of attention from the queries to the memory.
+        """Attend from the queries to the keys and values in `memory`, and return the projected output.
 
-        In beam search, several rows of queries (hypotheses of a sentence, with one query each) use the same row of the
-        memory. A single attention call computes all these rows, so that the memory is not copied.
+        q has shape (rows, heads, time, d_key), keys and values have shape (sentences, heads, keys, d). In beam search,
+        all hypotheses of a sentence (adjacent rows with one query each) use the same row of `memory`. One attention
+        call computes them, so that the memory is not copied for each hypothesis.
         """
         k, v = memory
         hypotheses = len(q) // len(k)
@@ -75,5 +76,5 @@ class MultiHead(nn.Module):
 
 
 def xavier_std(d_in: int, d_out: int) -> float:
-    """Return sqrt(2 / (d_in + d_out)) (Glorot and Bengio 2010, equation 12), as in the original code."""
+    """Return sqrt(2 / (d_in + d_out)) (Glorot and Bengio 2010, equation 12), as in tensor2tensor."""
     return math.sqrt(2 / (d_in + d_out))

@@ -17,7 +17,7 @@ PLAIN = LayerNorm(gain=False, bias=False)
 
 
 def _tokenformer(layers: int, width: int, heads: int, tokens: int, *, released: bool = False) -> Decoder:
-    """Return a language model of arXiv:2410.23168, Table 9, with `tokens` tokens per projection."""
+    """Return a language model of arXiv:2410.23168, Table 9, with `tokens` parameter tokens per projection."""
     pattention = Pattention(tokens=tokens, init="neox" if released else "fan_in")
     return Decoder(
         layers=layers,
@@ -55,7 +55,7 @@ def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTr
 
 
 PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
-    # Language models: the released models, and the four sizes of progressive growth (section 4.1).
+    # Language models: the released models, and the four sizes of progressive growth (arXiv:2410.23168, section 4.1).
     "tokenformer-150m": _tokenformer(12, 768, 12, 768, released=True),
     "tokenformer-450m": _tokenformer(24, 1024, 16, 1024, released=True),
     "tokenformer-900m": _tokenformer(32, 1280, 16, 1280, released=True),
@@ -64,7 +64,7 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "tokenformer-354m": _tokenformer(12, 768, 12, 2140),
     "tokenformer-757m": _tokenformer(12, 768, 12, 4850),
     "tokenformer-1.4b": _tokenformer(12, 768, 12, 8620),
-    # Names are denseformer-<number of blocks>-<dilation>x<period>. The paper states width 512, but its parameter counts
+    # Names contain the number of blocks and <dilation>x<period>. The paper states width 512, but its parameter counts
     # need width 768.
     **{f"denseformer-{layers}-plain": _denseformer(layers, None) for layers in (48, 64, 72, 84, 90)},
     **{
@@ -72,13 +72,13 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
         for layers in (48, 72)
         for dilation, period in ((1, 1), (4, 1), (4, 5))
     },
-    # The translators of 1706.03762, Table 3.
+    # Translators (arXiv:1706.03762, Table 3).
     "transformer-base": Translator(),
     "transformer-big": Translator(
         width=1024, heads=16, feedforward=Mlp(activation="relu", bias=True, hidden=4096), dropout=0.3
     ),
-    # Vision models. "matched" models have as many parameters as the ViT. The table states 768 feed-forward tokens for
-    # the matched L/16, but its 307M parameters need 3072 tokens, four times the attention tokens.
+    # Vision models. "matched" models have as many parameters as the ViT. Table 9 of arXiv:2410.23168 states 768
+    # feed-forward tokens for the matched L/16, but its 307M parameters need 3072.
     "vit-b16": _vision(12, 768, 12, None),
     "vit-l16": _vision(24, 1024, 16, None),
     "tokenformer-b16": _vision(12, 768, 12, 768),
@@ -89,11 +89,10 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
 
 
 def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Module:
-    """Return a published model with initial weights; `changes` overrides fields of its spec.
+    """Return a published model with random initial weights; `changes` overrides fields of its spec.
 
-    Example: `create_model("tokenformer-150m", vocabulary=32000, context=512)`. `list_models` returns the names. Weights
-    are sampled with `seed`, or with torch's generator if `seed` is None; under `torch.device("meta")` they take no
-    memory.
+    Example: `create_model("tokenformer-150m", vocabulary=32000, context=512)`. `list_models` returns the names. If
+    `seed` is None, torch's generator gives the seed. Under `torch.device("meta")` the weights take no memory.
 
     Raises UserError for an unknown name or field and for invalid values.
     """

@@ -41,15 +41,14 @@ Lengths = int | NDArray[np.int64]
 class Translator(Spec):
     """Encoder and decoder of `layers` blocks each (arXiv:1706.03762, Figure 1); the defaults are its base model.
 
-    The input of both stacks is x = dropout(sqrt(d) E[token] + PE). One matrix E embeds source and target and computes
-    the logits. Each stack has its own position encoding, which matters if positions are learned.
+    The input of both stacks is x = dropout(sqrt(d) E[token] + PE). Each stack has its own position encoding.
     """
 
     kind: Literal["translator"] = "translator"
     vocabulary: Size = 37000
     """Number of token ids, shared by both languages; a plan sets it from the data's tokenizer."""
     layers: Layers = 6
-    """Number of blocks in the encoder, and in the decoder (N)."""
+    """Number of blocks in each stack (N)."""
     width: Size = 512
     """Channels of the residual stream (d_model)."""
     heads: Size = 8
@@ -63,9 +62,9 @@ class Translator(Spec):
     position: Position = Sinusoidal()
     """Position encoding."""
     norm: Norm = LayerNorm()
-    """Norm around every sub-layer."""
+    """Norm of every sub-layer; `order` gives its position."""
     order: Order = "post"
-    """Position of the norms. post: after each addition, as published. pre: before each sub-layer and after each
+    """Position of the norms. post: after each addition, as published. pre: before each sub-layer and after the
     stack."""
     projection: Projection = Linear()
     """Query, key, value and output projections of attention."""
@@ -74,7 +73,7 @@ class Translator(Spec):
     depth: DepthMixer = Identity()
     """Depth mixer of each stack."""
     tied: bool = True
-    """Use the same matrix for source embedding, target embedding and logits; otherwise these are three matrices."""
+    """Use one matrix E for source embedding, target embedding and logits; otherwise these are three matrices."""
     embedding_std: Std | None = None
     """Standard deviation of the initial embedding. The default is width^-1/2."""
     initial: Literal["xavier", "parts"] = "xavier"
@@ -93,7 +92,7 @@ class Translator(Spec):
             raise ValueError(f"heads={self.heads} does not divide width={self.width}; give d_key and d_value")
         if isinstance(self.position, Rotary) and int(self.effective_d_key * self.position.fraction) < 2:
             sizes = f"d_key={self.effective_d_key}, position.fraction={self.position.fraction}"
-            raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
+            raise ValueError(f"rotary positions need at least 2 rotated channels per head: {sizes}")
         if self.relu_dropout and self.feedforward.kind != "mlp":
             raise ValueError(f"relu_dropout={self.relu_dropout} needs feedforward.kind=mlp")
         if self.depth.module.add is not Mixer.add:
@@ -132,8 +131,8 @@ class Translator(Spec):
     def flops(self, source: Lengths, target: Lengths) -> Any:
         """Return the FLOPs of matrix products and attention in the forward pass of a pair of sentences.
 
-        `source` and `target` are lengths in tokens; for arrays of lengths, the result is an array. A multiply-add
-        counts 2. Attention counts all pairs of tokens, including masked pairs.
+        `source` and `target` are lengths, or arrays of lengths, in tokens. A multiply-add counts 2. Attention counts
+        all pairs of tokens, including masked pairs.
         """
         query, key, value, output = (self.projection.flops(*size) for size in self._projections)
         feedforward = self.feedforward.flops(self.width, self.width)
@@ -145,7 +144,10 @@ class Translator(Spec):
         return flops + 2 * self.layers * self.heads * (self.effective_d_key + self.effective_d_value) * pairs
 
     def activation_elements(self) -> int:
-        """Estimate the elements that all blocks save per target token, assuming one source token per target token."""
+        """Estimate the elements that all blocks save per target token, assuming one source token per target token.
+
+        Depth mixers and the parameter tokens of `projection` are not counted.
+        """
         return self.layers * (28 * self.width + 2 * inner_elements(self.width, self.feedforward))
 
     @property
@@ -155,8 +157,8 @@ class Translator(Spec):
 
 
 class ResidualConnection(nn.Module):
-    """Residual connection with its norm. post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762,
-    section 3.1; arXiv:2002.04745, Figure 1).
+    """post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762, section 3.1; arXiv:2002.04745, Figure
+    1).
     """
 
     def __init__(self, spec: Translator) -> None:
@@ -166,7 +168,6 @@ class ResidualConnection(nn.Module):
     def forward(
         self, x: Stream, sublayer: Callable[[Stream], Stream], add: Callable[[Stream, Stream], Stream]
     ) -> Stream:
-        """Return the residual stream after the sub-layer; `add` computes the residual addition."""
         if self.order == "pre":
             return add(x, self.dropout(sublayer(self.norm(x))))
         normed: Stream = self.norm(add(x, self.dropout(sublayer(x))))
@@ -179,11 +180,11 @@ class EncoderBlock(nn.Module):
     def __init__(self, spec: Translator) -> None:
         super().__init__()
         self.attention = MultiHead(spec)
-        self.feedforward = feedforward_of(spec)
+        self.feedforward = build_feedforward(spec)
         self.attention_connection, self.feedforward_connection = ResidualConnection(spec), ResidualConnection(spec)
 
     def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
-        """Apply the block to padded sentences; `mask` is False at padding, and `layer` is the index of the block."""
+        """Apply block `layer` (from 0) to padded sentences."""
 
         def attend(x: Stream) -> Stream:
             attended: Stream = self.attention(
@@ -202,7 +203,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, spec: Translator) -> None:
         super().__init__()
         self.attention, self.cross = MultiHead(spec), MultiHead(spec)
-        self.feedforward = feedforward_of(spec)
+        self.feedforward = build_feedforward(spec)
         self.attention_connection, self.cross_connection, self.feedforward_connection = (
             ResidualConnection(spec) for _ in range(3)
         )
@@ -218,7 +219,7 @@ class DecoderBlock(nn.Module):
         start: int = 0,
         extend: Extend | None = None,
     ) -> Stream:
-        """Apply the block to target tokens at positions start, start + 1, ...
+        """Apply block `layer` (from 0) to target tokens at positions start, start + 1, ...
 
         `source` contains the keys and values of the encoder's output. With `extend`, x has one token per row, which
         attends to all earlier tokens in the cache.
@@ -236,8 +237,8 @@ class DecoderBlock(nn.Module):
         return out
 
 
-def feedforward_of(spec: Translator) -> nn.Module:
-    """Build the feed-forward of a block, with dropout of the hidden units if `relu_dropout` is set."""
+def build_feedforward(spec: Translator) -> nn.Module:
+    """Build the feed-forward of a block."""
     feedforward = spec.feedforward
     if feedforward.kind == "mlp" and spec.initial == "xavier":
         std = xavier_std(spec.width, feedforward.width(spec.width))
@@ -251,11 +252,11 @@ def feedforward_of(spec: Translator) -> nn.Module:
 
 
 class Encoded(NamedTuple):
-    """Encoded source sentences: the keys and values of the cross-attention of every layer."""
+    """Encoded source sentences."""
 
     layers: list[tuple[AnyHeads, AnyHeads]]
+    """Keys and values of the cross-attention of every block."""
     mask: Mask
-    """True at source tokens, False at padding."""
 
     def select(self, rows: Int[Tensor, " kept"]) -> "Encoded":
         """Return the sentences with these indices."""
@@ -263,7 +264,7 @@ class Encoded(NamedTuple):
 
 
 class TranslatorModel(nn.Module):
-    """Encoder, decoder, embedding and logits."""
+    """The module of `Translator`."""
 
     def __init__(self, spec: Translator) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ class TranslatorModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sample the embeddings and an untied head; `initialise` also samples the weights of the blocks."""
+        """Sample the embeddings and an untied head."""
         std = self.spec.embedding_std or 1 / math.sqrt(self.spec.width)
         for weight in (self.embedding, self.target_embedding, self.head):
             if weight is not None:
@@ -320,8 +321,8 @@ class TranslatorModel(nn.Module):
     ) -> Float[Tensor, "rows time vocabulary"]:
         """Return next-token logits of target tokens at positions start, start + 1, ...
 
-        With `extend`, each row contains only the last token, and a source sentence may have several rows. Raises
-        ValueError if a sentence exceeds the context.
+        With `extend` (cached decoding), each row contains one token. In beam search, the hypotheses of a source
+        sentence are adjacent rows. Raises ValueError if a sentence exceeds the context.
         """
         embedding = self.embedding if self.target_embedding is None else self.target_embedding
         x = self._embed(target, embedding, self.target_position, start)
@@ -341,7 +342,7 @@ class TranslatorModel(nn.Module):
 
 
 class EncoderDecoderMixer(nn.Module):
-    """The depth mixers of encoder and decoder."""
+    """The depth mixers of the encoder and the decoder."""
 
     def __init__(self, spec: Translator) -> None:
         super().__init__()
@@ -350,7 +351,7 @@ class EncoderDecoderMixer(nn.Module):
         self.layers = spec.layers
 
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return (destination, source, weight) of every mixing weight.
+        """Return (destination, source, weight) of the mixing weights as `Mixer.weights` does.
 
         With N blocks per stack, 0 is the source embedding, i is block i of the encoder, N + 1 is the target embedding,
         and N + 1 + i is block i of the decoder.

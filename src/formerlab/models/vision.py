@@ -24,15 +24,14 @@ from formerlab.spec import Layers, Size, Spec, Std
 Images = Float[Tensor, "batch channels rows columns"]
 Tokens = Float[Tensor, "batch time width"]
 POOLS = {"token": "token", "avg": "average", "average": "average", "": ""}
-"""Pooling by its name in timm; with an empty string, the head is applied to every token."""
+"""Pooling by its name in timm or in the spec; with an empty string, the head is applied to every token."""
 
 
 class VisionTransformer(Spec):
-    """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
+    """Patches and a class token, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
 
     Tokenformer's vision models (arXiv:2410.23168, Table 9) have projection = feedforward = pattention, norms without
-    parameters in the blocks, and a final norm with parameters. The patch projection has a bias, as in published ViTs.
-    Attention has no mask.
+    parameters in the blocks, and a final norm with parameters.
     """
 
     kind: Literal["vision_transformer"] = "vision_transformer"
@@ -51,8 +50,7 @@ class VisionTransformer(Spec):
     heads: Size = 12
     """Number of attention heads; divides `width`."""
     pool: Literal["token", "average"] = "token"
-    """Input of the head: the class token, or the mean of the patch tokens. The model has a class token with
-    either setting."""
+    """Input of the head: the class token, or the mean of the patch tokens. Both settings have a class token."""
     position: Position = Learned()
     """Position encoding of the class token and the patches, row by row from the top left."""
     norm: Norm = LayerNorm(eps=1e-6)
@@ -66,8 +64,8 @@ class VisionTransformer(Spec):
     depth: DepthMixer = Identity()
     """Depth mixer."""
     drop_path: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Probability that an image skips a residual branch of the last block; it rises linearly from 0 in the first block
-    (stochastic depth, arXiv:1603.09382, section 3)."""
+    """Probability that an image skips a residual branch of the last block, linear in the block index from 0 in the
+    first block (stochastic depth, arXiv:1603.09382, section 3)."""
     std: Std = 0.02
     """Standard deviation of the initial class token and head. The standard deviation of the patch projection is
     1/sqrt(values in a patch)."""
@@ -83,16 +81,15 @@ class VisionTransformer(Spec):
 
     @property
     def patches(self) -> int:
-        """Number of patches of an image."""
         return (self.image // self.patch) ** 2
 
     @property
     def context(self) -> int:
-        """Number of tokens of an image: its patches and the class token."""
+        """Number of tokens of an image."""
         return self.patches + 1
 
     def build(self, seed: int = 0) -> "VisionTransformerModel":
-        """Return the model with initial values sampled with the seed."""
+        """Return the model with initial values from the seed."""
         return seeded(lambda: VisionTransformerModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -134,7 +131,6 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, update: Stream) -> Stream:
-        """Return the output of the branch; in training, set the output of dropped images to zero."""
         if not self.training:
             return update
         mask = update.new_empty(len(update), 1, 1).bernoulli_(1 - self.rate)
@@ -142,10 +138,9 @@ class DropPath(nn.Module):
 
 
 class PatchEmbedding(nn.Conv2d):
-    """The linear projection of patches, a convolution with stride equal to the kernel size."""
+    """The linear projection of patches, as a convolution with stride equal to the kernel size."""
 
     def reset_parameters(self) -> None:
-        """Sample weights that preserve the variance, and set the bias to zero."""
         nn.init.normal_(self.weight, 0.0, self.weight[0].numel() ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -194,9 +189,9 @@ class VisionTransformerModel(nn.Module):
 
     def forward_features(self, images: Images) -> Tokens:
         """Return class token and patch tokens after the final norm; raise ValueError for images of another shape."""
-        side = self.spec.image
-        if images.shape[1:] != (self.spec.channels, side, side):
-            raise ValueError(f"images of {tuple(images.shape[1:])} for a model of {(self.spec.channels, side, side)}")
+        shape = (self.spec.channels, self.spec.image, self.spec.image)
+        if images.shape[1:] != shape:
+            raise ValueError(f"images have shape {tuple(images.shape[1:])}, but the model needs {shape}; resize them")
         x = self.position.embed(self.class_token(self.patch_embed(images)), 0)
         x, history = self.mixer.begin(x)
         add = functools.partial(self.mixer.add, history=history)
@@ -222,7 +217,7 @@ class VisionTransformerModel(nn.Module):
         return "avg" if self.pool == "average" else self.pool
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a new head for `num_classes` classes; 0 removes the head."""
+        """Replace the head by a new head for `num_classes` classes; 0 removes the head, None keeps the pooling."""
         self.pool = self.pool if global_pool is None else POOLS[global_pool]
         self.num_classes = num_classes
         self.head = nn.Identity()
@@ -233,11 +228,9 @@ class VisionTransformerModel(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     def get_classifier(self) -> nn.Module:
-        """Return the head."""
         return self.head
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay."""
         return {"class_token.token", "position.rows"} | {f"mixer.{name}" for name in self.mixer.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

@@ -16,15 +16,15 @@ class AttentionResiduals(DepthSpec):
     """h_l = sum over i < l of alpha_il v_i, alpha_il = softmax over i of w_l . RMSNorm(v_i): Attention Residuals
     (arXiv:2603.15031, eq. 1-6).
 
-    l counts sub-layers (attention and feed-forward are one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) is
-    the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l replaces the
-    residual stream as the input of sub-layer l; the last h is the input of the final norm. block_size S = 1 is Full
-    AttnRes. S > 1 is Block AttnRes: every group of S sub-layers is summed to one source b_n, and h_l attends over b_0 =
-    v_0, the sums of earlier groups and the partial sum of the current group.
+    l counts sub-layers (attention and feed-forward each count as one), v_0 is the embedded tokens, v_i = f_i(norm(h_i))
+    is the output of sub-layer i, and w_l is a learned pseudo-query. h_l replaces the residual stream as the input of
+    sub-layer l; the last h is the input of the final norm. block_size S = 1 is Full AttnRes. S > 1 is Block AttnRes:
+    the outputs of every group of S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums of
+    earlier groups and the partial sum of the current group.
 
-    We implement the paper's variant with one static query per sub-layer and a single head. Difference from the paper:
-    the norm of the keys has no learned gain, which would only rescale w. The queries start at zero, as in the paper, so
-    a fresh model averages its sources uniformly and differs from the plain Transformer.
+    This is the paper's variant with one static query per sub-layer and a single head. Difference from the paper: the
+    norm of the keys has no learned gain, which would only rescale w. The queries start at zero, as in the paper, so the
+    model starts with uniform averages of its sources and differs from the plain Transformer.
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
@@ -34,17 +34,14 @@ class AttentionResiduals(DepthSpec):
     """Added to the mean square in RMSNorm."""
 
     def sources(self, index: int) -> list[int]:
-        """Return the sources that h attends over after sub-layer `index`.
-
-        They are 0, the last sub-layer of each completed group of `block_size`, and `index`.
+        """Return the sources that h attends over after sub-layer `index`: 0, the last sub-layer of each completed group
+        of `block_size`, and `index`.
         """
         return [0, *range(self.block_size, index, self.block_size), index]
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Count three reads per pair of sub-layer and source.
-
-        The bfloat16 source is read once in the forward pass and once in the backward pass, and its float32 gradient is
-        read once.
+        """Each pair of sub-layer and source causes two bfloat16 reads (forward, backward) and one float32 read (its
+        gradient).
         """
         return (2 * 2 + 4) * sum(len(self.sources(index)) for index in range(1, 2 * layers + 1)) * width
 
@@ -59,9 +56,8 @@ def stacked_attention(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], quer
 
 
 Sources = dict[int, tuple[Tensor, Tensor]]
-"""The history: (partial sum of the group of `block_size` sub-layers, normalised partial sum) by sub-layer index.
-
-Entries are set by index, so that activation checkpointing can recompute a Transformer block.
+"""The history: (value, key) by sub-layer index. The value is the sum of outputs of its group up to this sub-layer, and
+the key is the normalised value. Activation checkpointing sets the same entries again in a recomputation.
 """
 
 
@@ -78,14 +74,13 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         nn.init.zeros_(self.queries)
 
     def begin(self, x: Stream) -> tuple[Stream, Sources]:
-        """Store the embedded tokens as source 0."""
         return x, {0: (x, self._key(x))}
 
     def add(self, index: int, x: Stream, update: Stream, history: Sources) -> Stream:
-        """Store the update and return the input of the next sub-layer."""
+        """Return the input of the next sub-layer, or of the final norm."""
         check_index("sub-layer", index, len(self.queries))
-        starts_block = (index - 1) % self.spec.block_size == 0
-        value = update if starts_block else history[index - 1][0] + update
+        starts_group = (index - 1) % self.spec.block_size == 0
+        value = update if starts_group else history[index - 1][0] + update
         history[index] = (value, self._key(value))
         values, keys = zip(*(history[i] for i in self.spec.sources(index)), strict=True)
         query = self.queries[index - 1].to(keys[0].dtype)

@@ -8,21 +8,19 @@ from formerlab.layers.depth.dwa import Averages
 
 
 class ConnectToLast(Averages):
-    """Y_d = sum over j = 0 .. d of alpha_j X_j for the last block d, Y_i = X_i for the others (arXiv:2402.02622, Table
-    4: Connect-to-Last).
+    """Y_d = sum over j = 0 .. d of alpha_j X_j for the last block d, Y_i = X_i for all other blocks (arXiv:2402.02622,
+    Table 4: Connect-to-Last).
 
-    In the official code, the weights of all outputs except the last start at 1e-4, so a fresh model is close to the
-    plain Transformer. With others = 0, a fresh model equals the plain Transformer, as in DenseFormer.
+    At initialisation, the model is close to the plain Transformer; with others = 0 it is equal.
     """
 
     kind: Literal["connect_to_last"] = "connect_to_last"
     others: float = Field(default=1e-4, ge=-10.0, le=10.0)
-    """Initial weight of all outputs except the last, whose weight starts at 1."""
+    """Initial weight of all outputs except the last, whose weight starts at 1 (1e-4 in the official code)."""
 
     def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         return {layers: list(range(layers + 1))}
 
     @property
     def initial_weights(self) -> tuple[float, float]:
-        """Initial weight of earlier outputs (`others`) and of the last output."""
         return self.others, 1.0

@@ -1,4 +1,4 @@
-"""Depth-weighted averages of DenseFormer, and the module of all mixers with one weight per destination and source."""
+"""Depth-weighted averages of DenseFormer, and their module."""
 
 from typing import Literal
 
@@ -12,18 +12,15 @@ from formerlab.spec import Layers
 
 
 class Averages(DepthSpec):
-    """Base of the mixers Y_i = sum over j in S_i of alpha_ij X_j with one scalar alpha_ij per pair of blocks."""
+    """Base of the mixers Y_i = sum over j in S_i of alpha_ij X_j."""
 
     def sources_by_block(self, layers: int) -> dict[int, list[int]]:
-        """Return {i: S_i} for every mixed block i (from 1), both in ascending order; S_i contains i.
-
-        Y_i = X_i for all other blocks.
-        """
+        """Return {i: S_i} for every mixed block i (from 1). Keys and sources are in ascending order; S_i contains i."""
         raise NotImplementedError
 
     @property
     def initial_weights(self) -> tuple[float, float]:
-        """Initial weight of earlier outputs and of the block's own output; the default is the identity."""
+        """Initial weight of earlier outputs and of the block's own output; the default gives Y_i = X_i."""
         return 0.0, 1.0
 
     def bytes_moved(self, layers: int, width: int) -> int:
@@ -53,19 +50,18 @@ class DepthWeightedAverage(Dilated):
     Y_i = X_i (arXiv:2402.02622, section 3).
 
     k is the dilation and p the period. X_0 is the embedded tokens, and X_j the output of block j before averaging. The
-    alphas are unconstrained scalars that start at the identity, so a fresh model equals the plain Transformer bit for
-    bit. With k = p = 1 there are layers (layers + 3) / 2 alphas. With k > 1, X_0 enters only if k divides i. If p does
-    not divide the depth, the last block is not mixed.
+    alphas are unconstrained scalars. They start at alpha_ii = 1 and alpha_ij = 0, so the model starts bit-identical to
+    the plain Transformer.
     """
 
     kind: Literal["dwa"] = "dwa"
 
 
 class DepthWeightedAverageLayer(Mixer, of=Averages):
-    """The module of all `Averages`. The history has references to the outputs of blocks, without copies.
+    """The module of `Averages` with static weights.
 
-    The formula has two implementations. torch.compile can trace the loop below, which supports second derivatives;
-    `fused_dwa.py` is faster. Sums have at least float32 precision, and the result has the dtype of x.
+    The loop in `mix` supports torch.compile, torch.func and second derivatives; `fused_dwa.py` is faster. Sums are at
+    least float32, and the result has the dtype of x.
     """
 
     fused: bool = True

@@ -24,18 +24,16 @@ class DynamicHyperConnections(HyperConnections):
     """H <- A_r(H)^T H + B(H)^T T(A_m(H)^T H): dynamic Hyper-Connections (arXiv:2409.19606, eq. 8-13).
 
     The weights of a token are [A_m(H), A_r(H), B(H)^T] = s tanh(norm(H) W) + [A_m, A_r, B^T], one row per stream. A_m
-    and A_r share one scalar s, B has another, and both start at 0.01. W starts at zero. The static term starts as in
-    `StaticHyperConnections`, so a fresh model equals the static one. Weight decay applies to W and s only (section 4).
-    The norm is a LayerNorm of every stream without gain and bias, as in the paper's models.
+    and A_r share one scalar s, B has another, and both start at 0.01. W starts at zero, so the model starts equal to
+    `StaticHyperConnections`. Weight decay applies to W and s only (section 4). The norm is a LayerNorm of every stream
+    without gain and bias, as in the paper's models.
     """
 
     kind: Literal["dynamic_hyper_connections"] = "dynamic_hyper_connections"
-    passes: ClassVar[int] = HyperConnections.passes + 11
-    """Additional passes. Forward (4): the norm reads the streams and writes the normalised streams, the product with W
-    reads the normalised streams, and the product with A_m reads the streams. Backward (7): the product with A_m reads
-    the streams, the product with W reads the normalised streams and writes their gradient, the norm reads the streams
-    and this gradient and writes the gradient of the streams, and gradient accumulation reads the gradient of the
-    streams."""
+    stream_accesses: ClassVar[int] = HyperConnections.stream_accesses + 11
+    """Additional reads and writes. Forward: norm (1 read, 1 write), product with W (1 read), product with A_m (1 read).
+    Backward: product with A_m (1 read), product with W (1 read, 1 write), norm (2 reads, 1 write), gradient
+    accumulation (1 read)."""
     eps: Epsilon = 1e-5
     """Added to the variance in the norm."""
 

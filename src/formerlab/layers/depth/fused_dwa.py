@@ -1,14 +1,14 @@
 """Fast implementation of averages over depth: one autograd node per block, and one pass over its gradients.
 
 Y_i = sum over j in S_i of alpha_ij X_j. For a loop, autograd accumulates dX_j destination by destination and
-materialises a full-size product for every alpha. Here every X_j has one node in the graph. The backward pass of this
-node runs when all dY_q with q >= j are computed. In one pass over them, it computes
+materialises a full-size product for every alpha. This implementation has one node for every X_j that an average reads.
+Its backward pass runs when all dY_q with q >= j are computed. In one pass over them, it computes
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
-A chain of scalar signals enforces this order: each node takes the signal of the previous node as an input and returns a
-signal for the next node. Autograd therefore visits the nodes from the last to the first. The node of X_0 comes last,
-when the gradients of all weights are complete. Each node saves only its X_j.
+Scalar signals enforce this order: each node takes the signal of the previous node as an input and returns a signal for
+the next node. Autograd therefore visits the nodes from the last to the first, which is the node of X_0. Each node saves
+only its X_j.
 """
 
 import functools
@@ -26,7 +26,7 @@ from formerlab.layers.depth.identity import Stream
 Signal = Float[Tensor, ""]
 Flat = Float[Tensor, " weights"]
 LAUNCH_BOUND = 2**17
-"""For residual streams with fewer elements, as in decoding, kernel launches take most of the time on a GPU."""
+"""Largest number of elements in a residual stream for which kernel launches take most of the time on a GPU."""
 
 
 class Layout:
@@ -37,7 +37,7 @@ class Layout:
         self.offsets: dict[int, int] = {}
         """Index of the first weight of each destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
-        """For each source, (destination, index of the weight) of all destinations that read it, in ascending order."""
+        """(destination, index of the weight) of all destinations that read a source, in ascending order, by source."""
         self.size = 0
         for destination, read_sources in sources.items():
             self.offsets[destination] = self.size
@@ -83,7 +83,7 @@ class FusedHistory:
 
 
 def _stacked_sum(streams: list[Stream], weights: Flat) -> Stream:
-    """Return the weighted sum with two kernel launches for any number of streams; the sum is at least float32."""
+    """Return the weighted sum with a constant number of kernel launches; the sum is at least float32."""
     compute_dtype = torch.promote_types(streams[0].dtype, torch.float32)
     with without_autocast(weights):
         total = torch.mv(torch.stack(streams).flatten(1).to(compute_dtype).T, weights.to(compute_dtype))
@@ -91,7 +91,7 @@ def _stacked_sum(streams: list[Stream], weights: Flat) -> Stream:
 
 
 class BackwardState:
-    """Backward-pass state that the nodes of one graph share; it also stores the mixing weights."""
+    """The mixing weights, and the state of a backward pass that the nodes of one graph share."""
 
     def __init__(self, layout: Layout, weights: Flat) -> None:
         self.layout, self.flat = layout, weights.detach()
@@ -103,13 +103,13 @@ class BackwardState:
 
     @functools.cached_property
     def weights(self) -> list[Scalar]:
-        """Python floats on the CPU; tensors on other devices, to avoid a synchronisation."""
+        """Floats on the CPU; tensors on other devices, to avoid a synchronisation."""
         return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
 
     def source_gradient(
         self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None
     ) -> Stream | None:
-        """Return dX_index, given dY_index; x is needed only for the gradients of the weights."""
+        """Return dX_index, given dY_index, or None if no gradient reaches X_index; store <dY_q, x> in `products`."""
         if signal is None:  # the first node of a backward pass: clear the state of an earlier pass
             self.gradients.clear()
             self.products.clear()
@@ -129,7 +129,7 @@ class BackwardState:
         return out
 
     def weight_gradient(self) -> Flat | None:
-        """Return the gradient of all weights at the end of a backward pass, or None if they are frozen."""
+        """Return the gradient of all weights, or None if they are frozen."""
         if not self.needs_weight_gradient:
             return None
         products = [self.products.get(weight, 0.0) for weight in range(self.layout.size)]
@@ -140,7 +140,7 @@ class BackwardState:
 
 
 class EmbeddingNode(Function):
-    """The node of X_0, which ends a backward pass with dX_0 and the gradient of all weights."""
+    """The node of X_0. Backward: dX_0 and the gradient of all weights."""
 
     @staticmethod
     def forward(ctx: Any, x: Stream, weights: Flat, state: BackwardState) -> Signal:
@@ -153,7 +153,6 @@ class EmbeddingNode(Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, signal: Signal | None) -> tuple[Stream | None, Flat | None, None]:
-        """Return dX_0 and the gradient of all weights."""
         (x,) = ctx.saved_tensors
         return ctx.state.source_gradient(0, x, None, signal), ctx.state.weight_gradient(), None
 

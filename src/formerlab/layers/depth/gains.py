@@ -12,13 +12,13 @@ class SkipsWithGains(DepthSpec):
     """x <- g x + f(norm(x)) with a learned scalar g for each of the two residual additions of every block
     (arXiv:2402.02622, section 4.1: Skips with Gains; official code, basewgains).
 
-    The gains start at 1, so a fresh model equals the plain Transformer bit for bit.
+    The gains start at 1, so the model starts bit-identical to the plain Transformer.
     """
 
     kind: Literal["gains"] = "gains"
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Count two reads per addition, x and its gradient, for the gradient of the gain."""
+        """Count two float32 reads per gain: x and the gradient of the sum."""
         return 2 * 4 * 2 * layers * width
 
 
@@ -41,6 +41,6 @@ class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):
         return (self.gains[index - 1].to(compute_dtype) * x.to(compute_dtype) + update).to(stream)
 
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return (i, i - 1, product of the two gains of block i), the weight along the residual connections."""
+        """Return (i, i - 1, product of the two gains of block i)."""
         gains = self.gains.detach().view(-1, 2).double().prod(dim=1).tolist()
         return [(i, i - 1, gain) for i, gain in enumerate(gains, start=1)]

@@ -20,33 +20,32 @@ Weights = tuple[
 
 
 class HyperConnections(DepthSpec):
-    """Base of the mixers with n residual streams instead of one (arXiv:2409.19606, eq. 2).
+    """Base of the mixers with n residual streams (arXiv:2409.19606, eq. 2).
 
-    A sub-layer T maps the streams H (n x width) of a token to A_r^T H + B^T T(A_m^T H). A_m (n x 1) combines the
-    streams into the input of T, A_r (n x n) mixes the streams, and B (1 x n) adds the output of T to the streams. The
-    streams start as n copies of the embedded tokens, and the final norm reads their sum (section 2.1).
+    A sub-layer T maps the streams H (n x width) of a token to A_r^T H + B^T T(A_m^T H), with A_m (n x 1), A_r (n x n)
+    and B (1 x n). The streams start as n copies of the embedded tokens, and the final norm reads their sum (section
+    2.1).
     """
 
     streams: int = Field(default=4, ge=1, le=64)
     """n: number of residual streams (the papers' expansion rate)."""
 
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the learned tensors of one sub-layer; tensors named `static` have no weight decay.
+        """Return {name: shape} of the learned tensors of one sub-layer.
 
-        The default is [A_m, A_r, B^T] with one row per stream.
+        `static` has no weight decay; its default is [A_m, A_r, B^T] with one row per stream.
         """
         return {"static": (self.streams, self.streams + 2)}
 
-    passes: ClassVar[int] = 10
-    """Number of times that a training step reads or writes all streams of a sub-layer. Forward: product with A_r (1
-    read, 1 write), sum with the output (1 read, 1 write). Backward: product (3 reads, 1 write), gradient accumulation
-    (1 read, 1 write)."""
+    stream_accesses: ClassVar[int] = 10
+    """Reads and writes of all streams per sub-layer and training step. Forward: product with A_r (1 read, 1 write), sum
+    with the output (1 read, 1 write). Backward: product (3 reads, 1 write), gradient accumulation (1 read, 1 write)."""
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        return 4 * self.passes * self.streams * 2 * layers * width
+        return 4 * self.stream_accesses * self.streams * 2 * layers * width
 
     def matmul_flops(self, layers: int, width: int) -> int:
-        """Return the FLOPs per token of the products with A_m and A_r in all sub-layers."""
+        """Return the FLOPs per token of the products with A_m and A_r."""
         return 2 * (2 * layers * self.streams * (self.streams + 1) * width)
 
     def saved_elements(self, width: int) -> int:
@@ -58,20 +57,17 @@ class StaticHyperConnections(HyperConnections):
     """H <- A_r^T H + B^T T(A_m^T H) with learned constant weights: static Hyper-Connections (arXiv:2409.19606, eq.
     1-5).
 
-    In sub-layer k (from 1; attention and feed-forward are one each), A_m starts as the unit vector e_(k mod n), A_r as
-    the identity and B as ones (eq. 14), so every stream of a fresh model equals the stream of the plain model. The
-    weights have no weight decay (section 4). Difference from the paper: the output projections of the sub-layers start
-    as in the plain model, so that models are comparable by seed; the paper scales their standard deviation by sqrt(n).
+    In sub-layer k (from 1; attention and feed-forward each count as one), A_m starts as the unit vector e_(k mod n),
+    A_r as the identity and B as ones (eq. 14). At initialisation, every stream therefore equals the stream of the plain
+    model. The weights have no weight decay (section 4). Difference from the paper: it scales the initial standard
+    deviation of the output projections by sqrt(n); this implementation does not, so that models are comparable by seed.
     """
 
     kind: Literal["static_hyper_connections"] = "static_hyper_connections"
 
 
 History = dict[int, tuple[Streams, Weights]]
-"""(input streams, weights) by sub-layer index.
-
-Entries are set by index, so that activation checkpointing can recompute a block.
-"""
+"""(input streams, weights) by sub-layer index, which activation checkpointing sets again in a recomputation."""
 
 
 class HyperConnectionsLayer(Mixer):
@@ -96,18 +92,17 @@ class HyperConnectionsLayer(Mixer):
         raise NotImplementedError
 
     def begin(self, x: Stream) -> tuple[Stream, History]:
-        """Copy X_0 into all streams."""
         history: History = {}
         streams = x.unsqueeze(-2).expand(-1, -1, self.streams, -1)
         return self._read(1, streams, history), history
 
     def add(self, index: int, x: Stream, update: Stream, history: History) -> Stream:
-        """Mix the streams, add the output of the sub-layer, and return the input of the next sub-layer."""
+        """Return the input of the next sub-layer; after the last sub-layer, return the sum of the streams."""
         check_index("sub-layer", index, self.sublayers)
-        streams, (_, carry, write) = history[index]
+        streams, (_, mix, write) = history[index]
         if not torch.is_grad_enabled():
             del history[index]
-        streams = (product(carry, streams) + write * update.unsqueeze(-2)).to(streams.dtype)
+        streams = (product(mix, streams) + write * update.unsqueeze(-2)).to(streams.dtype)
         return streams.sum(dim=-2) if index == self.sublayers else self._read(index + 1, streams, history)
 
     def _read(self, index: int, streams: Streams, history: History) -> Stream:
@@ -121,7 +116,7 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set eq. 14: sub-layer k reads stream k mod n, A_r is the identity, and the output is added to all streams."""
+        """Set the values of eq. 14."""
         for index, weights in enumerate(self.static, start=1):
             weights.zero_()
             weights[index % len(weights), 0] = 1.0
@@ -136,8 +131,8 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
 def split(weights: Float[Tensor, "batch time streams columns"]) -> Weights:
     """Split [A_m, A_r, B^T] into A_m^T, A_r^T and B^T."""
-    read, carry, write = torch.split(weights, [1, weights.shape[-2], 1], dim=-1)
-    return read.mT, carry.mT, write
+    read, mix, write = torch.split(weights, [1, weights.shape[-2], 1], dim=-1)
+    return read.mT, mix.mT, write
 
 
 def product(

@@ -19,7 +19,7 @@ def check_index(unit: str, index: int, count: int) -> None:
 
 
 def append(index: int, x: Stream, history: list[Stream]) -> None:
-    """Append X_index to the outputs of earlier blocks; raise ValueError if a block is missing or given twice."""
+    """Append X_index to the outputs of earlier blocks; raise ValueError unless blocks come in order."""
     if len(history) != index:
         raise ValueError(f"mix() got block {index}, expected block {len(history)}: call it once per block, in order")
     history.append(x)
@@ -28,11 +28,11 @@ def append(index: int, x: Stream, history: list[Stream]) -> None:
 class DepthSpec(LayerSpec):
     """Base of the specs of depth mixers: `build`, `params`, `bytes_moved` and `matmul_flops` take (layers, width).
 
-    `width` may be omitted for mixers whose size does not depend on it.
+    In `build`, `width` may be omitted for mixers whose size does not depend on it.
     """
 
     module: ClassVar[Any]
-    """The module class. `class MyMixer(Mixer, of=MySpec)` sets it."""
+    """The module class, set by `class MyMixer(Mixer, of=MySpec)`."""
 
     def build(self, layers: int, width: int | None = None) -> "Mixer":
         """Return the module for `layers` blocks."""
@@ -69,10 +69,9 @@ class Identity(DepthSpec):
 class Mixer(nn.Module):
     """The interface of all depth mixers, and the module of `Identity`.
 
-    A model calls its mixer at every residual addition inside a block (`add`) and between blocks (`mix`). One forward
-    pass calls `begin` once with X_0, the embedded tokens, then `add` twice and `mix` once for each block. The caller
-    owns the history, so no graph outlives a step. Activation checkpointing repeats the calls of `add` of a block with
-    the same sub-layer indices.
+    A forward pass calls `begin` once with X_0, the embedded tokens. For each block, it calls `add` at both residual
+    additions and `mix` after the block. The caller owns the history, so no graph outlives a step. During recomputation,
+    activation checkpointing calls `add` again with the same indices.
     """
 
     def __init__(self, layers: int = 0, width: int | None = None, spec: DepthSpec | None = None) -> None:
@@ -83,12 +82,11 @@ class Mixer(nn.Module):
             of.module = cls
 
     def extra_repr(self) -> str:
-        """Return the shapes of the mixer's weights, for `print(model)`."""
         parameters = self.named_parameters(recurse=False)
         return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in parameters)
 
     def reset_parameters(self) -> None:
-        """Set the initial weights; the base class has no weights."""
+        """Set the initial weights."""
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay."""
@@ -101,21 +99,22 @@ class Mixer(nn.Module):
     def add(self, index: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return the residual stream after sub-layer `index`: by default x + update.
 
-        Sub-layers are numbered from 1 to 2 x layers: the attention of block i is 2i - 1, and its feed-forward is 2i. x
-        is the input of the sub-layer before its norm, and `update` is its output. Raises ValueError for an index out of
-        range if the result depends on it.
+        The attention of block i (from 1) has index 2i - 1, and its feed-forward has index 2i. x is the input of the
+        sub-layer before its norm, and `update` is its output. Raises ValueError for an index out of range if the result
+        depends on it.
         """
         return x + update
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
-        """Return Y_index, the input of block index + 1, given the raw output X_index of block `index` (1 to layers).
+        """Return Y_index, given the output X_index of block `index` (from 1).
 
-        Raises ValueError for an index out of range if the result depends on it.
+        Y_index is the input of the next block or of the final norm. Raises ValueError for an index out of range if the
+        result depends on it.
         """
         return x
 
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return (destination block, source block, weight) of every learned static mixing weight."""
+        """Return (destination block, source block, weight) for mixers with one scalar per pair, otherwise []."""
         return []
 
 

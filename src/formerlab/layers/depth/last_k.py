@@ -9,9 +9,8 @@ from formerlab.spec import Layers
 class LastK(Averages):
     """Y_i = sum of alpha_ij X_j over the last K outputs j = i - K + 1 .. i (arXiv:2402.02622, Table 4: Last-K, K = 4).
 
-    The paper does not specify how X_0, the embedded tokens, is counted. The label in the table is "(+X_0)", but the
-    sparsity of 84 % at 48 blocks fits other interpretations. `embedding` chooses one of three interpretations. In all
-    of them, a fresh model equals the plain Transformer.
+    The paper does not specify how X_0, the embedded tokens, is counted: the label in its table is "(+X_0)", but the
+    sparsity of 84 % at 48 blocks fits other values of `embedding`. The model starts equal to the plain Transformer.
     """
 
     kind: Literal["last_k"] = "last_k"

@@ -13,12 +13,9 @@ Matrices = Float[Tensor, "batch time streams streams"]
 
 SCALE = 0.01
 """Initial alpha (arXiv:2512.24880, Table 5)."""
-START = 4.0
-"""Initial logit b of H_pre elements that start near 1; elements that start near 0 have logit -START.
-
-logistic(4) = 0.98 still has a gradient.
-"""
-RES_DIAGONAL = {"identity": START, "mixing": 1.0}
+PRE_LOGIT = 4.0
+"""Initial logit b of H_pre elements that start near 1; elements that start near 0 have logit -PRE_LOGIT."""
+RES_DIAGONAL = {"identity": PRE_LOGIT, "mixing": 1.0}
 """Initial b_res on the diagonal for each value of `start`; the other elements have the negative value.
 
 With 4 streams the diagonal of H_res starts at 0.999 or 0.711. At 0.999 the gradient of b_res is smaller than Adam's
@@ -36,17 +33,17 @@ class ManifoldHyperConnections(HyperConnections):
     The paper does not specify the following; we follow `StaticHyperConnections`. The streams start as copies, and the
     final norm reads their sum. phi starts at zero, b_post at 0 (H_post = 1), b_pre so that H_pre is near e_(k mod n),
     and b_res according to `start`. Weight decay applies to phi and alpha only. A doubly stochastic matrix does not
-    change equal streams, so a fresh model computes the plain model's function up to scales that the norms remove.
+    change equal streams, so the model starts with the plain model's function up to scales that the norms remove.
     """
 
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
-    passes: ClassVar[int] = HyperConnections.passes + 7
-    """Additional passes. Forward: norm, product and sub-layer read the streams (3). Backward: the gradient of the
-    product reads and writes the streams (2); gradient accumulation reads its two operands (2)."""
+    stream_accesses: ClassVar[int] = HyperConnections.stream_accesses + 7
+    """Additional reads and writes. Forward: norm, product with phi and product with H_pre (3 reads). Backward: product
+    with phi (1 read, 1 write), gradient accumulation (2 reads)."""
     iterations: Layers = 20
     """t_max: number of normalisations of columns and rows."""
     start: Literal["identity", "mixing"] = "identity"
-    """H_res of a fresh model: close to the identity, or mixed enough for b_res to be learned (see `RES_DIAGONAL`)."""
+    """Initial H_res: close to the identity, or mixed enough for b_res to be learned (see `RES_DIAGONAL`)."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
@@ -56,7 +53,9 @@ class ManifoldHyperConnections(HyperConnections):
         return self.streams, self.streams, self.streams**2
 
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of b, phi and alpha, each a concatenation over H_pre, H_post and H_res."""
+        """Return the shapes of b (`static`), phi (`dynamic`) and alpha (`scale`), concatenated over H_pre, H_post and
+        H_res.
+        """
         return {"static": (sum(self.sizes),), "dynamic": (sum(self.sizes), self.streams * (width or 0)), "scale": (3,)}
 
     def matmul_flops(self, layers: int, width: int) -> int:
@@ -64,10 +63,7 @@ class ManifoldHyperConnections(HyperConnections):
         return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
     def saved_elements(self, width: int) -> int:
-        """Estimate the saved elements per token and block.
-
-        They include the float32 streams, and the row and column factors of all Sinkhorn iterations.
-        """
+        """Add the float32 streams, and the row and column factors of all Sinkhorn iterations."""
         return super().saved_elements(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
 
 
@@ -81,10 +77,10 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
     def reset_parameters(self) -> None:
         for index, static in enumerate(self.static, start=1):
             pre, post, res = static.split(self.spec.sizes)
-            pre.fill_(-START)[index % self.streams] = START
+            pre.fill_(-PRE_LOGIT)[index % self.streams] = PRE_LOGIT
             post.zero_()
-            carry = RES_DIAGONAL[self.spec.start]
-            res.fill_(-carry).view(self.streams, -1).fill_diagonal_(carry)
+            diagonal = RES_DIAGONAL[self.spec.start]
+            res.fill_(-diagonal).view(self.streams, -1).fill_diagonal_(diagonal)
         for weights, scale in zip(self.dynamic, self.scale, strict=True):
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
@@ -95,20 +91,21 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
         scale = torch.cat(
             [alpha.expand(size) for alpha, size in zip(self.scale[index - 1].split(1), self.spec.sizes, strict=True)]
         )
-        # Dividing by the norm after the product gives the same result and saves less (section 4.3.1).
+        # The division by the norm follows the product, so that the normalised streams are not saved (section 4.3.1).
         logits = scale * (product(flat, self.dynamic[index - 1].mT) * inverse) + self.static[index - 1]
         pre, post, res = logits.split(self.spec.sizes, dim=-1)
-        carry = sinkhorn_knopp(res.unflatten(-1, (self.streams, self.streams)), self.spec.iterations)
-        return pre.sigmoid().unsqueeze(-2), carry, 2 * post.sigmoid().unsqueeze(-1)
+        mix = sinkhorn_knopp(res.unflatten(-1, (self.streams, self.streams)), self.spec.iterations)
+        return pre.sigmoid().unsqueeze(-2), mix, 2 * post.sigmoid().unsqueeze(-1)
 
 
 def sinkhorn_knopp(logits: Matrices, iterations: int) -> Matrices:
-    """Divide columns, then rows of exp(logits) by their sums, `iterations` times (arXiv:2512.24880, eq. 9).
+    """Normalise the columns and then the rows of exp(logits) to sum 1, `iterations` times (arXiv:2512.24880, eq. 9).
 
-    Rows then sum to 1, and columns approximately. Only the scale factors of rows and columns are stored, so autograd
-    does not save a matrix per iteration. The maximum of each column is subtracted first; the first division cancels it.
+    The rows of the result sum to 1, the columns approximately. The loop computes only scale factors of rows and
+    columns, so autograd does not save a matrix per iteration. The subtraction of the maximum of each column cancels in
+    the first division.
     """
-    # Move the stream dimensions to the front, so that sums over them are sums of long vectors.
+    # The stream dimensions come first, so that sums over them add long vectors.
     matrices = logits.movedim((-2, -1), (0, 1)).contiguous()
     matrices = (matrices - matrices.detach().amax(dim=0, keepdim=True)).exp()
     rows = torch.ones_like(matrices[:, :1])

@@ -15,12 +15,11 @@ class DynamicDense(Dilated):
     """Y_i = sum over j in S_i of A_ij X_j, A_i = gelu(RMSNorm(X_i) W_i1) W_i2 + a_i, if p divides i; otherwise Y_i =
     X_i (arXiv:2502.12170, MUDD connections).
 
-    A small network computes the weights A_i of each token from the output of block i; its number of hidden units is n =
-    |S_i|, as in the official code. We implement the paper's variant with one mixture for query, key, value and residual
-    stream ("dynamic dense"; MUDDFormer has one mixture for each). Differences from the paper: RMSNorm has no gain, and
-    there are no norms before and after the sum. W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1
-    and a_ij at 0, so a fresh model equals the plain Transformer bit for bit. S_i is the set of DenseFormer, with
-    dilation k and period p.
+    A small network computes the weights A_i of each token from the output of block i; it has |S_i| hidden units, as in
+    the official code. This is the paper's variant "dynamic dense" with one mixture for query, key, value and residual
+    stream; MUDDFormer has one mixture for each. Differences from the paper: RMSNorm has no gain, and there are no norms
+    before and after the sum. W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1 and a_ij at 0, so the
+    model starts bit-identical to the plain Transformer. S_i is defined as in DenseFormer (dilation k, period p).
     """
 
     kind: Literal["mudd"] = "mudd"
@@ -28,10 +27,8 @@ class DynamicDense(Dilated):
     """Added to the mean square in RMSNorm."""
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Add the traffic of the norm that precedes the small network to the traffic of the averages.
-
-        bfloat16: norm output 1 write and 2 reads, its gradient 1 write and 1 read. float32: read X_i, read dX_i, write
-        the accumulated dX_i.
+        """Add the traffic of the norm. In bfloat16, its output is written once and read twice, and the gradient of the
+        output is written once and read once. In float32, X_i and dX_i are read, and the accumulated dX_i is written.
         """
         return super().bytes_moved(layers, width) + (5 * 2 + 3 * 4) * len(self.sources_by_block(layers)) * width
 
@@ -63,7 +60,7 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: list[Stream]) -> Stream:
-        """Return Y_index and store X_index; weights and sum are at least float32."""
+        """Return Y_index and store X_index; the sum is at least float32."""
         check_index("block", index, self.layers)
         append(index, x, history)
         if index not in self.sources:

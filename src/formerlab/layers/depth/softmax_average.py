@@ -12,10 +12,9 @@ class SoftmaxAverage(Dilated):
     """Y_i = sum over j in S_i of softmax(beta_i)_j X_j, S_i = {j <= i : i - j is a multiple of k}, if p divides i;
     otherwise Y_i = X_i (arXiv:2311.02265, the weights of ELC-BERT).
 
-    The weights are static, as in DenseFormer. They are positive and sum to one, so a fresh model differs from the plain
-    Transformer. As in the official code of ELC-BERT, the logits start at 1 for the block's own output and at 0 for
-    earlier outputs; its `zero` variant has own = 0. In ELC-BERT the average replaces the residual connection around
-    attention; here the blocks keep their residual connections.
+    The model differs from the plain Transformer at initialisation. As in the official code of ELC-BERT, the logits
+    start at 1 for the block's own output and at 0 for earlier outputs; its `zero` variant has own = 0. In ELC-BERT the
+    average replaces the residual connection around attention; these blocks also have their residual connections.
     """
 
     kind: Literal["softmax"] = "softmax"
@@ -24,7 +23,6 @@ class SoftmaxAverage(Dilated):
 
     @property
     def initial_weights(self) -> tuple[float, float]:
-        """Initial logits of earlier outputs and of the block's own output."""
         return 0.0, self.own
 
 
