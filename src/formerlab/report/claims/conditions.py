@@ -42,8 +42,8 @@ PHRASES = {
     "rate_inside": ("the learning rate of {of} is not the best of its search, or is at the end of the range", "{:.0f}"),
     "loss_by_pruning": ("loss with {of} minus loss with the full cache: {value} nats", "{:.3g}"),
     "earlier_cost": (
-        "no result of {of} could meet the criterion, because the FLOPs of the models before it, relative to a "
-        "Transformer of equal loss, are {value}",
+        "no result of {of} could meet the criterion, because the FLOPs of the models before it, relative to our "
+        "most expensive Transformer, are {value}",
         "{:.2f}",
     ),
     "epochs_apart": ("the number of epochs of {of} differs by {value}", "{:.0%}"),
@@ -144,9 +144,9 @@ def start_tokens_per_parameter(runs: ArmRuns) -> float:
 
 
 def earlier_cost(runs: ArmRuns) -> float:
-    """Return the FLOPs of all models before the run's last stage, relative to a Transformer of the run's loss."""
-    ratio = runs.rows.run_metric(runs.arm, "flops_ratio_at_equal_loss").values
-    return float(ratio.mean() * (1 - runs.mean("flops") / runs.mean("flops_cumulative")))
+    """Return the FLOPs of all models before the run's last stage, relative to the largest FLOPs in its envelope."""
+    scratch = runs.rows.results.runs(runs.rows.study, runs.arm.envelope)["flops_cumulative"].max()
+    return float((runs.mean("flops_cumulative") - runs.mean("flops")) / scratch)
 
 
 def still_falling(runs: ArmRuns) -> float:
