@@ -67,7 +67,7 @@ def measure(options):
     import torch
 
     from formerlab.cache import Decay, KVCache, PrunedCache
-    from formerlab.evaluation.timing.decode import DynamicAttend
+    from formerlab.evaluation.timing.decode import DynamicKVCache
     from formerlab.evaluation.timing.timing import seconds
     from formerlab.models import Decoder
 
@@ -76,7 +76,7 @@ def measure(options):
     model = spec.build(seed=0).eval().to(options.device)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator).to(options.device)
-    caches = {"DynamicCache": DynamicAttend(), "full cache": KVCache(capacity=total)}
+    caches = {"DynamicCache": DynamicKVCache(), "full cache": KVCache(capacity=total)}
     caches["full cache, static"] = KVCache()
     for budget in options.budgets:
         caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), budget)

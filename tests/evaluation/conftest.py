@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 
 from formerlab.data.text.tokenizer import BytePairs
-from formerlab.evaluation.language.suites import task_of
+from formerlab.evaluation.language.suites import task_config
 from formerlab.models.decoder import Decoder, DecoderModel
 
 TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
@@ -53,7 +53,7 @@ def configs() -> list[dict]:
         }
         for _ in range(12)
     ]
-    return [task_of("next_words", {"test": rows}, "choices", " ", 1.0)]
+    return [task_config("next_words", {"test": rows}, "choices", " ", 1.0)]
 
 
 def naive_log_prob(model, context, continuation) -> tuple[float, bool]:

@@ -108,7 +108,7 @@ def test_a_linear_probe_is_better_than_chance(tmp_path):
 def test_translation_has_no_baseline():
     run = Run.model_construct(name="base", task=Translation.model_construct())
     with pytest.raises(
-        UserError, match=r"runs: 'base' has task.kind=translation; choose trained runs on text or images"
+        UserError, match=r"runs: 'base' has task.kind=translation; choose runs that were trained on text or images"
     ):
         Baselines().settings_for_run(run, questions=False)
 

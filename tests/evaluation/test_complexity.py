@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from formerlab.evaluation.timing.complexity import LAYERS, Complexity, longest_path, rows_of
+from formerlab.evaluation.timing.complexity import LAYERS, Complexity, complexity_rows, longest_path
 from formerlab.results.stages import TABLES
 
 SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, repeats=1)
@@ -28,7 +28,7 @@ def test_the_longest_path_equals_the_path_in_the_graph(name, n):
 
 
 def test_a_row_for_every_layer_and_size():
-    rows = list(rows_of(Complexity(lengths=(32, 64), widths=(8, 16), repeats=1)))
+    rows = list(complexity_rows(Complexity(lengths=(32, 64), widths=(8, 16), repeats=1)))
     names = TABLES["complexity.csv"].names
     assert len(rows) == 4 * 4
     assert all(row[names.index("time_s")] > 0 and row[names.index("memory_bytes")] > 0 for row in rows)

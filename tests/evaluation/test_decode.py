@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
 from formerlab.errors import UserError
-from formerlab.evaluation.timing.decode import DecodeSettings, DynamicAttend, measure, model_of
+from formerlab.evaluation.timing.decode import DecodeSettings, DynamicKVCache, measure, model_of
 from formerlab.evaluation.timing.timing import interleaved
 from formerlab.layers import Rotary
 from formerlab.models import Decoder
@@ -57,7 +57,7 @@ def test_bytes_count_the_retained_tokens(rows):
 def test_dynamic_cache_gives_equal_logits(lengths):
     model = model_of(RUN, 8, CPU)
     tokens = torch.arange(2 * sum(lengths)).reshape(2, -1) % 64
-    caches, start = (KVCache(), DynamicAttend()), 0
+    caches, start = (KVCache(), DynamicKVCache()), 0
     for chunk in tokens.split(lengths, 1):
         with torch.no_grad():
             torch.testing.assert_close(*(model(chunk, attend=cache, start=start) for cache in caches))

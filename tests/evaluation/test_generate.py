@@ -56,9 +56,9 @@ def test_the_end_of_the_document_ends_the_text(model, tokenizer):
 def test_the_text_stops_at_the_end_of_the_context_with_a_note(model, tokenizer):
     prompt, notes = "the cat sat on the mat", []
     room = 48 - len(tokenizer.encode(prompt).ids) + 1
-    continuation = generate(model, tokenizer, prompt, tokens=room, seed=1, tell=notes.append)
+    continuation = generate(model, tokenizer, prompt, tokens=room, seed=1, warn=notes.append)
     assert notes == []
-    assert generate(model, tokenizer, prompt, tokens=room + 1, seed=1, tell=notes.append) == continuation
+    assert generate(model, tokenizer, prompt, tokens=room + 1, seed=1, warn=notes.append) == continuation
     assert notes == [f"stopped after {room} of {room + 1} tokens, at the end of the model's context of 48"]
     with pytest.raises(UserError, match="shorten the prompt"):
         generate(model, tokenizer, "the cat sat " * 40, tokens=1)

@@ -6,7 +6,7 @@ import torch
 from formerlab.cache import TOVA, Local
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import StoredRows
-from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
+from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, passkey_rows
 from formerlab.models.decoder import Decoder
 
 
@@ -54,7 +54,7 @@ SETTINGS = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(
 
 def test_a_policy_retrieves_retained_numbers(tokenizer):
     policies, _, _, _, cache_sizes, _, depths, _, correct, _ = zip(
-        *rows(Copier(tokenizer.get_vocab_size()), tokenizer, SETTINGS), strict=True
+        *passkey_rows(Copier(tokenizer.get_vocab_size()), tokenizer, SETTINGS), strict=True
     )
     assert policies == ("full", "full", "local", "local")
     assert depths == (0.1, 1.0, 0.1, 1.0)
@@ -73,9 +73,11 @@ def test_a_stopped_stage_continues(tokenizer, tmp_path):
             return super().forward(*args, **kwargs)
 
     def measured_rows(model, settings):
-        return rows(model, tokenizer, settings, stored=StoredRows(tmp_path, "weights", code_of=lambda settings: "code"))
+        return passkey_rows(
+            model, tokenizer, settings, stored=StoredRows(tmp_path, "weights", code_hash=lambda settings: "code")
+        )
 
-    expected = rows(Copier(tokenizer.get_vocab_size()), tokenizer, SETTINGS)
+    expected = passkey_rows(Copier(tokenizer.get_vocab_size()), tokenizer, SETTINGS)
     model = Stopped(tokenizer.get_vocab_size())
     with pytest.raises(KeyboardInterrupt):
         measured_rows(model, SETTINGS)

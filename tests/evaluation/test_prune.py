@@ -130,7 +130,7 @@ def test_measures_equal_separate_runs_of_each_configuration(model, stream):
     windows = Windows(model, stream, 20, [0, 3])
     pairs = [Configuration(policy, budget) for budget in (4, 0.4) for policy in (Local(), H2O(), Decay())]
     rows = list(mask_measures(windows, pairs))
-    list(windows.observed(lambda _, layer: layers.append(layer)))
+    list(windows.observe_layers(lambda _, layer: layers.append(layer)))
     for policy, budget in pairs:
         expected = [
             distance_to_ideal(simulate(policy, layer.logits, budget)[0], ideal_attention(layer.probabilities, budget))

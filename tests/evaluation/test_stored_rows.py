@@ -38,7 +38,7 @@ def streams():
 def test_stored_rows_are_not_computed_again(streams, tmp_path):
     def forward_passes(out, weights, sweep=SWEEP, stops_at=None):
         model = Counting(stops_at)
-        stored = StoredRows(tmp_path / out / "stored", weights, code_of=lambda sweep: "code")
+        stored = StoredRows(tmp_path / out / "stored", weights, code_hash=lambda sweep: "code")
         prune(model, streams, None, sweep, tmp_path / out, stored=stored)
         return model.calls
 

@@ -108,7 +108,7 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
 
 MISTAKES = {
     "choices": [
-        ('{"query": "a", "choices": ["b"], "gold": 0}', "must be a list of two or more texts"),
+        ('{"query": "a", "choices": ["b"], "gold": 0}', "must be a list of two or more strings"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
         ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "is nan"),
         ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "is None"),
@@ -265,7 +265,11 @@ PIQA = {"goal": "the cat", "sol1": "sat", "sol2": "ran", "label": 0}
         ("piqa", [PIQA, PIQA | {"goal": None}], "row 2: field 'goal' contains a null"),
         ("piqa", [PIQA, PIQA | {"label": -1}], "row 2: the question is invalid .label -1 is not among the 2 choices"),
         ("piqa", [PIQA, PIQA | {"label": 2}], "row 2: the question is invalid .label 2 is not among the 2 choices"),
-        ("piqa", [PIQA, PIQA | {"sol2": ""}], "row 2: the question is invalid .choices .*are not texts"),
+        (
+            "piqa",
+            [PIQA, PIQA | {"sol2": ""}],
+            "row 2: the question is invalid .choices .*are not a list of non-empty strings",
+        ),
     ],
 )
 def test_a_damaged_copy_is_named(tokenizer, tmp_path, task, rows, message):

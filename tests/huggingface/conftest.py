@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from formerlab.data import BytePairs, Files, TextData, prepare
-from formerlab.evaluation.language.suites import task_of
+from formerlab.evaluation.language.suites import task_config
 from formerlab.files import sha256
 from formerlab.layers import Learned
 from formerlab.models import Decoder
@@ -56,4 +56,4 @@ def task():
         }
         for i in range(10)
     ]
-    return task_of("birds_local", {"test": rows}, "choices", " ", 1.0)
+    return task_config("birds_local", {"test": rows}, "choices", " ", 1.0)

@@ -199,7 +199,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             label=f"{stage.name} {name}",
             suites={suite_name: (spec, job["suites"][suite_name]) for suite_name, spec in specs.items()},
             input_hashes=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),
-            code_of=lambda settings: code_of_measuring(stage, run, settings, list(specs.values())),
+            code_hash=lambda settings: code_of_measuring(stage, run, settings, list(specs.values())),
             notes=notes,
         )
         module, settings = stage.measuring

@@ -87,7 +87,7 @@ def generate(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")},
         end_of_text=read_json(data / "manifest.json")["tokenizer"]["end_of_text"],
         stream=lambda text: print(text, end="", flush=True),
-        tell=notes.append,
+        warn=notes.append,
     )
     print(flush=True)
     for note in notes:

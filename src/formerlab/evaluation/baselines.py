@@ -22,7 +22,7 @@ from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import window_batches, window_count
 from formerlab.training.any_run import AnyRun
 
-Strength = Annotated[float, Field(gt=0.0, le=1e6)]
+InverseStrength = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class Baselines(Measurement):
@@ -32,14 +32,14 @@ class Baselines(Measurement):
     """Orders n of the n-gram models."""
     tokens: Count = 20_000_000
     """Maximum number of training tokens for the n-gram models, from the start; 20 million tokens need about 1 GB."""
-    strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    strengths: tuple[InverseStrength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     """Inverse regularisation strengths of the linear probe (C of scikit-learn); validation selects the best."""
 
     def settings_for_run(self, run: AnyRun, *, questions: bool) -> "Baselines | None":
         task = getattr(run, "task", None)  # a released model has no task, and its training data are unknown
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")
-            raise UserError(f"runs: {run.name!r} has task.kind={kind}; choose trained runs on text or images")
+            raise UserError(f"runs: {run.name!r} has task.kind={kind}; choose runs that were trained on text or images")
         return self
 
 
@@ -72,7 +72,7 @@ def _probe_rows(run: MeasuredRun, settings: Baselines) -> Iterator[tuple[Any, ..
     labels = {split: images.labels for split, images in splits.items()}
 
     def predict(probe: LogisticRegression, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-probabilities of all classes (images, classes) and of the correct class (images)."""
+        """Return log-probabilities of all classes (images, classes) and of the correct class (images)."""
         log_probs = probe.predict_log_proba(pixels[split])
         return log_probs, log_probs[np.arange(len(log_probs)), np.searchsorted(probe.classes_, labels[split])]
 

@@ -1,7 +1,6 @@
 """Base classes for stages that measure finished runs.
 
 The module of a stage has a class of settings and a function `measure(run, settings)`; docs/extending.md has an example.
-`commands/stages.py` chooses the device and writes the note and the record.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,20 +16,20 @@ from formerlab.spec import Spec, fingerprint
 from formerlab.training.any_run import AnyRun
 
 QUESTION_TOKENS = 4 * 3 * 64
-"""Estimated number of tokens for one question of each of the three embedded tasks, with a context for every choice."""
+"""Estimated tokens of three questions, one per embedded task: 4 choices of 64 tokens each, including the context."""
 
 
 class Measurement(Spec):
     """Settings of a measurement of finished runs."""
 
     cached: ClassVar[bool] = False
-    """Whether the model reads tokens one by one, under a cache policy."""
+    """Whether the cost estimate includes a cache update for every token."""
 
     def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings for one run, or None if the run is not measured.
 
-        `questions` is True if the run's data or the scale have questions. Raises UserError if the settings are invalid
-        for the run.
+        `questions` is True if the run's data set has questions or the scale has suites. Raises UserError for settings
+        that are invalid for the run.
         """
         return self
 
@@ -39,7 +38,7 @@ class Measurement(Spec):
         return []
 
     def tokens_read(self, run: AnyRun, questions: int) -> int | None:
-        """Estimate the number of tokens that are read for a run with `questions` questions; None if it is unknown."""
+        """Estimate the number of tokens that are read, or return None. `questions` is the number per embedded task."""
         return None
 
 
@@ -48,11 +47,10 @@ class MeasuredRun:
     """A finished run that a stage measures."""
 
     spec: AnyRun
-    """The run's spec."""
     model: Any
     """The final model on its device, in evaluation mode, or None if the stage does not use models."""
     device: str
-    """Device of the model: cpu or cuda."""
+    """cpu or cuda."""
     folder: Path
     """Folder of the run."""
     data: Path
@@ -60,11 +58,11 @@ class MeasuredRun:
     label: str
     """Stage and run, for the progress bar."""
     suites: dict[str, tuple[Suite, str | None]] = field(default_factory=dict)
-    """Question suites that the model answers, each with its fingerprint at planning time."""
+    """Question suites that the model answers, each with its fingerprint at planning time (None: files were missing)."""
     input_hashes: tuple[Any, ...] = ()
-    """Hashes of the weights, the data and the suites, on which the rows depend."""
-    code_of: Callable[[Measurement], str] = repr
-    """Returns the hash of the code that the stage runs for given settings."""
+    """Hashes of the weights, data and suites."""
+    code_hash: Callable[[Measurement], str] = repr
+    """Returns a string that identifies the code that computes rows with the given settings."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Additional entries of the record."""
 
@@ -78,20 +76,20 @@ Rows = list[Row]
 
 
 class StoredRows:
-    """A folder of rows on disk. The name of each file is the fingerprint of all inputs of its rows."""
+    """Rows on disk, in files that are named by the fingerprint of all inputs of their rows."""
 
     def __init__(
-        self, folder: Path | None = None, *input_hashes: Any, code_of: Callable[[Measurement], str] = repr
+        self, folder: Path | None = None, *input_hashes: Any, code_hash: Callable[[Measurement], str] = repr
     ) -> None:
-        """Rows are not stored if `folder` is None. `code_of` returns the hash of the code that the settings run."""
-        self.folder, self.input_hashes, self.code_of = folder, input_hashes, code_of
+        """Rows are stored only if `folder` is given. `MeasuredRun` describes `code_hash`."""
+        self.folder, self.input_hashes, self.code_hash = folder, input_hashes, code_hash
         self._used: set[str] = set()
 
     def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *inputs: Any) -> Rows:
-        """Return the stored rows of these settings and inputs; if they are missing, call `make` and store its rows."""
+        """Return the stored rows of these settings and inputs, or call `make` and store its rows."""
         if self.folder is None:
             return list(make())
-        path = self.folder / f"{fingerprint([*self.input_hashes, self.code_of(settings), *inputs])}.json"
+        path = self.folder / f"{fingerprint([*self.input_hashes, self.code_hash(settings), *inputs])}.json"
         self._used.add(path.name)
         if not path.exists():
             write_json(path, list(make()))
@@ -99,7 +97,7 @@ class StoredRows:
         return rows
 
     def remove_unused(self) -> None:
-        """Remove all files that the method `rows` did not use."""
+        """Remove the files that `rows` did not use."""
         for path in self.folder.iterdir() if self.folder is not None and self.folder.is_dir() else ():
             if path.name not in self._used:
                 path.unlink()

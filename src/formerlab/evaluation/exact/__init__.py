@@ -1,4 +1,4 @@
-"""Numeric checks of the exact claims: arithmetic on untrained models, in float64."""
+"""Numeric checks of the exact claims on untrained models."""
 
 from collections.abc import Callable
 from functools import partial

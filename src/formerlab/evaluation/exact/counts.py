@@ -17,7 +17,7 @@ from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.published import PUBLISHED, create_model
 from formerlab.models.translator import Translator, TranslatorModel
 
-ROWS: tuple[tuple[dict[str, int], int], ...] = (
+TABLE_3: tuple[tuple[dict[str, int], int], ...] = (
     ({}, 65),
     ({"layers": 2}, 36),
     ({"layers": 4}, 50),
@@ -30,7 +30,7 @@ ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({"d_key": 32}, 60),
     ({"hidden": 4096, "width": 1024, "heads": 16}, 213),
 )
-"""Changes of the base model and printed millions of parameters (Table 3 of arXiv:1706.03762); d_v is always 64."""
+"""Changed settings of the base model, and printed millions of parameters (Table 3 of arXiv:1706.03762)."""
 LANGUAGE_PRINTED = {
     "lm_150m": 150e6,
     "lm_450m": 450e6,
@@ -45,7 +45,7 @@ LANGUAGE_PRINTED = {
 VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
 """Parameters of the image models in Table 9, which prints 768 instead of 3072 feed-forward tokens for L/16 matched."""
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
-"""Widths of the 12-layer Transformers whose token-token constants Table 8 prints."""
+"""Widths of the 12-layer Transformers in Table 8, which prints their FLOPs per T^2 (attention between tokens)."""
 TIMES = (128, 4096)
 """Lengths at which FLOPs are counted. FLOPs are a T + b T^2, so two lengths determine b."""
 DENSE_PRINTED = {
@@ -59,7 +59,7 @@ DENSE_PRINTED = {
 """Millions of parameters in Table 1 of arXiv:2402.02622."""
 GRID = Complexity(lengths=(64, 128, 256, 512), widths=(64, 128, 256, 512))
 """Lengths n and widths d for Table 1 of arXiv:1706.03762, with kernel k = 3 and neighbourhood r = 32."""
-BARE = LayerNorm(gain=False, bias=False)
+PLAIN_NORM = LayerNorm(gain=False, bias=False)
 
 
 def count_parameters(build: Callable[..., nn.Module], spec: object) -> int:
@@ -75,12 +75,12 @@ def transformer_parameters() -> dict[str, float]:
     size with the most matching rows is used.
     """
     specs = []
-    for changes, _ in ROWS:
+    for changes, _ in TABLE_3:
         feedforward = Mlp(activation="relu", bias=True, hidden=changes.get("hidden", 2048))
         sizes = {name: size for name, size in changes.items() if name != "hidden"}
         specs.append(Translator().model_copy(update={"feedforward": feedforward, **sizes}))
     worst = max(abs(count_parameters(TranslatorModel, spec) - spec.params()) for spec in specs)
-    rows = [(spec.params(embedding=False), spec.width, printed) for spec, (_, printed) in zip(specs, ROWS, strict=True)]
+    rows = [(spec.params(embedding=False), spec.width, row[1]) for spec, row in zip(specs, TABLE_3, strict=True)]
     best = max(
         sum(abs((inner + vocabulary * width) / 1e6 - printed) <= 0.5 for inner, width, printed in rows)
         for vocabulary in range(32_000, 45_001, 50)
@@ -92,7 +92,7 @@ def transformer_parameters() -> dict[str, float]:
 
 
 def tokenformer_parameters() -> dict[str, float]:
-    """Count the parameters of language models, and compare them with the closed form and the printed sizes."""
+    """Compare parameter counts of language models with the closed form and the printed sizes."""
     numbers: dict[str, float] = {}
     for item, printed in LANGUAGE_PRINTED.items():
         spec = _tokenformer(item.partition("_")[2].replace("_", "."))
@@ -109,7 +109,7 @@ def tokenformer_parameters() -> dict[str, float]:
 
 
 def vision_parameters() -> dict[str, float]:
-    """Count the parameters of image models, and return them with the printed counts."""
+    """Compare parameter counts of image models with the printed counts."""
     numbers: dict[str, float] = {}
     for item, printed in VISION_PRINTED.items():
         total = count_parameters(create_model, f"tokenformer-{item.replace('_', '-')}")
@@ -136,7 +136,10 @@ def denseformer_parameters() -> dict[str, float]:
 
 
 def tokenformer_flops() -> dict[str, float]:
-    """Compare the FLOPs of a forward pass without logits with 2 N T + 4 L d T^2; also return the token-token FLOPs."""
+    """Compare the FLOPs of a forward pass, excluding logits, with 2 N T + 4 L d T^2 (N: parameters without embedding).
+
+    Also return the coefficients of T^2.
+    """
     numbers, worst = {}, 0.0
     for name, size in (("original", "124m"), ("grown", "757m")):
         spec = _tokenformer(size)
@@ -147,18 +150,18 @@ def tokenformer_flops() -> dict[str, float]:
             worst = max(worst, abs(count / closed - 1))
     for width in TRANSFORMER_WIDTHS:
         heads = width // (64 if width % 64 == 0 else 8)
-        spec = Decoder(layers=12, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE)
+        spec = Decoder(layers=12, width=width, heads=heads, context=4096, norm=PLAIN_NORM, final_norm=PLAIN_NORM)
         numbers[f"token_token_coefficient_{width}"] = _quadratic_coefficient(_count_flops(spec))
     return {"flops_closed_form_minus_counted_relative": worst} | numbers
 
 
 def _tokenformer(size: str) -> Any:
-    """Return the spec of a published model without gain and bias in the final norm, which the closed forms omit."""
-    return PUBLISHED[f"tokenformer-{size}"].model_copy(update={"context": 4096, "final_norm": BARE})
+    """Return the spec of a published model without parameters in the final norm, which the closed forms omit."""
+    return PUBLISHED[f"tokenformer-{size}"].model_copy(update={"context": 4096, "final_norm": PLAIN_NORM})
 
 
 def _count_flops(spec: Decoder) -> list[int]:
-    """Count the FLOPs of matrix products and attention in a forward pass without logits, for each length of TIMES."""
+    """Count the FLOPs of matrix products and attention in a forward pass, excluding logits, for each of TIMES."""
     with without_values():
         model = DecoderModel(spec)
     counts = []
@@ -192,10 +195,8 @@ def complexity() -> dict[str, float]:
     """Return slopes of counted multiply-adds, and the largest deviation of path lengths from Table 1 of the paper.
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
-    lengths below the width. For a recurrent layer, the path in the table includes the step from the input to the state.
-    The table assumes dilated causal kernels for convolution, and r positions on each side for restricted attention. Two
-    further numbers are path length / (n/k) for kernels without dilation, and path length / (n/r) for r positions in
-    total.
+    lengths below the width. The table counts the step from the input to the state of a recurrent layer. Two further
+    numbers are path length / (n/k) for kernels without dilation, and path length / (n/r) for r positions in total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

@@ -32,9 +32,10 @@ def sinusoid_linear_shift() -> dict[str, float]:
 
 
 def zero_keys(tau: TauRule) -> dict[str, float]:
-    """Double a model's parameter tokens with zero keys; return the largest change of a logit, in std of the logits.
+    """Double the number of parameter tokens of a model; the new keys are zero.
 
-    With tau = "keep", also return the gradient norm of the new keys at the first step.
+    Returns the largest change of a logit, divided by the standard deviation of the logits. With tau = "keep", also
+    returns the gradient norm of the new keys at the first step.
     """
     spec = Decoder(
         vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
@@ -90,7 +91,7 @@ def jacobian() -> dict[str, float]:
 
 
 def averages_at_start() -> dict[str, float]:
-    """Compare the initial logits of depth-weighted averages with the logits of a plain stack (arXiv:2402.02622)."""
+    """Compare the initial logits of a model with and without depth-weighted averages (arXiv:2402.02622)."""
     tokens, norm = torch.randint(97, (2, 16), generator=torch.Generator().manual_seed(2)), LayerNorm(bias=False)
     worst = 0.0
     for k, p in ((1, 1), (4, 1), (4, 5), (12, 1)):
@@ -119,7 +120,7 @@ def age_bias() -> dict[str, float]:
 
 
 def simulation_equals_eviction() -> dict[str, float]:
-    """Compare the logits and the retained keys of simulated and real eviction, for several policies and models."""
+    """Compare the logits and the retained keys of simulated and real eviction."""
     sizes = {"vocabulary": 31, "layers": 2, "width": 16, "heads": 4, "context": 24, "embedding_std": 0.5}
     models = (
         Decoder(**sizes, position=Rotary()),

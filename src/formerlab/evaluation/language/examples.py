@@ -13,13 +13,12 @@ from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
 from formerlab.files import is_utf8
 
-Form = Literal["choices", "contexts", "cloze", "pairs"]
+Format = Literal["choices", "contexts", "cloze", "pairs"]
 Row = dict[str, Any]
 Example = dict[str, Any]
 
 
-def means(*metrics: str) -> list[dict[str, Any]]:
-    """Return metrics of the harness whose values are means over examples."""
+def _mean_metrics(*metrics: str) -> list[dict[str, Any]]:
     return [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics]
 
 
@@ -29,24 +28,23 @@ def _gold(example: Example) -> int:
 
 LAST_WORD = {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text": "query", "target_delimiter": ""}
 PERPLEXITY = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
-FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
-    "choices": (means("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}),
+FORMATS: dict[Format, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "choices": (_mean_metrics("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}),
     # as in winogrande, `doc_to_text` returns the index of the correct context
-    "contexts": (means("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
+    "contexts": (_mean_metrics("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
     # as in lambada_openai
-    "cloze": ([*means("acc"), PERPLEXITY], LAST_WORD),
-    # as in blimp, but the sentence begins the document, so no space precedes it
-    "pairs": (means("acc"), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
+    "cloze": ([*_mean_metrics("acc"), PERPLEXITY], LAST_WORD),
+    # as in blimp, but without a space before the sentence
+    "pairs": (_mean_metrics("acc"), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
 }
 """Metrics and task fields by format, as in the harness's tasks."""
 
 
-def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") -> list[Example]:
-    """Return the examples of all files, sorted by a hash of their ids.
+def read_examples(paths: Sequence[Path], form: Format, prompt: str = "{query}") -> list[Example]:
+    """Return the examples of all files, sorted by a hash of their ids, so that the first n are a random sample.
 
-    The first n examples are therefore a random sample of all files, which is the same on every machine. The id of an
-    example is the row's `id`, the `UID` and `pairID` of BLiMP, or file and line; ids must be unique. Raises UserError
-    with the line of an invalid row.
+    The id of an example is `<UID>-<pairID>` if the row has both fields (BLiMP), otherwise `id`, otherwise file and
+    line. Raises UserError for an invalid row, and if two examples have the same id.
     """
     examples: dict[str, Example] = {}
     for path in paths:
@@ -70,7 +68,7 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
 
 
 def check_prompt(prompt: str) -> str:
-    """Return the prompt. Raises ValueError unless it contains at least one field in single braces."""
+    """Return the prompt. Raises ValueError unless the prompt contains a field in single braces."""
     if doubled := re.search(r"\{\{\s*(\w+).*?\}\}", prompt):
         raise ValueError(f"{doubled[0]}: double braces mean literal braces; write {{{doubled[1]}}}")
     if not [key for _, key, _, _ in string.Formatter().parse(prompt) if key]:
@@ -79,7 +77,7 @@ def check_prompt(prompt: str) -> str:
 
 
 def _fill(prompt: str, row: Row) -> str:
-    """Fill the fields of a prompt. Raises ValueError if a field is missing, or is not a text or a finite number."""
+    """Fill the fields of a prompt. Raises ValueError unless all fields are strings or finite numbers."""
     for _, key, _, _ in string.Formatter().parse(prompt):
         if key is not None:
             if key not in row:
@@ -87,14 +85,14 @@ def _fill(prompt: str, row: Row) -> str:
             value = row[key]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not (isinstance(value, str) or number):
-                raise ValueError(f"field '{key}' is {value!r}, but must be a text or a number")
+                raise ValueError(f"field '{key}' is {value!r}, but must be a string or a finite number")
     return prompt.format(**row)
 
 
-def make_example(form: Form, row: Row, prompt: str) -> Example:
-    """Convert a row to an example of its format.
+def make_example(form: Format, row: Row, prompt: str) -> Example:
+    """Convert a row to an example of its format. Raises ValueError for an invalid row.
 
-    In the format `contexts` each choice precedes the same ending: `continuation`, or the text after `_` in `sentence`.
+    In the format `contexts`, the ending is the field `continuation`, or the text after `_` in `sentence`.
     """
     if form == "pairs":
         return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
@@ -117,7 +115,7 @@ def make_example(form: Form, row: Row, prompt: str) -> Example:
 def _choices_and_gold(row: Row) -> tuple[list[str], int]:
     choices, gold = row.get("choices"), row.get("gold")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
-        raise ValueError(f"choices {choices!r} must be a list of two or more texts")
+        raise ValueError(f"choices {choices!r} must be a list of two or more strings")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(choices):
         raise ValueError(f"gold {gold!r} is not the index of one of {len(choices)} choices")
     return choices, gold
@@ -126,5 +124,5 @@ def _choices_and_gold(row: Row) -> tuple[list[str], int]:
 def _text(row: Row, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"field '{key}' is {value!r}, not a text")
+        raise ValueError(f"field '{key}' is {value!r}, but must be a non-empty string")
     return value

@@ -1,8 +1,4 @@
-"""The stage `flow`: information flow over the depth of a trained model (arXiv:2402.02622, section 5).
-
-The stage measures the cosine similarity of each block's input and the embedding, the loss after the mixing weights of
-smallest magnitude are set to zero, and the singular values of the weight matrices (Fig. 13).
-"""
+"""The stage `flow`: information flow over the depth of a trained model (arXiv:2402.02622, section 5 and Fig. 13)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -37,7 +33,7 @@ class Flow(Measurement):
     windows: Count = 256
     """Number of windows, evenly spaced over the held-out stream."""
     shares: tuple[Fraction, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-    """Fractions of the mixing weights that are pruned, in order of magnitude (Fig. 7: 0 to 50 %)."""
+    """Fractions of the mixing weights that are set to zero, smallest magnitude first (Fig. 7: 0 to 50 %)."""
 
     def tokens_read(self, run: AnyRun, questions: int) -> int:
         return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
@@ -50,13 +46,13 @@ def measure(run: MeasuredRun, settings: Flow) -> None:
 
 
 def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: Flow) -> Iterator[list[Cell]]:
-    """Yield the rows of one model.
+    """Yield rows (measure, place, kept, value) of one model.
 
-    In rows `cosine_with_embedding`, `place` is the block index i, and `value` is the mean over tokens of the cosine
-    similarity of Y_i and the embedding X_0. Y_i is the input of block i + 1; the last Y_i is the input of the final
-    norm. In rows `pruned_loss_nats`, the fraction `place` of the mixing weights with the smallest magnitude is set to
-    zero, and `kept` is the number of remaining weights. Only depth-weighted averages with unconstrained weights have
-    these rows.
+    - `cosine_with_embedding`: `value` is the mean cosine similarity of Y_i and the embedding X_0 over tokens, and
+      `place` is i. Y_i is the input of block i + 1; the last Y_i is the input of the final norm.
+    - `pruned_loss_nats`, for depth-weighted averages with unconstrained weights: `value` is the loss, `place` is the
+      fraction of mixing weights that is set to zero, and `kept` is the number of remaining weights.
+    - `singular values: <matrix>`: `place` is the relative rank.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -91,7 +87,7 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
 
 @contextmanager
 def _pruned(mixer: DepthWeightedAverageLayer, fraction: float) -> Iterator[int]:
-    """Set the fraction of mixing weights with the smallest magnitude to zero; yield the number of remaining weights."""
+    """Set a fraction of the mixing weights to zero, smallest magnitude first; yield the number of remaining weights."""
     alphas: list[nn.Parameter] = list(mixer.alphas.values())
     original = parameters_to_vector(alphas).detach()
     count = round(fraction * len(original))
@@ -113,10 +109,10 @@ MATRICES = {
 
 
 def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
-    """Yield (matrix name, relative rank, singular value) for the embedding and the MATRICES of the blocks.
+    """Yield (matrix name, relative rank, singular value) for the embedding and the MATRICES of linear projections.
 
     The rank is 0 for the largest value and 1 for the smallest. Values are divided by the largest value of the matrix,
-    then averaged over blocks. Projections without a weight matrix, such as Pattention, are left out.
+    then averaged over blocks.
     """
     matrices: dict[str, list[Tensor]] = {}
     for name, paths in MATRICES.items():

@@ -22,7 +22,7 @@ from formerlab.tasks.scoring import check_finite, evaluating
 log = logging.getLogger(__name__)
 
 INCOMPLETE = "\ufffd"
-"""The replacement character, which the tokenizer returns for a character whose bytes are not complete yet."""
+"""The replacement character, which the tokenizer returns for an incomplete sequence of bytes."""
 
 
 def generate(
@@ -37,18 +37,18 @@ def generate(
     attend: Attend | None = None,
     end_of_text: int | None = None,
     stream: Callable[[str], None] = lambda text: None,
-    tell: Callable[[str], None] = log.warning,
+    warn: Callable[[str], None] = log.warning,
 ) -> str:
     """Continue `prompt` by at most `tokens` tokens and return the new text.
 
-    Generation stops at the token that ends the document, or when the model's context is full. If the context is full,
-    `tell` is called with a message of one line.
+    Generation stops at the token that ends the document, or when the model's context is full. `warn` is called with a
+    message if a full context allows fewer than `tokens` tokens.
 
     `temperature` 0 takes the most probable token; `top_k` samples from the k most probable tokens. `attend` is an empty
     cache, such as a `PrunedCache` (default: a full cache). `end_of_text` is the id of the token that ends a document
     (default: the id of `<|endoftext|>`). `stream` is called with each new piece of text.
-    Raises UserError if the prompt is longer than the model's context, for invalid options, and for logits that are not
-    finite.
+    Raises UserError for invalid options, if the prompt is not UTF-8 or is longer than the model's context, and if a
+    logit is NaN or +inf.
     """
     _check_options(tokens, temperature, top_k, seed)
     check_text("prompt", prompt)
@@ -58,7 +58,7 @@ def generate(
         raise UserError(f"the prompt has {len(ids)} tokens, but the model's context is {context}; shorten the prompt")
     room = context - len(ids) + 1  # the last token is not fed back, so it needs no position
     new, streamed = list[int](), ""
-    prompt_length = len(tokenizer.decode(ids))  # the new tokens are decoded with the prompt, to keep a leading space
+    prompt_length = len(tokenizer.decode(ids))  # new tokens are decoded after the prompt, to keep a leading space
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "attend": attend}
     for token in sample(model, ids, tokens=min(tokens, room), **options):
         if token == end:
@@ -69,7 +69,7 @@ def generate(
             stream(text[len(streamed) :])
             streamed = text
     if len(new) == room < tokens:
-        tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {context}")
+        warn(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {context}")
     text = tokenizer.decode(ids + new)[prompt_length:]
     stream(text[len(streamed) :])
     return text
@@ -80,7 +80,7 @@ def _check_options(tokens: int, temperature: float, top_k: int | None, seed: int
         if value is not None and not least <= value < math.inf:
             raise UserError(f"{name}={value}: give a number of at least {least}")
     if not -(2**63) <= seed < 2**64:
-        raise UserError(f"seed={seed}: torch accepts seeds of 64 bits; give a number from 0 to {2**64 - 1}")
+        raise UserError(f"seed={seed}: torch accepts seeds of 64 bits; give a number from -2**63 to 2**64 - 1")
 
 
 def check_text(name: str, text: str) -> None:
@@ -90,7 +90,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """Return the id of the token that ends a document."""
+    """Return the id of `<|endoftext|>`. Raises UserError if the tokenizer does not have this token."""
     token: int | None = tokenizer.token_to_id(END_OF_TEXT)
     if token is None:
         raise UserError(f"the tokenizer has no token {END_OF_TEXT}; give end_of_text, the id that ends a document")
@@ -107,7 +107,7 @@ def sample(
     seed: int = 0,
     attend: Attend | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` token ids after `prompt`. The cache has the earlier tokens, so each step feeds only the newest."""
+    """Yield `tokens` token ids after `prompt`, by feeding the prompt and then one token per step to the cache."""
     attend = KVCache() if attend is None else attend
     device = model.embedding.device
     generator = torch.Generator().manual_seed(seed)
@@ -130,14 +130,15 @@ def sample_token(
 ) -> Int[Tensor, ""]:
     """Sample a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
 
-    Returns -1 if a logit is NaN or +inf, or if all are -inf. The result equals `torch.multinomial` with the CPU
-    `generator`, so a seed gives the same noise on every device, but the host does not wait for the logits.
+    Returns -1 if a logit is NaN or +inf, or if all are -inf. The noise is sampled on the CPU, so a seed gives the same
+    noise on every device. The token equals the result of `torch.multinomial` on a CPU, but the host does not wait for a
+    GPU.
     """
     if temperature == 0:
         token = logits.argmax()
     else:
         values, ids = logits.topk(min(top_k or len(logits), len(logits)))
-        # Subtract the largest logit first, so that a temperature close to zero gives -inf without overflow.
+        # Subtract the largest logit, so that a temperature close to zero does not overflow.
         probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
         noise = torch.empty(len(ids)).exponential_(generator=generator).to(ids.device, non_blocking=True)
         token = ids.gather(0, (probabilities / noise).argmax(0, keepdim=True))[0]

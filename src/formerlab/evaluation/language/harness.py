@@ -1,6 +1,6 @@
 """Load tasks of lm-evaluation-harness and tokenize their requests.
 
-This module imports lm_eval; import it only inside functions.
+Import this module only inside functions, because it imports lm_eval.
 """
 
 import io
@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True) -> dict[str, Any]:
-    """Load tasks once, for any number of evaluations.
+    """Load tasks; return a dict with the keys tasks, groups and group_map.
 
     A config is a task configuration of the harness: a dictionary with the keys of a task's YAML file, or the path of
-    such a file. With `offline` the hub is not accessed, and data sets of the hub must be in the local cache. Raises
-    UserError if a task cannot be loaded.
+    such a file. `offline` sets environment variables of this process, so that data sets of the hub are read from the
+    local cache. Raises UserError if a task cannot be loaded.
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        if constants := sys.modules.get("huggingface_hub.constants"):  # this module read the variable at its import
+        if constants := sys.modules.get("huggingface_hub.constants"):  # read the variable at its import
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     with quiet():
@@ -45,8 +46,8 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
             name = config["task"] if isinstance(config, dict) else Path(config).stem
             try:
                 loaded: dict[str, Any] = manager.load([config])
-            except Exception as error:  # the harness, datasets, the hub and file readers raise any exception
-                remedy = "prepare their data again, or set paths of complete local copies"
+            except Exception as error:  # the harness, datasets, the hub and file readers may raise any exception
+                remedy = "prepare the data set again, or set paths of complete local copies"
                 raise UserError(f"suite {name}: the questions cannot be loaded ({_cause(error)}); {remedy}") from error
             tasks = {kind: earlier | loaded[kind] for kind, earlier in tasks.items()}
     return tasks
@@ -64,9 +65,10 @@ def check_copy(name: str, task: Any) -> None:
     """
     with quiet():
         fields, solved_examples = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
-        for number, row in enumerate([*task.task_docs, *solved_examples], 1):
-            source = " (of the solved examples)" if number > len(task.task_docs) else ""
-            location = f"suites.{name}.paths: row {number}{source}"
+        questions = ((f"row {number}", row) for number, row in enumerate(task.task_docs, 1))
+        solved = ((f"row {number} of the solved examples", row) for number, row in enumerate(solved_examples, 1))
+        for row_name, row in chain(questions, solved):
+            location = f"suites.{name}.paths: {row_name}"
             if missing := sorted(fields - row.keys()):
                 raise UserError(
                     f"{location}: no field '{missing[0]}' among {', '.join(row)}; use the hub's field names"
@@ -75,7 +77,7 @@ def check_copy(name: str, task: Any) -> None:
                 raise UserError(f"{location}: field '{nulls[0]}' contains a null; correct or remove the row")
             try:
                 fault = _label_fault(task, row)
-            except Exception as error:  # templates and functions of the harness raise any exception
+            except Exception as error:  # templates and functions of the harness may raise any exception
                 fault = reason(error)
             if fault:
                 raise UserError(f"{location}: the question is invalid ({fault}); correct or remove the row")
@@ -103,7 +105,7 @@ def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
         return None
     choices = task.doc_to_choice(row)
     if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-        return f"choices {short_repr(choices)} are not texts"
+        return f"choices {short_repr(choices)} are not a list of non-empty strings"
     gold = task.doc_to_text(row) if task.multiple_input else task.doc_to_target(row)
     for label in gold if isinstance(gold, list) else [gold]:
         if label not in (range(len(choices)) if isinstance(label, int) else choices):
@@ -127,7 +129,7 @@ def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
             task.set_fewshot_seed(FEWSHOT_SEED)
             try:
                 task.build_all_requests(limit=limit)
-            except Exception as error:  # templates and functions of the harness raise any exception
+            except Exception as error:  # templates and functions of the harness may raise any exception
                 remedy = "set the path of a complete local copy"
                 raise UserError(f"suite {name}: a row is invalid ({reason(error)}); {remedy}") from error
     return by_name
@@ -135,7 +137,7 @@ def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the harness: its log messages below errors, and its progress bars, which have no option for it."""
+    """Silence the harness's log messages below errors, and its progress bars, which no option disables."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with redirect_stderr(io.StringIO()):
         yield
@@ -144,8 +146,8 @@ def quiet() -> Iterator[None]:
 class Encoder(TemplateLM):  # type: ignore[misc]
     """A model interface of the harness that tokenizes contexts and continuations and computes no probabilities.
 
-    The token `end_of_text` replaces an empty context (for `acc_mutual_info`). With `leading_token`, every context
-    begins with this token.
+    The token `end_of_text` replaces an empty context (for `acc_mutual_info`); with `leading_token` it also begins every
+    context.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: int, *, leading_token: bool = False) -> None:
@@ -154,7 +156,6 @@ class Encoder(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the token that replaces an empty context."""
         return self.end_of_text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -165,11 +166,11 @@ class Encoder(TemplateLM):  # type: ignore[misc]
     def encode(self, requests: list[Instance]) -> list[Encoded]:
         """Return the tokens of context and continuation of each request.
 
-        Raises UserError for an answer that adds no token to its context, because its probability would always be 1.
+        Raises UserError for an answer without tokens of its own, because its probability would always be 1.
         """
         try:
             encoded: list[Encoded] = TemplateLM.loglikelihood(self, requests, disable_tqdm=True)
-        except IndexError:  # without a context, the harness reads the answer's first token
+        except IndexError:  # the harness takes the first token of an answer without a context
             raise UserError("an answer without a context encodes to no tokens; remove its question") from None
         for pair, _, continuation in encoded:
             if pair is not None and not continuation:

@@ -4,8 +4,7 @@
 
 The discounts D of the counts 1, 2 and 3 or more are estimated from the counts of counts, and gamma(h) is the discounted
 mass divided by c(h). Below the highest order, c is the number of different preceding tokens. The recursion ends at the
-uniform distribution. NLTK has only one discount and is slow, and KenLM must be compiled, so this module implements the
-model.
+uniform distribution. NLTK has only one discount, and KenLM must be compiled.
 """
 
 from collections.abc import Sequence

@@ -51,12 +51,11 @@ class Question(NamedTuple):
 
 
 class Questions:
-    """All examples of tasks of the harness (a TaskDict), with tokenized requests.
+    """The first `limit` examples of each task of lm-evaluation-harness, with tokenized requests.
 
-    lm-evaluation-harness defines contexts, continuations and metrics. Only the first `limit` examples of each task are
-    used. `end_of_text` (default: the id of `<|endoftext|>`) replaces an empty context, and it precedes every context of
-    the tasks in `leading`. Raises UserError for a task that is not scored by log-probabilities; `lm_eval --model hf`
-    can run such a task on an exported folder.
+    `tasks` is the result of `load_tasks`. `end_of_text` (default: the id of `<|endoftext|>`) replaces an empty context,
+    and it precedes every context of the tasks in `leading`. Raises UserError for a task that is not scored by
+    log-probabilities; `lm_eval --model hf` can run such a task on an exported folder.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ def load_questions(run: MeasuredRun, limit: int | None = None) -> Questions:
     """Load the embedded questions of a run's data set and the run's suites. Raises UserError if a suite has changed."""
     for name, (suite, planned) in run.suites.items():
         if suite.state() not in (None, planned):
-            raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and run it again")
+            raise UserError(f"{run.label}: suite {name} has changed since the plan was made; start snakemake again")
     suites = {name: suite for name, (suite, _) in run.suites.items()}
     tasks = load_suites(suites, embedded_tasks(run.data))
     leading = [name for name, suite in suites.items() if suite.leading_token]

@@ -1,7 +1,7 @@
 """Question suites in addition to the embedded questions: local files, or tasks of lm-evaluation-harness.
 
-A suite of local files has its own prompts and rows, so its accuracy is not comparable with the harness's task, even for
-the same questions. Its name therefore ends in `_local`, and it has its own version.
+A suite of local files has its own prompts, so its accuracy is not comparable with the accuracy of the harness's task.
+Its name therefore ends in `_local`, and it has its own version.
 """
 
 import glob
@@ -17,18 +17,18 @@ from formerlab.data.manifest import file_hashes, read_manifest
 from formerlab.data.text.questions import TASKS
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
-from formerlab.evaluation.language.examples import FORMATS, Example, Form, check_prompt, read_examples
+from formerlab.evaluation.language.examples import FORMATS, Example, Format, check_prompt, read_examples
 from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
-"""Name suffix of suites from files, and only of these suites."""
+"""Suffix of the names of suites from files; other suites must not have it."""
 
 
-def task_of(
-    name: str, splits: dict[str, list[Example]], form: Form, delimiter: str, version: float, shots: int = 0
+def task_config(
+    name: str, splits: dict[str, list[Example]], form: Format, delimiter: str, version: float, shots: int = 0
 ) -> dict[str, Any]:
-    """Return a task configuration of lm-evaluation-harness with the examples of the split `test` as questions.
+    """Return a task configuration of lm-evaluation-harness that asks the examples of the split `test`.
 
     `shots` solved examples precede each question, from the split `train` if it exists, otherwise from `test`.
     """
@@ -57,21 +57,21 @@ def embedded_tasks(data: Path) -> Iterator[dict[str, Any]]:
     delimiters = {task.name: task.delimiter for task in TASKS}
     for entry in read_manifest(data)["questions"]:
         name, rows = entry["task"], [row for _, row in json_lines(data / entry["file"])]
-        yield task_of(name, {"test": rows}, "choices", delimiters[name], entry["version"])
+        yield task_config(name, {"test": rows}, "choices", delimiters[name], entry["version"])
 
 
 class _Suite(Spec):
     """Settings common to all suites."""
 
     shots: AnyCount = 0
-    """Number of solved examples before each question, equal for all models and policies."""
+    """Number of solved examples before each question; the same examples for all models and policies."""
     limit: Count | None = None
     """Maximum number of examples of a suite from files, a fixed random sample; null means all."""
     leading_token: bool = False
     """Begin every context with the token that ends documents; published accuracies are measured without this token."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return the files by setting. Raises UserError, with the suite's `name`, if a file is missing."""
+        """Return the files by key of the settings or by split. Raises UserError with `name` if a file is missing."""
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:
@@ -94,7 +94,7 @@ class LocalSuite(_Suite):
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files, folders or globs; `~` and `$NAME` are expanded, and paths may be relative to the working directory."""
-    format: Form = "choices"
+    format: Format = "choices"
     """choices: endings of one query. contexts: beginnings of one ending (WinoGrande, WSC). cloze: the last word of a
     text (LAMBADA). pairs: a good and a bad sentence; the good one should be more probable (BLiMP)."""
     prompt: str = "{query}"
@@ -102,8 +102,7 @@ class LocalSuite(_Suite):
     delimiter: str = " "
     """Text between context and ending; not for pairs."""
     shots_from: tuple[str, ...] = ()
-    """Files, folders or globs of solved examples in the same format; if empty, other questions of the suite are
-    used."""
+    """Files, folders or globs of solved examples in the same format (default: other questions of the suite)."""
     version: float = Field(default=1.0, gt=0.0, le=1e6)
     """Version of the task; increase it when files or prompt change."""
 
@@ -132,7 +131,7 @@ class LocalSuite(_Suite):
         if self.shots >= (pool := len(splits.get("train", splits["test"]))):
             source = "shots_from" if self.shots_from else "the suite's questions"
             raise UserError(f"suites.{name}.shots: {self.shots} must be less than the {pool} examples of {source}")
-        return task_of(name, splits, self.format, self.delimiter, self.version, self.shots)
+        return task_config(name, splits, self.format, self.delimiter, self.version, self.shots)
 
 
 class HarnessSuite(_Suite):

@@ -1,10 +1,4 @@
-"""Compare one alpha per layer and head with a single alpha for all heads.
-
-The alphas are chosen on validation windows and evaluated on test windows. Each head gets the alpha whose attention
-probabilities are closest to the ideal probabilities (mean 1 - cosine, on the attention of an unpruned pass). Two single
-alphas are chosen on the same windows, one by the same distance and one by the loss. The alpha chosen by the loss is the
-strongest baseline.
-"""
+"""Compare one alpha per layer and key-value head with one alpha for all heads (Decay article, eq. 5)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,7 +17,7 @@ from formerlab.tasks.window_losses import mean_loss
 
 
 class Headwise:
-    """An attention function that simulates Decay with one alpha per layer and key-value head (Decay article, eq. 5)."""
+    """An attention function that simulates Decay with one alpha per layer and key-value head."""
 
     def __init__(self, alphas: Sequence[Sequence[float]], budget: Budget, lengths: Int[Tensor, " batch"]) -> None:
         """`alphas` has shape (layers, kv_heads); `lengths` are the true lengths of the sequences."""
@@ -32,12 +26,13 @@ class Headwise:
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Return the attention output of a layer; heads with equal alphas are simulated together."""
-        groups = q.shape[1] // k.shape[1]
+        heads_per_kv_head = q.shape[1] // k.shape[1]
         out = q.new_empty(*q.shape[:3], v.shape[3])
         for alpha in sorted(set(self.alphas[layer])):
             members = [head for head, head_alpha in enumerate(self.alphas[layer]) if head_alpha == alpha]
             kv_heads = torch.tensor(members).to(q.device, non_blocking=True)
-            heads = (kv_heads[:, None] * groups + torch.arange(groups, device=q.device)).flatten()
+            within = torch.arange(heads_per_kv_head, device=q.device)
+            heads = (kv_heads[:, None] * heads_per_kv_head + within).flatten()
             simulation = Simulation(Decay(alpha=alpha), self.budget, self.lengths)
             out[:, heads] = simulation(layer, q[:, heads], k[:, kv_heads], v[:, kv_heads])
             self._cache_sizes += [simulation.realised_budget] * len(members)
@@ -45,14 +40,18 @@ class Headwise:
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
-        """Measured cache size: retained keys at the end as a fraction of the length, mean over layers and heads."""
+        """Retained keys at the end as a fraction of the length, mean over layers and heads."""
         return torch.stack(self._cache_sizes).mean(0)
 
 
 def head_distances(
     windows: Windows, alphas: Sequence[float], budget: Budget
 ) -> Float[Tensor, "alphas layers kv_heads"]:
-    """Return the distance of each head's attention from the ideal, for each alpha, as mean over windows and queries."""
+    """Return the distance (1 - cosine) between attention probabilities of Decay and of the ideal policy.
+
+    Both policies choose from the attention of an unpruned pass. Distances are means over windows, queries and the query
+    heads of a key-value head.
+    """
     distances: dict[tuple[float, int], list[Tensor]] = defaultdict(list)
 
     def observe(layer: int, attention: SimulatedLayer) -> None:
@@ -63,7 +62,7 @@ def head_distances(
             distance = distance_to_ideal(rows, ideal_attention(full, budget)).view(len(pruned), kv_heads, -1).mean(2)
             distances[alpha, layer].append(distance)
 
-    for _ in windows.observed(observe):
+    for _ in windows.observe_layers(observe):
         pass
     layers = 1 + max(layer for _, layer in distances)
     means = [[torch.cat(distances[alpha, layer]).mean(0) for layer in range(layers)] for alpha in alphas]
@@ -71,11 +70,11 @@ def head_distances(
 
 
 def calibrate(valid: Windows, test: Windows, alphas: Sequence[float], budget: Budget) -> tuple[list[Row], list[Row]]:
-    """Choose alphas on the windows `valid` and evaluate them on `test`.
+    """Choose alphas on the windows `valid`, evaluate them on `test`, and return the rows of two files.
 
-    There are three choices: the alpha of smallest distance per head, the single alpha of smallest distance, and the
-    single alpha of lowest loss. A single alpha is simulated like any other policy, so its losses equal the losses of
-    the sweep. Returns the rows of prune_alphas.csv and of prune_calibrated.csv.
+    There are three choices: for each head the alpha with the smallest distance, and for all heads the alpha with the
+    smallest mean distance and the alpha with the lowest loss. The losses of an alpha for all heads equal the losses of
+    the same Decay policy in the sweep. The files are prune_alphas.csv and prune_calibrated.csv.
     """
     losses = [mean_loss(valid.losses(Configuration(Decay(alpha=alpha), budget).attend)) for alpha in alphas]
     by_head = head_distances(valid, alphas, budget)

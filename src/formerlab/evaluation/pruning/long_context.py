@@ -1,10 +1,9 @@
 """Long-context tasks by the rules of RULER (arXiv:2404.06654, appendix B), generated from seeds without a download.
 
-There are seven tasks: needles in a given text (one, several keys, several values, several queries), variable tracking
-between sentences of noise, common words of a list, and frequent coded words. Templates, counts and scores follow RULER,
-with these deviations: keys and listed words come from the text, noise is added one sentence at a time, the solved
-example of variable tracking is shorter, and below `SOLVED_LENGTH` tokens no task has a solved example. A unit is a word
-of the text or list, or a sentence of noise; the number of units determines the length of an example.
+Templates, counts and scores follow RULER, with these deviations: keys and listed words come from the text, noise is
+added one sentence at a time, the solved example of variable tracking is shorter, and examples below `SOLVED_LENGTH`
+tokens have no solved example. A unit is a word of the text or list, or a sentence of noise; the number of units
+determines the length of an example.
 """
 
 import math
@@ -30,12 +29,12 @@ SOLVED_LENGTH = 1024
 """Examples of at least this length have a solved example (variable tracking and common words)."""
 SOLVED_CHAIN_LENGTH = 256
 """Length of the solved example of variable tracking."""
-MANY_WORDS = 4096
-"""From this length, common words occur 30 times and other words 3 times; in shorter lists, 6 times and once."""
+LONG_LIST_LENGTH = 4096
+"""Examples of at least this length have the larger counts of `common_words`."""
 TOKENS_PER_CODED_WORD = 50
 """Example length in tokens divided by the number of coded words (`frequent_words`)."""
 TEXT_WORDS = 20_000
-"""Number of words that are read from the embedded text."""
+"""Minimum number of words that are read from the embedded text."""
 NOISE = "The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again."
 DEPTHS = [round(100 * position / 39) for position in range(40)]
 """Depths of needles in per cent of the sentences."""
@@ -87,7 +86,10 @@ class Text:
 
 
 def read_text(path: Path | None = None) -> Text:
-    """Return the text of a file, by default the documentation of the standard library of this Python."""
+    """Return the text of a file, by default documentation of this Python's standard library.
+
+    Raises UserError for a file that is not readable.
+    """
     if path is not None:
         try:
             return Text(path.read_text(encoding="utf-8").split())
@@ -104,7 +106,7 @@ def read_text(path: Path | None = None) -> Text:
 def needles(
     text: Text, random: Random, units: int, length: int, *, keys: int = 1, values: int = 1, queries: int = 1
 ) -> Example:
-    """Hide `keys` x `values` needles at random depths between the sentences of the first `units` words."""
+    """Hide `keys` x `values` needles between the sentences of the first `units` words; ask for `queries` keys."""
     del length
     if units > len(text.words):
         raise TextTooShort
@@ -137,13 +139,18 @@ def variable_tracking(text: Text, random: Random, units: int, length: int, *, le
     return Example(prompt, start, names)
 
 
-def common_words(text: Text, random: Random, units: int, length: int, *, repeats: tuple[int, int] = (0, 0)) -> Example:
-    """List `units` words in random order, ten of them more often; `repeats` defaults to RULER's counts."""
-    frequent_count, other_count = repeats if any(repeats) else (30, 3) if length >= MANY_WORDS else (6, 1)
+def common_words(
+    text: Text, random: Random, units: int, length: int, *, repeats: tuple[int, int] | None = None
+) -> Example:
+    """List `units` words in random order.
+
+    `repeats` has the count of each of ten common words and the count of each other word (default: RULER's counts).
+    """
+    common_count, other_count = repeats or ((30, 3) if length >= LONG_LIST_LENGTH else (6, 1))
     if units > len(text.vocabulary):
         raise TextTooShort
     words = random.sample(text.vocabulary, units)
-    listed = words[:10] * frequent_count + words[10:] * other_count
+    listed = words[:10] * common_count + words[10:] * other_count
     random.shuffle(listed)
     return Example(COMMON[0].format(context=_numbered(listed)), COMMON[1], words[:10])
 
@@ -160,7 +167,7 @@ def frequent_words(text: Text, random: Random, units: int, length: int) -> Examp
 
 
 class TooFewUnits(Exception):
-    """The number of units is too small for the rule of the task."""
+    """The words with ranks 4 and 5 would be equally frequent."""
 
 
 class TextTooShort(Exception):
@@ -197,15 +204,14 @@ TASKS = {
     "frequent_words": Task(frequent_words, 50, 12),
 }
 """The tasks by name, with RULER's numbers of needles and lengths of answers."""
-Count = Callable[[str], int]
-"""Returns the number of tokens of a text."""
+CountTokens = Callable[[str], int]
 
 
-def examples(name: str, length: int, number: int, count: Count, text: Text, seed: int = 0) -> Iterator[Example]:
-    """Yield `number` examples of a task whose prompts and answers have 98 % to 100 % of `length` tokens.
+def examples(name: str, length: int, number: int, count: CountTokens, text: Text, seed: int = 0) -> Iterator[Example]:
+    """Yield `number` examples of a task whose prompt and maximum answer have 98 % to 100 % of `length` tokens together.
 
-    Each example has its own seed: (seed, task, length, index). Raises UserError for a length or a text that is too
-    short for the task.
+    The seed of an example is (seed, task, length, index). Raises UserError for a length outside LENGTHS or too short
+    for the task, and for a text that is too short.
     """
     if length not in LENGTHS:
         raise UserError(f"lengths: {length} is not in {LENGTHS[0]} to {LENGTHS[-1]} tokens; give another length")
@@ -213,20 +219,20 @@ def examples(name: str, length: int, number: int, count: Count, text: Text, seed
         key = f"{seed} {name} {length} {index}"
         solved = _solved(name, length, count, text, f"{key} solved") if length >= SOLVED_LENGTH else ""
         room = length - TASKS[name].answer_tokens - (count(solved) if solved else 0)
-        example = _fitted(name, TASKS[name], room, length, count, text, key)
+        example = _longest_example(name, TASKS[name], room, length, count, text, key)
         yield example._replace(input=solved + example.input)
 
 
-def _solved(name: str, length: int, count: Count, text: Text, seed: str) -> str:
-    """Return the solved example that precedes variable tracking and common words, or "" for other tasks."""
+def _solved(name: str, length: int, count: CountTokens, text: Text, seed: str) -> str:
+    """Return the solved example of variable tracking or common words, or "" for other tasks."""
     random = Random(seed)
     if name == "common_words":
-        units, repeats = (40, (10, 3)) if length >= MANY_WORDS else (20, (3, 1))
+        units, repeats = (40, (10, 3)) if length >= LONG_LIST_LENGTH else (20, (3, 1))
         example = common_words(text, random, units, 0, repeats=repeats)
         answer = _numbered(example.outputs)
     elif name == "variable_tracking":
         short = Task(partial(variable_tracking, letters=3), 0, 5)
-        example = _fitted(name, short, SOLVED_CHAIN_LENGTH, SOLVED_CHAIN_LENGTH, count, text, seed)
+        example = _longest_example(name, short, SOLVED_CHAIN_LENGTH, SOLVED_CHAIN_LENGTH, count, text, seed)
         answer = " ".join(example.outputs)
     else:
         return ""
@@ -234,7 +240,7 @@ def _solved(name: str, length: int, count: Count, text: Text, seed: str) -> str:
 
 
 def _largest(fits: Callable[[int], bool], min_units: int, max_units: int) -> int:
-    """Return the largest number from `min_units` to `max_units` that fits, by bisection; 0 if `min_units` does not."""
+    """Return the largest n, min_units <= n < max_units, for which `fits(n)` is true, by bisection, or 0."""
     low, high = min_units - 1, max_units
     while high - low > 1:
         middle = (low + high) // 2
@@ -242,8 +248,13 @@ def _largest(fits: Callable[[int], bool], min_units: int, max_units: int) -> int
     return low if low >= min_units else 0
 
 
-def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: Text, seed: str) -> Example:
-    """Return the example with the most units whose prompt has at most `room` tokens."""
+def _longest_example(
+    name: str, task: Task, room: int, length: int, count: CountTokens, text: Text, seed: str
+) -> Example:
+    """Return the example with the most units whose prompt has at most `room` tokens.
+
+    Raises UserError if the text is too short, or if no example fits.
+    """
 
     def make(units: int) -> Example:
         return task.make(text, Random(seed), units, length)
@@ -260,9 +271,8 @@ def _fitted(name: str, task: Task, room: int, length: int, count: Count, text: T
     units = _largest(fits, task.min_units, 2 * length)
     with suppress(TooFewUnits):
         if units and tokens(example := make(units)) < room - 0.02 * length:
-            raise UserError(
-                f"--text: {len(text.words)} words are too few for {name} at {length} tokens; give a longer text"
-            )
+            words = f"{len(text.words)} words" + f" ({len(text.vocabulary)} to list)" * (name == "common_words")
+            raise UserError(f"--text: {words} are too few for {name} at {length} tokens; give a longer text")
         if units:
             return example
     raise UserError(f"lengths: {length} tokens leave no room for an example of {name}; give a larger length")
@@ -276,7 +286,7 @@ def score(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
 
 
 def task_config(name: str, length: int, rows: Sequence[Example]) -> dict[str, Any]:
-    """Return the task of lm-evaluation-harness that asks these examples, named as in `needle_single_1024`."""
+    """Return a task configuration of lm-evaluation-harness with these examples, named as in `needle_single_1024`."""
     from datasets import Dataset
 
     metrics = ("string_match", "string_match_part")

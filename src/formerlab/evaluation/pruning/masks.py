@@ -1,8 +1,5 @@
-"""Measurements on unpruned forward passes: the keys that policies retain (Decay article, Fig. 3), and the scores of
-important and unimportant tokens from query to query (Fig. 5).
-
-A query may ignore an important token to which the next query attends. A decayed sum of attention retains such a token;
-a plain sum also retains tokens that were important only long ago.
+"""Measurements on unpruned forward passes: the keys that policies retain (Decay article, Fig. 3), and how the scores of
+important and unimportant tokens change with each query (Fig. 5).
 """
 
 from collections import defaultdict
@@ -20,13 +17,12 @@ from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
 FIGURE_3_POLICIES = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
-"""The policies of Fig. 3 of the Decay article."""
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
-"""Decay factors of the tracked scores: 0 gives the attention of the last query, and 1 gives the plain sum."""
-IMPORTANT = 0.1
+"""Decay factors of the tracked scores: 0 gives the attention of the last query, and 1 the mean over all queries."""
+IMPORTANT_FRACTION = 0.1
 """Fraction of the tokens in the first half that are important: they get the most attention from the second half."""
-RETAINED = 0.4
-"""Fraction of the tokens so far that a cache would retain by score; the other tokens are `missed`."""
+RETAINED_FRACTION = 0.4
+"""Fraction of the tokens up to a query that a cache retains by score; the other tokens are `missed`."""
 
 Scores = Float[Tensor, "alphas sequences queries keys"]
 Missed = Bool[Tensor, "alphas sequences queries keys"]
@@ -41,7 +37,7 @@ def mask_measures(
     All policies choose from the attention logits of the same unpruned forward pass, so pruning does not change hidden
     states. Values are means over layers, heads and queries.
     """
-    layers: dict[tuple[Configuration, str], list[Float[Tensor, " batch"]]] = defaultdict(list)
+    layer_values: dict[tuple[Configuration, str], list[Float[Tensor, " batch"]]] = defaultdict(list)
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
     def observe(layer: int, attention: SimulatedLayer) -> None:
@@ -53,25 +49,24 @@ def mask_measures(
             skipped = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
             distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in skipped.items()}
             for metric, value in (retention_measures(visible) | distances).items():
-                layers[configuration, metric].append(value)
+                layer_values[configuration, metric].append(value)
 
-    for numbers in windows.observed(observe) if configurations else ():
-        values = torch.stack([torch.stack(each).mean(0) for each in layers.values()]).tolist()
-        for (configuration, metric), row in zip(layers, values, strict=True):
-            for window, value in zip(numbers, row, strict=True):
-                yield *configuration.cells(), window, metric, value, documents[window] if documents else None
-        layers.clear()
+    for indices in windows.observe_layers(observe) if configurations else ():
+        means = torch.stack([torch.stack(values).mean(0) for values in layer_values.values()]).tolist()
+        for (configuration, metric), row in zip(layer_values, means, strict=True):
+            cells = configuration.cells()
+            for window, value in zip(indices, row, strict=True):
+                yield *cells, window, metric, value, documents[window] if documents else None
+        layer_values.clear()
         states.clear()
 
 
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
-    """Yield the rows of prune_mask_dumps.csv: the keys that every query of the first window sees under each policy.
-
-    The policies are those in Fig. 3 of the Decay article, in head 0 of the middle layer. All policies choose from the
-    attention of the same unpruned pass.
+    """Yield the rows of prune_mask_dumps.csv: the keys that every query of the first window sees, in head 0 of the
+    middle layer, under FIGURE_3_POLICIES.
     """
     layers: list[SimulatedLayer] = []
-    for _ in windows.observed(lambda _, attention: layers.append(attention)):
+    for _ in windows.observe_layers(lambda _, attention: layers.append(attention)):
         middle = len(layers) // 2
         for budget in budgets:
             for policy in FIGURE_3_POLICIES:
@@ -82,12 +77,13 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
 
 
 def track_scores(attention: Square) -> tuple[Scores, Missed, Importance]:
-    """Track the scores S <- alpha S + p of the first half's tokens after every query of the second half.
+    """Track the scores S <- alpha S + p of the tokens in the first half, after every query in the second half.
 
-    Returns three tensors on the CPU, because they are collected for all layers and windows; the axis `sequences`
-    has one entry per sequence and head:
+    `attention` (batch, heads, time, time) has the probabilities p of an unpruned pass. Returns three tensors on the
+    CPU, because they are collected for all layers and windows; the axis `sequences` has one entry per sequence and
+    head:
     - the scores, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
-    - whether the score is outside the top fraction RETAINED of the scores of all tokens so far;
+    - whether the score is outside the top RETAINED_FRACTION of the scores of all tokens so far;
     - the mean attention of each token from the second half.
     """
     rows = attention.flatten(0, 1).double()
@@ -100,8 +96,8 @@ def track_scores(attention: Square) -> tuple[Scores, Missed, Importance]:
         weight = alphas * weight + (positions <= query)
         if query >= half:
             so_far = total[..., : query + 1]
-            least = so_far.kthvalue(query + 1 - max(1, round(RETAINED * (query + 1))), dim=-1, keepdim=True).values
-            missed.append(so_far[..., :half] <= least)
+            rank = query + 1 - max(1, round(RETAINED_FRACTION * (query + 1)))
+            missed.append(so_far[..., :half] <= so_far.kthvalue(rank, dim=-1, keepdim=True).values)
             scores.append(total[..., :half] / weight[..., :half])
     means = torch.stack(scores, 2).float()
     return means.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu()
@@ -115,19 +111,19 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
     missed tokens.
     """
     layers: list[tuple[Scores, Missed, Importance]] = []
-    for _ in windows.observed(lambda _, simulated: layers.append(track_scores(simulated.probabilities))):
+    for _ in windows.observe_layers(lambda _, simulated: layers.append(track_scores(simulated.probabilities))):
         pass
     if not layers:
         return
     tracked, missing, importances = zip(*layers, strict=True)
     importance = torch.cat(importances)[:, 1:]
-    count, half = max(1, round(IMPORTANT * importance.shape[1])), importances[0].shape[1]
+    count, half = max(1, round(IMPORTANT_FRACTION * importance.shape[1])), importances[0].shape[1]
     best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
     for index, alpha in enumerate(ALPHAS):
         scores, missed = (torch.cat([values[index] for values in each])[..., 1:] for each in (tracked, missing))
         for group, members in (("important", best), ("unimportant", ~best)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
-                tenths = np.quantile(values.numpy(), [0.1, 0.9]).tolist()  # torch.quantile takes at most 2^24 values
+                quantiles = np.quantile(values.numpy(), [0.1, 0.9])  # torch.quantile takes at most 2^24 values
                 fraction = missed[:, step][members].double().mean().item()
-                yield group, alpha, half + step, values.double().mean().item(), *tenths, fraction
+                yield group, alpha, half + step, values.double().mean().item(), *quantiles.tolist(), fraction

@@ -56,12 +56,13 @@ class Passkey(Measurement):
 
 def measure(run: MeasuredRun, settings: Passkey) -> None:
     """Write passkey.csv."""
-    stored = StoredRows(run.folder / ".passkey", *run.input_hashes, code_of=run.code_of)
-    run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, stored=stored))
+    stored = StoredRows(run.folder / ".passkey", *run.input_hashes, code_hash=run.code_hash)
+    tokenizer = load_tokenizer(run.data)
+    run.write("passkey.csv", passkey_rows(run.model, tokenizer, settings, label=run.label, stored=stored))
     stored.remove_unused()
 
 
-def rows(
+def passkey_rows(
     model: DecoderModel,
     tokenizer: Tokenizer,
     settings: Passkey,
@@ -69,9 +70,10 @@ def rows(
     label: str = "passkey",
     stored: StoredRows | None = None,
 ) -> Rows:
-    """Return one row per configuration, length, depth and number, with the greedy correctness and the log-probability.
+    """Return one row per configuration, length, depth and number.
 
-    An answer is correct if each of its tokens is the most probable token. Answers in `stored` are not computed again.
+    The last columns are 1 if each token of the answer is the most probable token, and the answer's log-probability in
+    nats. Answers in `stored` are not computed again.
     """
     stored, measured = stored or StoredRows(), Rows()
     cases = list(product(settings.depths, range(settings.numbers)))
@@ -81,7 +83,7 @@ def rows(
         for done, (configuration, length) in enumerate(product(compared, texts), 1):
             attend_for = partial(configuration.attend, position=model.position)
             answer = partial(answer_requests, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
-            inputs = (*configuration.single_policy(settings), length, settings.depths, settings.numbers)
+            inputs = (*configuration.row_key(settings), length, settings.depths, settings.numbers)
             answered = stored.rows(answer, *inputs)
             for case, (log_prob, greedy, realised) in zip(cases, answered, strict=True):
                 measured.append((*configuration.cells(), realised, length, *case, int(bool(greedy)), log_prob))
@@ -92,8 +94,8 @@ def rows(
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
     """Return the pass key, the token ids of the text with the question, and the token ids of the answer.
 
-    Text, question and answer have at most `length` tokens together. The pass key is sampled with the seed (length,
-    depth, number); complete filler lines surround it.
+    Text and answer together have at most `length` tokens. The pass key is sampled with the seed (length, depth, number)
+    and is surrounded by filler lines. Raises UserError if no filler line fits.
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     segments = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"
@@ -101,6 +103,6 @@ def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> t
     task, filler, hidden, question, answer = ids
     lines = (length - len(task) - len(hidden) - len(question) - len(answer)) // len(filler)
     if lines < 1:
-        raise UserError(f"lengths: {length} tokens leave no room for text around the question; give a larger length")
+        raise UserError(f"lengths: {length} tokens leave no room for a filler line; give a larger length")
     first = round(depth * lines)
     return key, [*task, *filler * first, *hidden, *filler * (lines - first), *question], answer

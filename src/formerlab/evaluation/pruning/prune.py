@@ -53,7 +53,7 @@ def _validate_policy(check: Callable[[Policy], object], policy: Policy) -> Polic
 Stepwise = Annotated[
     CachePolicy, AfterValidator(partial(_validate_policy, lambda policy: check_configuration(policy, 1.0)))
 ]
-"""A policy that evicts step by step. One-shot compression of a prompt is a separate mode with a separate table."""
+"""A policy that evicts step by step."""
 Compressing = Annotated[
     CachePolicy,
     AfterValidator(partial(_validate_policy, lambda policy: CompressedCache(policy, 1.0, PositionEncoding()))),
@@ -90,12 +90,11 @@ class PruneSweep(Measurement):
     question_limit: Count | None = None
     """Maximum number of examples per task, from the start; null means all."""
     calibration_windows: AnyCount = 0
-    """Number of validation windows for choosing alpha, both one per head and one for all heads; 0 disables the choice.
-    """
+    """Number of validation windows on which `calibrate` chooses from `alphas`; 0 or empty `alphas` disables it."""
     calibration_budgets: tuple[Budget, ...] = (0.2,)
-    """Cache budgets for the choice of alpha from `alphas`."""
+    """Cache budgets of the calibration."""
     score_windows: AnyCount = 0
-    """Number of windows for scores from query to query (Decay article, Fig. 5); 0 disables the measurement."""
+    """Number of windows for score trajectories (Decay article, Fig. 5); 0 disables the measurement."""
     mask_dump_tokens: AnyCount = 0
     """Number of tokens of the window with plotted masks (Decay article, Fig. 3); 0 disables the measurement."""
     mask_dump_budgets: tuple[Budget, ...] = (0.2,)
@@ -103,14 +102,14 @@ class PruneSweep(Measurement):
     one_shot: tuple[Compressing, ...] = ()
     """Policies for one-shot compression of a prompt (the first half of a window); losses are in prune_one_shot.csv."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
-    """Cache budgets of one-shot compression, as fractions of the prompt."""
+    """Cache budgets of one-shot compression: fractions of the prompt (float) or numbers of keys (int)."""
 
     def batch_of(self, context: int) -> int:
         """Return the number of windows per forward pass, for windows of `context` tokens."""
         return self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
 
     def configurations(self, budgets: Iterable[Budget]) -> list[Configuration]:
-        """Return the full cache, and every policy and Decay of every alpha at every budget, without duplicates."""
+        """Return the full cache, and all policies and a Decay policy for each alpha at every budget."""
         return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
 
     def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self:
@@ -141,7 +140,7 @@ def measure(run: MeasuredRun, settings: PruneSweep) -> None:
     cut = questions.truncated(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
-    stored = StoredRows(run.folder / ".prune", *run.input_hashes, code_of=run.code_of)
+    stored = StoredRows(run.folder / ".prune", *run.input_hashes, code_hash=run.code_hash)
     end = read_json(run.data / MANIFEST)["tokenizer"]["end_of_text"]
     documents = window_documents(streams["test"], settings.context or run.model.spec.context, end).tolist()
     prune(run.model, streams, questions, settings, run.folder, label=run.label, stored=stored, documents=documents)
@@ -160,31 +159,27 @@ def prune(
 ) -> None:
     """Write the files of COLUMNS into `out`.
 
-    Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. Every
-    configuration is measured on the same windows and questions. Alphas are calibrated on the stream `valid`. Rows in
-    `stored` are not computed again. Windows must not exceed the model's context. `documents` has the document index of
-    each window of `test`, or is empty.
+    Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. Alphas
+    are calibrated on the stream `valid`. Rows in `stored` are not computed again. Windows must not exceed the model's
+    context. `documents` has the document index of each window of `test`, or is empty.
     """
     stored, context = stored or StoredRows(), sweep.context or model.spec.context
     stream, batch, rows = streams["test"], sweep.batch_of(context), Rows()
-    numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
-    with Progress(len(compared) * len(numbers), label, unit="window") as progress:
-        windows = Windows(model, stream, context, numbers, batch, progress)
+    indices, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
+    with Progress(len(compared) * len(indices), label, unit="window") as progress:
+        windows = Windows(model, stream, context, indices, batch, progress)
         for done, configuration in enumerate(compared, 1):
-            read = partial(windows.losses, partial(configuration.attend, position=model.position))
-            losses = stored.rows(read, *configuration.single_policy(sweep), "windows", numbers, context, batch)
-            for number, (*loss, realised) in zip(numbers, losses, strict=True):
-                rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
-            progress.reach(done * len(numbers))
+            compute_losses = partial(windows.losses, partial(configuration.attend, position=model.position))
+            losses = stored.rows(compute_losses, *configuration.row_key(sweep), "windows", indices, context, batch)
+            for index, (*loss, cache_size) in zip(indices, losses, strict=True):
+                rows.append((*configuration.cells(), cache_size, *loss, documents[index] if documents else None))
+            progress.reach(done * len(indices))
     write_rows(out / "prune.csv", COLUMNS["prune.csv"], rows)
     rows = question_rows(model, questions, sweep, stored, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", COLUMNS["prune_questions.csv"], rows)
-    for name, make_rows in _other_files(model, streams, context, sweep, label, documents).items():
+    for name, make_rows in _row_functions(model, streams, context, sweep, label, documents).items():
         write_rows(out / name, COLUMNS[name], stored.rows(make_rows, sweep, sweep.to_dict(), name))
     stored.remove_unused()
-
-
-# Windows, questions and the other files have separate progress bars, because their speeds differ.
 
 
 def question_rows(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored: StoredRows, label: str) -> Rows:
@@ -195,14 +190,14 @@ def question_rows(model: DecoderModel, questions: Questions, sweep: PruneSweep, 
         for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
             answer_all = partial(questions.scores, model, **batches, attend_for=attend_for, progress=progress)
-            settings, *inputs = configuration.single_policy(sweep)
+            settings, *inputs = configuration.row_key(sweep)
             scores = stored.rows(answer_all, settings, *inputs, "questions", sweep.question_limit, *batches.values())
-            rows += [(*configuration.cells(), realised, *score) for *score, realised in scores]
+            rows += [(*configuration.cells(), cache_size, *score) for *score, cache_size in scores]
             progress.reach(done * len(questions.encoded))
     return rows
 
 
-def _other_files(
+def _row_functions(
     model: DecoderModel,
     streams: Mapping[str, Stream],
     context: int,
@@ -210,14 +205,14 @@ def _other_files(
     label: str,
     documents: Sequence[int],
 ) -> dict[str, Callable[[], Iterable[Row]]]:
-    """Return the functions that make the rows of the other files, by file name."""
-    batch, test_numbers = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
+    """Return the functions that compute rows, by file, for all files except prune.csv and prune_questions.csv."""
+    batch, test_indices = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
     compared = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
 
-    def read(name: str, count: int, batch: int, make_rows: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
-        numbers = spread_windows(streams["test"], context, count)
-        with Progress(len(numbers), f"{label}, {name}", unit="window") as progress:
-            yield from make_rows(Windows(model, streams["test"], context, numbers, batch, progress))
+    def window_rows(name: str, count: int, batch: int, make_rows: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
+        indices = spread_windows(streams["test"], context, count)
+        with Progress(len(indices), f"{label}, {name}", unit="window") as progress:
+            yield from make_rows(Windows(model, streams["test"], context, indices, batch, progress))
 
     def dump_masks() -> Iterable[Row]:
         tokens = min(sweep.mask_dump_tokens, context)
@@ -225,35 +220,34 @@ def _other_files(
 
     @cache
     def calibrate_all() -> tuple[Rows, Rows]:
-        numbers = spread_windows(streams["valid"], context, sweep.calibration_windows)
-        budgets = sweep.calibration_budgets if numbers and sweep.alphas else ()
-        total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test_numbers))
+        indices = spread_windows(streams["valid"], context, sweep.calibration_windows)
+        budgets = sweep.calibration_budgets if indices and sweep.alphas else ()
+        total = len(budgets) * ((len(sweep.alphas) + 1) * len(indices) + 3 * len(test_indices))
         with Progress(total, f"{label}, alpha per head", unit="window") as progress:
-            valid = Windows(model, streams["valid"], context, numbers, batch, progress)
-            test = Windows(model, streams["test"], context, test_numbers, batch, progress)
+            valid = Windows(model, streams["valid"], context, indices, batch, progress)
+            test = Windows(model, streams["test"], context, test_indices, batch, progress)
             results = [calibrate(valid, test, sweep.alphas, budget) for budget in budgets]
         return [row for chosen, _ in results for row in chosen], [row for _, losses in results for row in losses]
 
     measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:], documents=documents)
     one_shot = partial(one_shot_losses, compared)
     return {
-        "prune_masks.csv": partial(read, "masks", sweep.mask_windows, min(batch, 16), measures),
+        "prune_masks.csv": partial(window_rows, "masks", sweep.mask_windows, min(batch, 16), measures),
         "prune_alphas.csv": lambda: calibrate_all()[0],
         "prune_calibrated.csv": lambda: calibrate_all()[1],
         "prune_mask_dumps.csv": dump_masks,
-        "prune_score_trajectories.csv": partial(read, "scores", sweep.score_windows, batch, score_trajectories),
-        "prune_one_shot.csv": partial(read, "one shot", sweep.windows if compared else 0, batch, one_shot),
+        "prune_score_trajectories.csv": partial(window_rows, "scores", sweep.score_windows, batch, score_trajectories),
+        "prune_one_shot.csv": partial(window_rows, "one shot", sweep.windows if compared else 0, batch, one_shot),
     }
 
 
 def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -> Iterator[Row]:
     """Yield the rows of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
 
-    The first half is the prompt, and budgets are fractions of the prompt. The full cache is the baseline and comes
-    first.
+    The full cache comes first, as the baseline.
     """
     model, half = windows.model, windows.context // 2
-    for numbers, tokens in windows.batches():
+    for indices, tokens in windows.batches():
         if tokens.shape[1] <= windows.context:
             continue  # the second half of a partial window is shorter
         for configuration in (Configuration(Full(), 1.0), *configurations):
@@ -265,5 +259,5 @@ def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -
             targets = tokens[:, half + 1 :]
             losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
             retained = float(cache.mean_kept) / half if isinstance(cache, CompressedCache) else 1.0
-            for window, loss in zip(numbers, losses.tolist(), strict=True):
+            for window, loss in zip(indices, losses.tolist(), strict=True):
                 yield *configuration.cells(), retained, half, window, targets.shape[1], loss

@@ -30,15 +30,15 @@ class Configuration(NamedTuple):
         return Simulation(self.policy, self.budget, lengths, position=position)
 
     def cells(self) -> Row:
-        """Return the cells of policy, alpha, recent and budget.
+        """Return the values of the columns policy, alpha, recent and budget.
 
-        Alpha and recent have separate columns, which are empty if the scoring policy does not have these fields.
+        Alpha and recent are None for scoring policies without them; except in Decay and H2O, recent = 0 is also None.
         """
         values = self.policy.scorer.model_dump(mode="json")
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget
 
-    def single_policy(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
-        """Return the settings, policy and budget that identify stored rows of this configuration."""
+    def row_key(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
+        """Return the settings, policy and budget that identify the stored rows of this configuration."""
         emptied = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
         return settings.model_copy(update={"policies": (self.policy,), **emptied}), self.policy.to_dict(), self.budget
 
@@ -62,7 +62,7 @@ class Windows:
     stream: Stream
     context: int
     """Number of predicted tokens per window."""
-    numbers: Sequence[int]
+    indices: Sequence[int]
     """Indices of the windows in the stream."""
     batch: int = 16
     """Number of windows per forward pass."""
@@ -70,20 +70,19 @@ class Windows:
     """Progress bar that counts windows."""
 
     def losses(self, attend_for: AttendFor) -> list[WindowLoss]:
-        """Return the loss of each window."""
-        options: dict[str, Any] = {"batch": self.batch, "windows": self.numbers, "progress": self.progress}
+        options: dict[str, Any] = {"batch": self.batch, "windows": self.indices, "progress": self.progress}
         return window_losses(self.model, self.stream, self.context, attend_for=attend_for, **options)
 
     def batches(self) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
-        """Yield batches of windows: their indices and their tokens."""
-        for numbers, tokens in window_batches(self.stream, self.context, self.numbers, self.batch):
-            yield numbers, tokens.to(self.model.embedding.device)
+        """Yield the indices and the tokens of each batch of windows."""
+        for indices, tokens in window_batches(self.stream, self.context, self.indices, self.batch):
+            yield indices, tokens.to(self.model.embedding.device)
             if self.progress is not None:
-                self.progress.advance(len(numbers))
+                self.progress.advance(len(indices))
 
-    def observed(self, observe: Observer) -> Iterator[Sequence[int]]:
-        """Run unpruned forward passes, call `observe` for every layer, and yield the window indices of each batch."""
-        for numbers, tokens in self.batches():
+    def observe_layers(self, observe: Observer) -> Iterator[Sequence[int]]:
+        """Run unpruned forward passes, call `observe(layer, attention)` for every layer, and yield window indices."""
+        for indices, tokens in self.batches():
             with evaluating(self.model):
                 self.model(tokens[:, :-1], attend=Simulation(Full(), 1.0, observe=observe))
-            yield numbers
+            yield indices

@@ -1,7 +1,6 @@
-"""The stage `complexity`: cost of the layer types of Table 1 of arXiv:1706.03762.
+"""The stage `complexity`: multiply-adds, time, memory and path length of the layer types of arXiv:1706.03762, Table 1.
 
-The stage counts the multiply-adds of the mixing operation without the projections of self-attention, as in the table.
-It measures the time of the operation and computes its peak memory from the sizes of its tensors.
+As in the table, the operation of self-attention excludes the projections.
 """
 
 import math
@@ -32,8 +31,7 @@ class Complexity(Measurement):
     kernel: Size = 3
     """Kernel size k of the convolution; odd."""
     neighbourhood: Size = 32
-    """Neighbourhood r of restricted self-attention, a divisor of all lengths, because attention is within blocks of
-    r."""
+    """Neighbourhood r of restricted self-attention; divides all lengths, because the timed layer has blocks of r."""
     repeats: Count = 5
     """Number of timed calls; the shortest time is reported."""
 
@@ -48,10 +46,10 @@ class Complexity(Measurement):
 
 def measure(run: MeasuredRun, settings: Complexity) -> None:
     """Write complexity.csv, which does not depend on the weights of the run."""
-    run.write("complexity.csv", rows_of(settings))
+    run.write("complexity.csv", complexity_rows(settings))
 
 
-def rows_of(spec: Complexity) -> Iterator[list[Any]]:
+def complexity_rows(spec: Complexity) -> Iterator[list[Any]]:
     """Yield one row per layer type and per length or width."""
     points = [("n", n, spec.widths[0]) for n in spec.lengths] + [("d", spec.lengths[0], d) for d in spec.widths]
     for name in LAYERS:
@@ -65,8 +63,8 @@ def rows_of(spec: Complexity) -> Iterator[list[Any]]:
 
 
 def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Count the multiply-adds of a layer's mixing operation, which are proportional to n^2 d (self-attention), n d^2
-    (recurrent), k n d^2 (convolution) or r n d (restricted) (arXiv:1706.03762, Table 1), on PyTorch's meta device.
+    """Count the multiply-adds of a layer: O(n^2 d) for self-attention, O(n d^2) for a recurrent layer, O(k n d^2) for a
+    convolution, O(r n d) for restricted self-attention (arXiv:1706.03762, Table 1).
     """
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _layer(name, n, d, spec)()
@@ -76,8 +74,8 @@ def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
 def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
     """Return the maximum path length between two positions: the number of layers, or of recurrent steps.
 
-    The convolution of layer i has dilation k^i, which the table's log_k n requires. Restricted attention sees r
-    positions on each side.
+    Table 1 assumes that the convolution of layer i (from 0) has dilation k^i, and that restricted attention sees r
+    positions on each side. The timed layers have undilated kernels and blocks of r positions.
     """
     if name == "recurrent":
         return n - 1
@@ -86,7 +84,7 @@ def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
 
 
 def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
-    """Return the number of layers that connect two positions at this distance; `reach(i)` is the reach of layer i."""
+    """Return the number of layers that connect two positions at this distance; layer i (from 0) has reach(i)."""
     reached, layers = 0, 0
     while reached < distance:
         reached, layers = reached + reach(layers), layers + 1

@@ -1,8 +1,8 @@
 """The stage `decode`: speed and memory of decoding by context length, with full and pruned caches.
 
 Each repetition measures all caches in turn: a prompt of random tokens in one forward pass, then a few tokens one by
-one. Speed does not depend on trained weights, so the model of a run has initial weights and a context that is long
-enough for all prompts. Released models are loaded.
+one. The model of a run has initial weights, because trained weights do not change the speed. Released models are
+loaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ class DecodeSettings(Timing):
     batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
     """Batch sizes: sequences that are decoded together."""
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
-    """Policies of the pruned caches, which must be able to evict. The full cache and, if transformers is installed, its
-    DynamicCache are always measured."""
+    """Policies of the pruned caches; each policy must be able to evict step by step. The full cache and, if
+    transformers is installed, its DynamicCache are always measured."""
     budgets: Annotated[tuple[Budget, ...], Field(min_length=1)] = (0.2, 0.4)
     """Budgets of the pruned caches: fractions of the prompt length (float) or numbers of keys (int)."""
     tokens: Count = 16
@@ -52,7 +52,11 @@ class DecodeSettings(Timing):
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Estimate the bytes of a model, the logits of the longest prompt, and two caches of this length."""
+        """Estimate the bytes of a model, two caches, and logits of all positions, at the longest length.
+
+        Only logits of the last position are computed, so the estimate has a margin. Raises UserError if a released
+        model's context is too short.
+        """
         estimates, time = [], max(self.lengths) + self.tokens
         for run in runs:
             model = run.model
@@ -76,7 +80,7 @@ Load = Callable[[AnyRun, torch.device], DecoderModel]
 def measure(
     runs: Sequence[AnyRun], settings: DecodeSettings, device: torch.device, load: Load | None = None
 ) -> tuple[Rows, dict[str, str]]:
-    """Return one row per run, batch size, length, repetition and cache; `load` loads released models.
+    """Return one row per run, batch size, length, repetition and cache, and an empty dict of record entries.
 
     A row has the seconds of one step (one token of every sequence), the bytes of the retained keys and values after the
     last step, the bytes of a pruned cache's scores and positions including empty slots, and the seconds of the prompt.
@@ -108,7 +112,7 @@ def variants_of(settings: DecodeSettings) -> list[Variant]:
     full = Configuration(Full(), 1.0).cells()
     variants: list[Variant] = [(full, lambda model, length: KVCache(capacity=length + settings.tokens))]
     if find_spec("transformers") is not None:
-        variants.append((("dynamic_cache", *full[1:]), lambda model, length: DynamicAttend()))
+        variants.append((("dynamic_cache", *full[1:]), lambda model, length: DynamicKVCache()))
 
     def evicting(pruned: Configuration) -> Variant:
         return pruned.cells(), lambda model, length: PrunedCache(*pruned, model.position, length=length)
@@ -117,9 +121,8 @@ def variants_of(settings: DecodeSettings) -> list[Variant]:
 
 
 def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None = None) -> DecoderModel:
-    """Return the run's model with initial weights and this context length, or the released model that `load` returns.
-
-    The model is in evaluation mode, on the device.
+    """Return the run's model with initial weights and this context length, or the released model that `load` returns,
+    on the device and in evaluation mode.
     """
     if isinstance(run.model, Decoder):
         return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
@@ -127,8 +130,8 @@ def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None 
     return load(run, device)
 
 
-class DynamicAttend(KVCache):
-    """An attention function with transformers' DynamicCache, which allocates new memory for every token."""
+class DynamicKVCache(KVCache):
+    """A cache that stores keys and values in transformers' DynamicCache, which allocates memory for every token."""
 
     def __init__(self) -> None:
         from transformers import DynamicCache

@@ -1,7 +1,6 @@
 """The stage `speed`: measure the speed of training, forward passes and decoding of several runs in one process.
 
-Each repetition measures all runs in turn. Speed does not depend on trained weights, so models have initial weights.
-`EqualTime` uses the measured times to train two runs for equal times.
+Each repetition measures all runs in turn. Models have initial weights, because trained weights do not change the speed.
 """
 
 import io
@@ -43,12 +42,12 @@ class Speed(Timing):
 
 
 class EqualTime(Spec):
-    """Train for the same time as another run (arXiv:2402.02622, Table 3), computed from measured step times."""
+    """Train for the same time as another run (arXiv:2402.02622, Table 3), with the number of steps from speed.csv."""
 
     arm: str
     """Run of the same study with the training time to match."""
     reference: str
-    """Run of the same study that differs from this run only in the number of steps; `speed` times it with `arm`."""
+    """Run of the same study with this run's model, task and optimizer; `speed` must time `arm` and `reference`."""
 
     def ratio(self, path: Path) -> float:
         """Return the step time of `arm` divided by the step time of `reference`, median over repetitions in speed.csv.
@@ -70,8 +69,8 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
     """Return one row per repetition, run and measure, with the seconds and peak bytes of one step, pass or token.
 
     `memory_bytes` is the peak size of all tensors, including weights and, in training, gradients and AdamW's moments.
-    The allocator or the profiler counts it exactly, so it is measured once, in the warm-up and outside timed passes.
-    The second result is an entry of the record, the implementation of depth-weighted averages.
+    It is measured in repetition 0, in separate passes that are not timed. Also returns an entry of the record: the
+    implementation of depth-weighted averages in training and forward passes.
     """
     if any(run.compile for run in runs):  # above these limits, torch runs further models uncompiled without a message
         import torch._dynamo.config as dynamo
@@ -88,8 +87,8 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
                 peaks[run.name] = turn.bytes()
             else:
                 rows += [
-                    [run.name, unit, repetition, position, *size, times[unit], peaks[run.name][unit]]
-                    for unit, size in turn.sizes.items()
+                    [run.name, name, repetition, position, *size, times[name], peaks[run.name][name]]
+                    for name, size in turn.sizes.items()
                 ]
             models[run.name].to("cpu")
             progress.advance()
@@ -98,7 +97,7 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
 
 
 class Turn:
-    """The measurement of one run in one repetition; its model is the only one on the device."""
+    """The measurement of one run in one repetition."""
 
     def __init__(self, run: Run, model: DecoderModel, speed: Speed, device: torch.device) -> None:
         assert isinstance(run.task, LanguageModeling)  # the plan admits only decoders
@@ -114,20 +113,20 @@ class Turn:
     def seconds(self) -> dict[str, float]:
         """Return the seconds of one step, pass or token, by measure; steps use the training loop's clock.
 
-        One untimed step and one untimed pass run first as warm-up (compilation, kernel choice, memory allocation).
+        An untimed step or pass precedes each measurement (compilation, kernel choice, memory allocation).
         """
         spent, times = self._train(1 + self.speed.training_steps), {}
         times[TRAINING] = (spent[-1] - spent[1]) / self.speed.training_steps
-        for unit, work, count in ((FORWARD, self._forward, 1), (DECODE, self._decode, self.decoded)):
+        for name, work, count in ((FORWARD, self._forward, 1), (DECODE, self._decode, self.decoded)):
             work()
-            times[unit] = seconds(work, self.device) / count
+            times[name] = seconds(work, self.device) / count
         return times
 
     def bytes(self) -> dict[str, int]:
         """Return the peak bytes of all tensors, by measure."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         works = {TRAINING: lambda: self._train(2), FORWARD: self._forward, DECODE: self._decode}
-        return {unit: weights + peak_bytes(work, self.device) for unit, work in works.items()}
+        return {name: weights + peak_bytes(work, self.device) for name, work in works.items()}
 
     def _train(self, steps: int) -> list[float]:
         """Train the model for `steps` steps; return the cumulative training seconds before each step and at the end."""

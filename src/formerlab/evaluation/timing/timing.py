@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class Timing(Spec):
-    """Settings of a stage that times several runs of a study in turn, without trained weights."""
+    """Settings of a stage that times several runs of a study in turn."""
 
     depends_on: ClassVar[tuple[str, ...]] = ("model",)
     """Fields of a run's spec that affect its times."""
@@ -27,7 +27,7 @@ class Timing(Spec):
     """Number of timed repetitions."""
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Estimate the peak bytes of the stage, including models."""
+        """Estimate the peak bytes of the stage; by default the bytes of all models' weights in float32."""
         return sum(4 * run.model.params() for run in runs)
 
 

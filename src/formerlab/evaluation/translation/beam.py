@@ -12,7 +12,7 @@ from formerlab.cache import KVCache
 from formerlab.models.translator import TranslatorModel
 
 CHECK_EVERY = 8
-"""Number of steps between two checks for finished sentences on a GPU; each check synchronises with the device."""
+"""Number of steps between removals of finished sentences on a GPU; each removal synchronises with the device."""
 
 
 class Hypothesis(NamedTuple):
@@ -25,35 +25,35 @@ class Hypothesis(NamedTuple):
 
 
 @dataclass
-class Best:
+class BestTranslations:
     """The best finished translation of each sentence so far."""
 
-    tokens: Int[Tensor, "all time"]
+    tokens: Int[Tensor, "batch time"]
     """Token ids, padded with end tokens."""
-    scores: Float[Tensor, " all"]
+    scores: Float[Tensor, " batch"]
     """Log-probability divided by the length penalty, in float64; -inf for a sentence without a finished translation."""
-    finished: Int[Tensor, " all"]
+    finished: Int[Tensor, " batch"]
     """Number of finished translations per sentence."""
 
     def update(
         self,
         live: Int[Tensor, " sentences"],
         histories: Int[Tensor, "sentences beam time"],
-        top: Float[Tensor, "sentences beam"],
+        log_probs: Float[Tensor, "sentences beam"],
         origins: Int[Tensor, "sentences beam"],
-        ends: Bool[Tensor, "sentences beam"],
+        is_end: Bool[Tensor, "sentences beam"],
         penalty: float,
     ) -> None:
         """Store the best finished continuation of each sentence in `live` if its score exceeds the stored score.
 
-        `top` has the scores of the continuations in descending order, `ends` marks the finished continuations, and
-        continuation i extends `histories[origins[i]]`.
+        Continuation i of a sentence extends history `origins[i]`. `log_probs` are in descending order, `is_end` marks
+        the finished continuations, and `penalty` is their length penalty.
         """
-        ends = ends & (top > -math.inf)
-        self.finished[live] += ends.sum(dim=1)
-        ranks = torch.arange(ends.shape[1], device=ends.device)
-        first = ranks.where(ends, ends.shape[1] - 1).amin(dim=1, keepdim=True)  # the best, because `top` is sorted
-        score = (top.gather(1, first)[:, 0].double() / penalty).where(ends.any(dim=1), -math.inf)
+        is_end = is_end & (log_probs > -math.inf)
+        self.finished[live] += is_end.sum(dim=1)
+        ranks = torch.arange(is_end.shape[1], device=is_end.device)
+        first = ranks.where(is_end, is_end.shape[1] - 1).amin(dim=1, keepdim=True)
+        score = (log_probs.gather(1, first)[:, 0].double() / penalty).where(is_end.any(dim=1), -math.inf)
         better, time = score > self.scores[live], histories.shape[2]
         tokens = histories.gather(1, origins.gather(1, first)[:, :, None].expand(-1, -1, time))[:, 0]
         self.scores[live] = score.where(better, self.scores[live])
@@ -76,16 +76,14 @@ def beam_search(
     beam: int = 4,
     alpha: float = 0.6,
 ) -> list[Hypothesis]:
-    """Return the best translation of each source that beam search finds, with at most `limits` tokens plus the end.
+    """Return the best translation that beam search finds for each source sentence.
 
-    `real` is True for source tokens and False for padding; `end` is the id of the end token. Each step extends the
-    `beam` best hypotheses by every token. If one of the `beam` best continuations ends with the end token, it is a
-    finished translation. The `beam` best continuations that do not end are extended in the next step. A sentence is
-    done when `beam` hypotheses have finished, or when no unfinished hypothesis can exceed the best finished score.
-    Early stopping never changes the result, because the log-probability of a hypothesis only decreases and its length
-    penalty is at most the penalty of the limit. With beam = 1, the search is greedy decoding.
-
-    On a GPU, sentences that are done are removed from the batch only every CHECK_EVERY steps.
+    Translation i has at most `limits[i]` tokens plus the end token, whose id is `end`. `real` is False for padding.
+    Each step extends the `beam` best hypotheses by every token. Those of the `beam` best continuations that end with
+    the end token are finished translations. The `beam` best continuations without the end token are extended in the
+    next step. A sentence is done when `beam` hypotheses have finished, or when no unfinished hypothesis can exceed the
+    best finished score: log-probabilities only decrease, and the length penalty is largest at the limit. With beam = 1,
+    the search is greedy decoding.
     """
     encoded, device, count, longest_limit = model.encode(source, real), source.device, len(source), max(limits)
     check_every = 1 if device.type == "cpu" else CHECK_EVERY
@@ -94,13 +92,13 @@ def beam_search(
     bounds = torch.tensor(penalties, dtype=torch.float64).to(device, non_blocking=True)
     scores = torch.full((count, beam), -math.inf, device=device)
     tokens = torch.full((count, longest_limit + 1), end, device=device)
-    best = Best(tokens, scores[:, 0].double(), torch.zeros_like(longest))
+    best = BestTranslations(tokens, scores[:, 0].double(), torch.zeros_like(longest))
     scores[:, 0] = 0.0
     live, done = torch.arange(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
     histories = torch.empty(count * beam, 0, dtype=torch.long, device=device)
     newest = torch.full((count * beam, 1), end, device=device)
     cache, token_ids = KVCache(longest_limit + 1), torch.arange(model.spec.vocabulary, device=device)
-    for length in range(1, longest_limit + 2):  # tokens of a hypothesis that ends in this step, including the end
+    for length in range(1, longest_limit + 2):  # length of hypotheses that end in this step, including the end token
         logits = model.decode(newest, encoded, cache.length, cache.append)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
         if length > min(limits):  # hypotheses at the limit can only end
@@ -117,8 +115,8 @@ def beam_search(
         best.update(live, by_sentence, top[:, :beam], origins[:, :beam], ending[:, :beam], penalty)
         scores, order = top.masked_fill(ends, -math.inf).topk(beam, dim=1)
         origins, tokens = origins.gather(1, order), tokens.gather(1, order)
-        hopeful = scores[:, 0].double() / bounds[live] > best.scores[live]
-        done = done | ~hopeful | (best.finished[live] >= beam)
+        can_improve = scores[:, 0].double() / bounds[live] > best.scores[live]
+        done = done | ~can_improve | (best.finished[live] >= beam)
         rows = torch.arange(len(live), device=device)
         if length % check_every == 0:
             rows = (~done).nonzero()[:, 0]

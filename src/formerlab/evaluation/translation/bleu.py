@@ -1,4 +1,4 @@
-"""BLEU from counts per sentence, so that any set of sentences can be scored from its rows. Torch is not imported."""
+"""BLEU from counts per sentence, so that BLEU of any set of sentences can be computed from the rows of bleu.csv."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Metric = Literal["sacrebleu", "compound_split", "tokenized_lowercase"]
 
 METRICS: dict[Metric, str] = {
     "sacrebleu": "sacreBLEU, its own tokenisation (13a)",
-    "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper (there with Moses' tokenizer)",
+    "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper, which used Moses' tokenizer",
     "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; not a standard metric",
 }
 """Label of each metric. Only sacrebleu is comparable across papers; the other metrics are additional."""
@@ -24,7 +24,7 @@ STATISTICS = (
     *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),
     *("length", "reference_length"),
 )
-"""Counts of a sentence; the score of a corpus is computed from their sums."""
+"""Counts of a sentence; their sums give the score of a corpus."""
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
 
@@ -61,7 +61,7 @@ def signature(metric: Metric) -> str:
 
 
 def _tokenize(metric: Metric, text: str) -> str:
-    """Return the words of a text, separated by single spaces."""
+    """Tokenize a text (13a), in lower case or with split hyphens, and join its words with single spaces."""
     if metric == "tokenized_lowercase":
         return _tokenizer()(text.lower())
     return _HYPHEN.sub(" ##AT##-##AT## ", _tokenizer()(text))

@@ -42,7 +42,7 @@ class Decoding(Measurement):
     extra: AnyCount = 50
     """Maximum number of tokens of a translation in addition to the length of its source."""
     batch_tokens: Count = 4096
-    """Number of source tokens per batch, including padding."""
+    """Maximum number of source tokens, and of target tokens, per batch, including padding; at least one sentence."""
     attention_sentences: AnyCount = 0
     """Number of test sentences whose attention probabilities are written to attention.csv."""
 
@@ -90,7 +90,7 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
 
 
 def _attention(model: TranslatorModel, data: Path, tokenizer: Tokenizer, decoding: Decoding) -> Iterator[list[Any]]:
-    """Yield one row per attention probability, with the texts of the query and key tokens."""
+    """Yield one row per unmasked attention probability, with the texts of the query and key tokens."""
     pairs = load_pairs(data, "test")
     for number in range(min(decoding.attention_sentences, len(pairs))):
         batch = sentence_batch(pairs, [number]).to(model.embedding.device)

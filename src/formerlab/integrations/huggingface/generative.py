@@ -85,14 +85,14 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     digests = [sha256(repr(documents).encode()).hexdigest() for documents in examples]
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
-    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_code_hash)
+    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_hash=_code_hash)
     rows, done = Rows(), 0
     with Progress(len(lms) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
         for configuration, lm in zip(cache_configurations, lms, strict=True):
             lm.progress = progress
             for suite, documents, digest in zip(suites, examples, digests, strict=True):
                 compute_scores = partial(task_scores, lm, suite, **options)
-                scores = stored.rows(compute_scores, *configuration.single_policy(settings), [*suite["tasks"]], digest)
+                scores = stored.rows(compute_scores, *configuration.row_key(settings), [*suite["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
                 progress.reach(done := done + len(documents))
     write_rows(out, COLUMNS, rows)
