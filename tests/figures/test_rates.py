@@ -8,7 +8,7 @@ from fixtures.rows import grown, make_run, model, pattention, write_csv
 
 from formerlab.report.catalogue import catalogue
 from formerlab.report.families import families
-from formerlab.report.figures.every_study import at_the_edge, curves
+from formerlab.report.figures.every_study import at_the_edge, curves, plotted_runs
 from formerlab.report.figures.every_study import rates as figure
 from formerlab.report.write import draw_all
 from formerlab.results.read import Results
@@ -41,6 +41,10 @@ def rates(results):
     return figure.rows(results, ("*",), study="tokenformer")
 
 
+def rows_of_curves(root):
+    return curves.rows(Results(root), ("*",), study="tokenformer").set_index("run")
+
+
 def test_a_search_is_recognised_by_its_specs():
     spec = {"name": "a", "seed": 0, "optimizer": {"lr": 1.0}, "model": {"depth": {"kind": "identity"}}}
     other = json.loads(json.dumps(spec)) | {"name": "b", "seed": 1}
@@ -64,7 +68,7 @@ def test_the_lowest_mean_over_seeds_is_chosen(results):
 
 
 def test_a_best_rate_at_the_edge_of_its_grid_is_noted(results, tmp_path):
-    assert at_the_edge(rates(results)) == ["Transformer (books, 4 blocks, from scratch): 0.004, of 0.001 to 0.004"]
+    assert at_the_edge(rates(results)) == ["Transformer (books, 4 blocks, 200 steps): 0.004, of 0.001 to 0.004"]
     write_run(results.root, "linear-d", 8e-3, 4.6, 100)
     assert at_the_edge(rates(Results(results.root))) == []
 
@@ -85,24 +89,24 @@ def test_duplicate_runs_count_once(results):
 
 def test_models_with_equal_labels_are_distinguished_by_their_specs(tmp_path):
     for run, rate, norm in (("a", 1e-3, "rmsnorm"), ("b", 2e-3, "rmsnorm"), ("c", 1e-3, "none"), ("d", 2e-3, "none")):
-        write_run(tmp_path, run, rate, 4.0, spec=model() | {"norm": {"kind": norm}})
+        write_run(tmp_path, run, rate, 4.0, spec=model(projection=pattention(8)) | {"norm": {"kind": norm}})
         stage = grown("a") if norm == "rmsnorm" else {"init": "a"}
         write_run(tmp_path, f"stage-{run}", rate, 3.9, spec=model(projection=pattention(8)), **stage)
     rows = rates(Results(tmp_path))
     assert set(rows["family"]) == {
-        *("Transformer, RMSNorm", "Transformer, none"),
+        *("Tokenformer, RMSNorm", "Tokenformer, none"),
         *("grown as published", "Tokenformer, trained further"),
     }
     assert (
         rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained further"]
-        == "text, 4 blocks, from a parent"
+        == "text, 4 blocks, from a parent, 200 steps"
     )
 
 
 def test_the_curve_is_at_the_better_rate(tmp_path):
     for run, rate in (("a", 1e-3), ("b", 2e-3)):
         write_run(tmp_path, run, rate, 4.1 - 50 * rate)
-    rows = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")
+    rows = rows_of_curves(tmp_path)
     assert rows["family"].to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
     assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "the best rate alone is plotted"
 
@@ -111,18 +115,30 @@ def test_a_curve_has_its_difference_to_the_transformer_of_as_many_steps(tmp_path
     for seed, shift in enumerate((0.0, 0.5)):
         write_run(tmp_path, "plain", 1e-3, 4.0 + shift, seed)
         write_run(tmp_path, "tokens", 1e-3, 4.2 + shift, seed, spec=model(projection=pattention(8)))
-    rows = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")
+    rows = rows_of_curves(tmp_path)
     assert rows.loc["tokens", "difference_nats"] == pytest.approx(0.2)
     assert rows.loc["tokens", "difference_nats_low"] == pytest.approx(0.2), "paired by seed"
     assert (rows.loc["tokens", "control"], rows.loc["tokens", "_control"]) == ("plain", "Transformer")
     assert pd.isna(rows.loc["plain", "difference_nats"])
-    loss, minus = curves.draw(rows.reset_index()).axes
-    assert (loss.get_ylabel(), " ".join(minus.get_title().split())) == (
-        "validation loss (nats)",
-        "text, 4 blocks, minus Transformer",
-    )
+    write_run(tmp_path, "wide", 1e-3, 4.1, spec=model(projection=pattention(8)) | {"width": 96})
+    (panel,) = curves.draw(rows.reset_index()).axes
+    title = "text, 4 blocks, width 64, 200 steps: minus Transformer"
+    assert " ".join(panel.get_title().split()) == title
+    assert pd.isna(rows_of_curves(tmp_path).loc["wide", "control"]), "no Transformer of its width"
     write_run(tmp_path, "stage", 1e-3, 3.9, init="tokens")
-    assert "stage" not in set(curves.rows(Results(tmp_path), ("*",), study="tokenformer")["run"])
+    assert "stage" not in rows_of_curves(tmp_path).index
+
+
+def test_a_panel_has_the_control_the_compared_runs_and_then_the_lowest_losses():
+    runs = pd.DataFrame({"run": ["plain", "rms", "late-25", *"abcd", "hyper-connections-1"], "panel": "books"})
+    runs["family"] = runs["run"].replace({"plain": "Transformer", "rms": "Transformer, RMSNorm", "b": "a, lr 0.1"})
+    variants = runs["family"].str.partition(",")[0].where(runs["family"].str.startswith("Transformer"), "other")
+    plotted = plotted_runs(runs.assign(variant=variants, loss_nats=range(9, 1, -1)), ["late-*", "plain"])
+    assert plotted.groupby("_panel")["run"].agg(list).to_dict() == {
+        "books": ["late-25", "d", "c", "b"],
+        "books, Hyper-Connections": ["hyper-connections-1"],
+    }
+    assert set(plotted["control"]) == {"plain"}
 
 
 def test_losses_of_a_second_domain_have_a_separate_panel(tmp_path):
@@ -132,8 +148,8 @@ def test_losses_of_a_second_domain_have_a_separate_panel(tmp_path):
         write_run(tmp_path, f"on-{run}", rate, 3.9, init="a")
         write_run(tmp_path, f"elsewhere-{run}", rate, 2.9, init="a", data=second, spec=model(projection=pattention(8)))
     panels = rates(Results(tmp_path)).groupby("run")["panel"].first().to_dict()
-    starts = {"b": "text, 4 blocks, from scratch", "on-b": "text, 4 blocks, from a parent"}
-    starts["elsewhere-b"] = "second, 4 blocks, from a parent"
+    starts = {"b": "text, 4 blocks, 200 steps", "on-b": "text, 4 blocks, from a parent, 200 steps"}
+    starts["elsewhere-b"] = "second, 4 blocks, from a parent, 200 steps"
     assert {run: panels[run] for run in starts} == starts
 
 

@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, GREY, LETTER, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink, label_at_edge
+from formerlab.report.style import BLACK, GREY, LETTER, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -26,8 +26,8 @@ _LEAST_FACTOR = 2.5
 """The limits of a logarithmic axis with few ticks differ by at least this factor."""
 
 
-def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapping[Any, str]) -> None:
-    """Draw the rows of one panel. Series labels wrap at `letters` characters.
+def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str]) -> list[Label]:
+    """Draw the rows of one panel, and return the names to write beside it.
 
     `common` maps the y categories that adjacent forest plots share to colours, from top to bottom; it is empty if they
     share none. For `kind="line"`, the rows passed to `panel.finish` have a column `_at`: the x position after the
@@ -37,7 +37,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
         shades = LinearSegmentedColormap.from_list("", ["white", panel.plot_style("", rows)["color"]])
         heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or {"cmap": shades, "vmin": 0.0, "vmax": 1.0})
         panel.finish(axes, rows)
-        return
+        return []
     forest = panel.kind == "forest"
     rows = rows.dropna(subset=panel.x) if forest else rows
     seeds = rows_of_seeds(rows)
@@ -52,14 +52,13 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapp
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
     labels += [_level(axes, panel, str(name), level) for name, level in levels.groupby(panel.by, sort=False)]
-    if panel.outlier_factor or (not forest and "y" not in panel.log):
+    if not panel.ends and (panel.outlier_factor or (not forest and "y" not in panel.log)):
         _limit(axes, panel, means, rows)
     if rows["source"].eq("published").all():
         axes.set_facecolor(PUBLISHED_GROUND)
     _decorate(axes, panel, means)
     panel.finish(axes, rows)
-    if panel.name == "edge" and not forest:
-        label_at_edge(axes, labels, letters)
+    return labels if panel.name == "edge" and not forest else []
 
 
 def _draw_legend(axes: Axes, panel: "Panel", means: DataFrame) -> None:
@@ -155,7 +154,7 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
         (("x", panel.x), ("y", panel.y)), (("_pooled", so.Range(linewidth=4.5, alpha=0.35)), ("", bars))
     ):
         low, high = f"{column}{kind}_low", f"{column}{kind}_high"
-        if low in means and means[low].notna().any():
+        if low in means and means[low].notna().any() and not panel.ends:
             span = {f"{axis}min": low, f"{axis}max": high, "orient": "xy".replace(axis, "")}
             plot = plot.add(bar, data=means.dropna(subset=low), color="_series", **shared, **span)
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
@@ -192,6 +191,27 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
             ringed = points[points[panel.ring].eq(True)]
             axes.plot(ringed[at], ringed[panel.y], **style | {"linestyle": "", "zorder": 3} | _RING)
         labels.append(Label(points[at].iloc[-1], points[panel.y].iloc[-1], str(name), style["color"]))
+    return _ends(axes, panel, measured) if panel.ends else labels
+
+
+def _ends(axes: Axes, panel: "Panel", means: DataFrame) -> list[Label]:
+    """Draw the last point of each curve with its interval, side by side right of all curves, which set the limits."""
+    last = means.sort_values(panel.x).drop_duplicates(panel.by, keep="last").sort_values(panel.y)
+    end, labels = float(means[panel.x].max()), []
+    for nth, (name, point) in enumerate(last.groupby(panel.by, sort=False)):
+        style, at = panel.plot_style(str(name), point), end * (1.14 + 0.11 * nth)
+        bar = [point[f"{panel.y}_{side}"].iloc[0] for side in ("low", "high")]
+        axes.plot([at, at], bar, color=style["color"], linewidth=1.4)
+        axes.plot(at, point[panel.y], **style | {"linestyle": "", "markersize": 5})
+        labels.append(Label(at, point[panel.y].iloc[0], str(name), style["color"]))
+    axes.axvline(end, color=GREY, linewidth=0.6)
+    axes.set_xlim(0, end * (1.14 + 0.11 * len(last)))
+    axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, end) if tick <= end])
+    late = means.loc[means[panel.x] >= 0.5 * end, panel.y]
+    in_range = np.concatenate([[panel.zero or 0.0], late, *(last[f"{panel.y}{side}"] for side in ("_low", "_high"))])
+    low, high = np.nanmin(in_range), np.nanmax(in_range)
+    margin = 0.1 * (high - low) or 0.01
+    axes.set_ylim(low - margin, high + margin)
     return labels
 
 

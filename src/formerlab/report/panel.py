@@ -34,6 +34,7 @@ from formerlab.report.style import (
     PUBLISHED_INK,
     WIDEST,
     PlotStyle,
+    label_at_edge,
     plot_style,
     wrap,
 )
@@ -82,6 +83,8 @@ class Panel:
     """Formats the values of x; each value then has a tick."""
     ring: str = ""
     """Boolean column of points that are ringed."""
+    ends: bool = False
+    """Whether a curve has no band, but its last point with its interval to the right of all curves."""
 
     colours: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""
@@ -176,7 +179,7 @@ def layout(
         visible_rows.attrs["marks"] = set[str]().union(*(drawn_marks(*pair) for pair in pairs))
         note_texts = notes(visible_rows)
         figure = _figure(
-            data, pairs, columns or data[panels[0].facet].nunique(), height, width, next(iter(note_texts), "")
+            visible_rows, pairs, columns or data[panels[0].facet].nunique(), height, width, next(iter(note_texts), "")
         )
         absent = [name for name in wanted if not any(series.startswith(name) for series in present)]
         missing = [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
@@ -194,19 +197,21 @@ def _figure(
     Positions are fixed in inches without a layout engine, so the final size is known when labels are placed.
     """
     lefts, rights, width, letters = _sides_of_columns(pairs, columns, full_width)
-    titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in pairs]
+    rooms = [width + rights[at % len(rights)] - 0.12 for at in range(len(pairs))]
+    titles = [fill(panel.heading(rows), int(room / LETTER), break_on_hyphens=False)
+              for (panel, rows), room in zip(pairs, rooms, strict=True)]  # fmt: skip
     lines = [range(len(pairs))[start : start + len(lefts)] for start in range(0, len(pairs), len(lefts))]
     tops = [0.18 + 0.15 * max(bool(titles[at]) + titles[at].count("\n") for at in line) for line in lines]
     heights = [max(_height(*pairs[at], height, letters) for at in line) for line in lines]
     setting_text, handles, first = setting(data), _handles(pairs), pairs[0][0]
-    heading = "" if any(setting_text.split(", ")[0] in title for title in titles) else setting_text
+    heading = ", ".join(part for part in setting_text.split(", ") if not any(part in title for title in titles))
     across = max(1, int(full_width / (0.55 + LETTER * _letters(handles))))
     head = 0.17 * (-(-len(handles) // across) + bool(heading)) + 0.37 * bool(first.bar)
     note = fill(note.partition(". ")[0].rstrip("."), int(full_width / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
     below = [0.5 + 0.13 * max(pairs[at][0].xlabel.count("\n") for at in line) for line in lines]
     total = head + sum(tops) + sum(heights) + sum(below) + foot
-    figure, y = Figure(figsize=(full_width, total)), total - head
+    figure, y, labels = Figure(figsize=(full_width, total)), total - head, []
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
     for line, over, tall, under in zip(lines, tops, heights, below, strict=True):
         x, y = 0.0, y - over - tall
@@ -214,17 +219,19 @@ def _figure(
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
             (panel, rows), title = pairs[at], titles[at]
-            mark(axes, panel, rows, letters, common if panel.share_y else {})
+            labels.append(mark(axes, panel, rows, common if panel.share_y else {}))
             shared = panel.share_y and at > line[0]
             repeated = shared and pairs[at - 1][0].xlabel == panel.xlabel
             axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))
-            axes.tick_params(axis="y", labelleft=not shared or panel.kind != "forest")
+            axes.tick_params(axis="y", labelleft=not shared)
             axes.set_xlabel("" if repeated else fill_names(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under
     figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
     _finish_limits(figure, pairs)
+    for axes, names in zip(figure.axes, labels, strict=True):
+        label_at_edge(axes, names, letters)
     if first.bar:
         _draw_bar(figure, figure.axes[0].images[0], first.bar, top=0.17 * bool(heading))
 
@@ -264,7 +271,7 @@ def _sides_of_columns(
 
     The number of columns is the largest at which panels are wide enough to read.
     """
-    least = {"heat": 0.8, "forest": 1.1}.get(pairs[0][0].kind, 1.2)
+    least = {"heat": 0.8, "forest": 1.1}.get(pairs[0][0].kind, 1.6 if pairs[0][0].ends else 1.2)
     for count, letters in product(range(min(columns, len(pairs)), 0, -1), EDGES):
         sides = [[_sides(*pair, letters, column) for pair in pairs[column::count]] for column in range(count)]
         lefts, rights = ([max(margins[side] for margins in column) for column in sides] for side in (0, 1))
@@ -322,4 +329,4 @@ def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[fl
         return 0.28 + 0.09 * bool(lines) + 0.13 * lines, 0.12
     names = [wrap(name, letters) for name in rows[panel.by].unique()]
     right = 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
-    return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right
+    return 0.15 if panel.share_y and column else 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

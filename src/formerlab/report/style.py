@@ -160,7 +160,8 @@ class Label(NamedTuple):
 
 def wrap(name: object, letters: int = EDGES[0]) -> str:
     """Wrap a name at `letters` characters, as in the labels of series."""
-    return "\n".join(textwrap.fill(line, letters) for line in str(name).split("\n"))
+    whole = {"break_on_hyphens": False, "break_long_words": False}
+    return "\n".join(textwrap.fill(line, letters, **whole) for line in str(name).split("\n"))
 
 
 def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) -> None:
@@ -178,7 +179,7 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) 
     ends = np.sort(axes.get_xlim()), np.sort(axes.get_ylim())
     points = [(np.clip(label.x, *ends[0]), np.clip(label.y, *ends[1])) for label in labels]
     across, heights = axes.transData.transform(points).T
-    halves = 4.5 * dots * np.array([text.count("\n") + 1.15 for text in texts])
+    halves = 4.5 * dots * np.array([text.count("\n") + 1.45 for text in texts])
     moved = (_spread(heights, halves, (axes.bbox.y0, axes.bbox.y1)) - heights) / dots
     beside, rights = 0.06 * axes.bbox.width / dots, (axes.bbox.x1 - across) / dots
     for label, point, text, up, right in zip(labels, points, texts, moved, rights, strict=True):

@@ -6,7 +6,9 @@ last step, as the mean over seeds. Arms of claims that are the best of several r
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,6 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     GROWN,
     TOKENFORMER,
-    TRAINED_FURTHER,
     TRANSFORMER,
     last_step_rows,
     load_runs,
@@ -36,34 +37,34 @@ from formerlab.report.runs import (
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import BROWN, LEAF, NARROW, PINK, TAN, VIOLET, WIDEST, plot_style
+from formerlab.report.style import NARROW, WIDEST, ink, plot_style
 from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
+from formerlab.yaml_files import read_scale, read_yaml
 
 RATE = "optimizer.lr"
 DISTINGUISHING_KEYS = (
     *("model.projection.kind", "model.norm.kind", "model.feedforward.activation", "model.feedforward.kind"),
-    *("model.width", "model.projection.tokens", "steps"),
+    "model.projection.tokens",
 )
 """Keys of a spec that distinguish models of the same name, the most informative first."""
 LABELS = {
     "transformer": {"base": "base"} | {run: label for run, (label, _) in VARIANTS.items()},
-    "vision": {run: re.split(r" \(|:", label)[0] for run, label in NAMES.items()},
+    "vision": {run: re.split(r" \(|:", label)[0] for run, label in NAMES.items()}
+    | {"tokenformer-small": "small Tokenformer, the parent", "tokenformer-matched": "Tokenformer, as many parameters"},
 }
 """Labels of runs by study, instead of the settings that distinguish them."""
+PLAIN = {"vision": {}, "tokenformer": {"rmsnorm": "modern Transformer", "layernorm": "classic Transformer"}}
+"""Names of Transformers by study and kind of norm; in the vision study, a Transformer is a ViT."""
 WORDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "linear": TRANSFORMER, "pattention": TOKENFORMER}
 """Labels of values of a spec."""
-PHRASES = {
-    "tokens": "{} parameter tokens",
-    "steps": "{} steps",
-    "mixing_start_step": "averages from step {}",
-}
+PHRASES = {"tokens": "{} parameter tokens", "mixing_start_step": "from step {}"}
 """Labels of numbers of a spec, by the last part of their key."""
-_LINES = ("-", "--", ":", "-.")
-_COLOURS = (VIOLET, BROWN, LEAF, PINK, TAN)
-"""Colours of the second and further series in a panel of a single variant."""
-MOST = 6
+QUESTIONS = {"hyper-connections-": "Hyper-Connections", "score-": "score functions"}
+"""Prefixes of runs whose curves have a panel of their own, and its title."""
+MOST = 4
 """Maximum number of curves in a panel."""
+DIFFERENCE = expand_columns("difference_nats[]")
 
 
 def _setting_label(key: str, value: object) -> str:
@@ -73,147 +74,138 @@ def _setting_label(key: str, value: object) -> str:
     return PHRASES.get(name, f"{name.replace('_', ' ')} {{}}").format(value)
 
 
-def family_labels(first_records: Sequence[dict[str, Any]], scale: str) -> DataFrame:
+def _panel_label(record: dict[str, Any], scale: str, width: bool) -> str:
+    model, parts = record["spec"]["model"], [data_set_label(record["data"]["name"], None, scale)]
+    parts += [f"{model['layers']:.0f} blocks"] if model.get("layers") else []
+    parts += [f"width {model['width']:.0f}"] if width else []
+    parts += ["from a parent"] if record["init"] else []
+    return ", ".join([*parts, f"{record['spec']['steps']:.0f} steps"])
+
+
+def shorten(panels: Series) -> Series:
+    """Return the names of panels without the parts that all of them share."""
+    parts = [name.split(", ") for name in panels]
+    shared = set.intersection(*map(set, parts)) if len({*panels}) > 1 else set()
+    return Series(
+        [", ".join(part for part in name if part not in shared) for name in parts], panels.index, dtype=object
+    )
+
+
+def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width: bool = False) -> DataFrame:
     """Return a row per family with its panel, variant and name, given the record of its first run.
 
-    A panel is a data set, a depth, and whether runs start from a parent. The name is that of LABELS, or says how a
-    family differs from others of its variant in the panel; the value that most of them have is left out.
+    A panel is a data set, a depth, a number of training steps, whether runs start from a parent, and, if asked for, a
+    width. The name is that of LABELS, or says how a family differs from others of its variant in the panel; the usual
+    value of the variant is left out.
     """
-    specs, panels = [flatten({"spec": record["spec"]}) for record in first_records], []
-    for record in first_records:
-        layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
-        depth = f"{layers:.0f} blocks" if layers else ""
-        panels.append(", ".join(filter(None, [data_set_label(record["data"]["name"], None, scale), depth, start])))
-    labels = DataFrame({"panel": panels, "variant": [variant_label(spec) for spec in specs]})
+    specs = [flatten({"spec": record["spec"]}) for record in first_records]
+    panels, variants = [_panel_label(record, scale, width) for record in first_records], map(variant_label, specs)
+    plain = [PLAIN.get(record["study"], {}).get(spec.get("spec.model.norm.kind"), TRANSFORMER)
+             for record, spec in zip(first_records, specs, strict=True)]  # fmt: skip
+    labels = DataFrame({"panel": panels, "variant": list(variants)})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
-    vision = np.array([record["study"] == "vision" for record in first_records])
-    labels["family"] = labels["family"].mask(vision, labels["family"].str.replace(TRANSFORMER, "ViT"))
+    labels["family"] = labels["family"].mask(labels["variant"].eq(TRANSFORMER), Series(plain, dtype=object))
     all_keys = dict.fromkeys([*DISTINGUISHING_KEYS, *(key.removeprefix("spec.") for spec in specs for key in spec)])
     keys = [key for key in all_keys if key not in ("study", "name", "seed", RATE)]
     for key in (*keys, RATE):  # the rate is last: it distinguishes families that differ in nothing else
         values = Series([spec.get(f"spec.{key}") for spec in specs], dtype=object)
         groups = labels.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
         for alike in list(groups.values()):
-            counts = values[alike].astype(str).value_counts()
-            if len(counts) > 1:
-                usual = counts.index[0] if 2 * counts.iloc[0] > len(alike) else None
+            if values[alike].astype(str).nunique() > 1:
+                counts = values[labels["variant"] == labels.loc[alike[0], "variant"]].astype(str).value_counts()
+                usual = counts.index[0] if counts.iloc[0] > counts.iloc[1] else None
                 labels.loc[alike, "family"] += [
                     f", {_setting_label(key, value)}" * (str(value) != usual) for value in values[alike]
                 ]
     names = [LABELS.get(record["study"], {}).get(record["run"]) for record in first_records]
-    return labels.assign(family=Series(names, dtype=object).fillna(labels["family"]))
+    order = labels["panel"].str.replace(r"\d+", lambda number: number[0].zfill(9), regex=True)
+    return labels.assign(family=Series(names, dtype=object).fillna(labels["family"]), _order=order)
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
-    """Add plot styles. The series `by` of a variant in a panel have its colour; from the second on, it is lighter, the
-    line dashed and the marker another one. In a panel of one variant, they have the colours of _COLOURS instead.
+    """Add plot styles. The series `by` of a variant in a panel have its colour, from dark to light, and different
+    markers.
     """
-    series = rows.drop_duplicates(["panel", by])[["panel", "variant", by]]
+    series = rows.dropna(subset=by).drop_duplicates(["panel", by])[["panel", "variant", by]]
     of_variant = series.groupby(["panel", "variant"])[by]
     nth, counts = of_variant.cumcount(), of_variant.transform("size")
-    shades = [to_hex(sns.light_palette(plot_style(name)["color"], 3 * count, reverse=True)[at])
+    shades = [to_hex(sns.light_palette(plot_style(name)["color"], count + 3, reverse=True)[at])
               for name, at, count in zip(series["variant"], nth, counts, strict=True)]  # fmt: skip
-    alone = series.groupby("panel")["variant"].transform("nunique").eq(1) & nth.between(1, len(_COLOURS))
-    series = series.assign(
-        _color=Series(shades, series.index).mask(alone, nth.sub(1).map(dict(enumerate(_COLOURS)))),
-        _linestyle=nth.mod(len(_LINES)).map(dict(enumerate(_LINES))).mask(alone, "-"),
-        _marker=nth.sub(1).map(dict(enumerate("^Dv>s"))),
-    )
+    series = series.assign(_color=shades, _linestyle="-", _marker=nth.sub(1).map(dict(enumerate("^Dv>s"))))
     return rows.merge(series, "left", ["panel", "variant", by])
 
 
-def split(rows: DataFrame, by: str) -> DataFrame:
-    """Add the column `_panel`: the panel, in numbered parts if it has more than MOST series `by`."""
-    series = rows.dropna(subset=by).drop_duplicates(["panel", by])
-    count = series.groupby("panel")["panel"].transform("size")
-    parts = np.ceil(count / MOST)
-    part = series.groupby("panel").cumcount() // np.ceil(count / parts) + 1
-    numbers = " (" + part.astype(int).astype(str) + "\u00a0of\u00a0" + parts.astype(int).astype(str) + ")"
-    series = series.assign(_panel=series["panel"] + numbers.where(parts > 1, ""))
-    return rows.merge(series[["panel", by, "_panel"]], "left")
+def compared_runs(study: str, scale: str) -> list[str]:
+    """Return the patterns of the runs that the registered claims of a study compare at a scale."""
+    page = Path("workflow", "studies", f"{study}.yaml")
+    claims = read_yaml(Path(), str(page)).get("claims", {}) if page.exists() else {}
+    claims |= read_scale(Path(), scale).get("studies", {}).get(study, {}).get("claims", {})
+    return [str(value) for key, value in flatten(claims).items() if key.endswith((".run", ".best_of"))]
 
 
-def best_rates(means: DataFrame) -> Series:
-    """Return the series of each row without its learning rate, and a missing value for runs at another than the best
-    rate of their series and length.
+def plotted_runs(runs: DataFrame, patterns: Sequence[str]) -> DataFrame:
+    """Return the rows of the runs that have a curve, with its `_series`, its `_panel` and its control.
+
+    The control is the Transformer of the panel; among several it is the one with the shortest name. Runs without a
+    control are shown only if all are, and runs that differ in the learning rate only at the best rate. A panel has at
+    most MOST curves: first of runs that match the patterns, then of runs with a low loss.
     """
-    last = means.sort_values("step").drop_duplicates("run", keep="last")
-    last = last.assign(name=last["_series"].str.replace(r", lr [^,]+", "", regex=True))
-    best = last.loc[last.groupby(["panel", "name", "step"])["loss_nats"].idxmin()].set_index("run")["name"]
-    return means["run"].map(best)
+    runs = runs.assign(_series=runs["family"].str.replace(r", lr [^,]+", "", regex=True))
+    runs = runs.loc[runs.groupby(["panel", "_series"])["loss_nats"].idxmin()]
+    plain = runs[runs["variant"].eq(TRANSFORMER)].sort_values("_series", key=lambda names: names.str.len())
+    plain = plain.drop_duplicates("panel").set_index("panel")
+    runs = runs.assign(control=runs["panel"].map(plain["run"]), _control=runs["panel"].map(plain["_series"]))
+    beside = runs[runs["control"].notna() & runs["run"].ne(runs["control"])]
+    runs = beside if len(beside) else runs.assign(control=None, _control=None)
+    questions = [next((f", {name}" for prefix, name in QUESTIONS.items() if run.startswith(prefix)), "")
+                 for run in runs["run"]]  # fmt: skip
+    others = [not any(fnmatchcase(run, pattern) for pattern in patterns) for run in runs["run"]]
+    runs = runs.assign(_panel=runs["panel"] + questions, _other=others).sort_values(["_panel", "_other", "loss_nats"])
+    return runs[runs.groupby("_panel").cumcount() < MOST]
 
 
-def minus_control(by_seed: DataFrame, means: DataFrame) -> DataFrame:
-    """Return the loss of each run minus the loss of its control at the same step, paired by seed, with the run and the
-    series of the control.
-
-    The control is the Transformer, or the parent trained further, of the same panel and number of steps; among several
-    of one variant it is the one with the shortest name, and parents of several variants are no control.
-    """
-    runs = means.dropna(subset="_series").groupby("run", as_index=False).agg(
-        {"panel": "first", "_series": "first", "variant": "first", "step": "max"}
-    )  # fmt: skip
-    plain = runs[runs["variant"].eq(TRANSFORMER) | runs["variant"].str.endswith(TRAINED_FURTHER)]
-    plain = plain.sort_values("_series", key=lambda names: names.str.len(), kind="stable")
-    plain = plain[plain.groupby(["panel", "step"])["variant"].transform("nunique") == 1]
-    plain = plain.drop_duplicates(["panel", "step"]).rename(columns={"run": "control", "_series": "_control"})
-    pairs = runs.merge(plain[["panel", "step", "control", "_control"]]).query("run != control")
-    if pairs.empty:
-        return DataFrame(columns=["run", "step", "difference_nats", "control", "_control"])
-    controls = dict(zip(pairs["run"], pairs["control"], strict=True))
-    rows = summarize(by_seed, "loss_nats", ["run", "step"], controls, "difference_nats")
-    rows = rows.loc[rows["part"] == "mean", ["run", "step", *expand_columns("difference_nats[]")]]
-    return rows.merge(pairs[["run", "control", "_control"]])
+def draw_curves(data: DataFrame) -> Figure:
+    """Draw differences to the control, with the last steps beside them, or losses."""
+    panel = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",
+                    xlabel="training step")  # fmt: skip
+    return layout(
+        panel("difference_nats", ends=True, zero=0.0, same_limits="y", share_y=True, ylabel="loss difference (nats)",
+              title="{_panel}: minus {_control}"),
+        panel("_loss", log="xy", ylabel="validation loss (nats)"),
+        notes=lambda rows: [f"{seed_count(rows['seeds'])}; curves: means; right of them: last step, with 95 % Student "
+                            "t intervals over seeds."],
+        height=1.7, width=NARROW if data["_panel"].nunique() == 1 else WIDEST,
+    )(data)  # fmt: skip
 
 
-def _draw_last_intervals(axes: Axes, rows: DataFrame) -> None:
-    """Draw the interval of each curve at its last step; curves of equal length are shifted sideways."""
-    last = rows.dropna(subset="_difference").sort_values("step").drop_duplicates("run", keep="last")
-    ends, nth = last[["difference_nats_low", "difference_nats_high"]], last.groupby("step").cumcount()
-    colours = last["_color"].fillna(last["variant"].map(lambda name: plot_style(name)["color"]))
-    low, high = ends.to_numpy(float).T
-    axes.vlines(last["step"] * 1.03**nth, low, high, colors=colours.tolist(), linewidth=1.1)
-
-
-_curve = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",
-                 xlabel="training step")  # fmt: skip
-
-
-@plot(every_study=True, reads="eval.csv", draw=layout(
-    _curve("_loss", log="xy", ylabel="validation loss (nats)"),
-    _curve("_difference", log="x", zero=0.0, outlier_factor=4.0, title="{_panel}, minus {_control}",
-           ylabel="loss difference (nats)", finish=_draw_last_intervals),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; lines: means; bars at the last steps of differences: 95 % "
-                        "Student t intervals over seeds, shifted sideways."],
-    group_by="_panel", height=1.7
-))  # fmt: skip
+@plot(every_study=True, reads="eval.csv", draw=draw_curves)
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
-    """Training curves of every model of the study that was trained from scratch, as the mean over seeds: validation
-    loss minus the loss of the Transformer that was trained for as many steps, paired by seed. The loss itself is shown
-    if there is no such Transformer, or if the study has at most six models; both its axes are logarithmic. Each data
-    set and depth has a panel, which is split if it has more than six models. A model that was trained for several
-    lengths has a line for each, at its best learning rate. To see: whether a run that is lower at the end was lower
-    from early on.
+    """Training curves of models that were trained from scratch, as means over seeds: validation loss minus the loss of
+    a Transformer of the same data set, depth, width and number of steps, which is the line at zero, paired by seed. All
+    panels have one scale, from the second half of training and the intervals (95 %, over seeds) of the last step;
+    earlier points beyond it are cut. The loss itself is shown if no panel has such a Transformer. Of several learning
+    rates the best is shown. A panel has at most four models, first those that the registered claims compare; the CSV
+    has the losses of all models. To see: whether a run that is lower at the end was lower from early on.
     """
     records = {record["run"]: record for record in results.records() if record["study"] == study and not record["init"]}
     by_seed = validation_losses(results, study, runs)
     by_seed = by_seed[by_seed["step"].gt(0) & by_seed["run"].isin(records)]
     if by_seed.empty:
         return by_seed
-    means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
-    labels = family_labels([records[run] for run in means["run"].unique()], results.scale)
-    labels["panel"] = labels["panel"].str.removesuffix(", from scratch")
-    means = means.assign(source="ours").merge(labels.assign(run=means["run"].unique()))
-    means = means.sort_values(["panel", "run", "step"])
-    means["_series"] = means["family"].str.replace(r", \d+ steps", "", regex=True)  # the x axis shows the length
-    means["_series"] = best_rates(means)
-    rows = styled(means, "_series").merge(minus_control(by_seed, means), "left")
-    rows["_control"] = rows.groupby("panel")["_control"].transform("first")
-    few = rows["panel"].nunique() == 1 and rows["_series"].nunique() <= MOST
-    rows["_loss"] = rows["loss_nats"].where(rows["_control"].isna() | few)
-    rows["_difference"] = rows["difference_nats"].where(rows["_series"].notna())
-    rows["_series"] = rows["_series"].where(rows[["_loss", "_difference"]].notna().any(axis=1))
-    return split(rows, "_series")
+    rows = by_seed.groupby(["run", "step"])["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
+    names = rows["run"].unique()
+    labels = family_labels([records[run] for run in names], results.scale, width=True).assign(run=names, source="ours")
+    rows = rows.merge(labels)
+    plotted = plotted_runs(rows.drop_duplicates("run", keep="last"), compared_runs(study, results.scale))
+    rows = rows.merge(plotted[["run", "_panel", "_series", "control", "_control"]], "left")
+    rows["panel"] = rows.pop("_panel").fillna(rows["panel"])
+    rows["_loss"] = rows["loss_nats"].where(rows["_series"].notna() & rows["control"].isna())
+    controls = plotted.set_index("run")["control"].dropna().to_dict()
+    differences = summarize(by_seed, "loss_nats", ["run", "step"], controls, "difference_nats")
+    differences = differences[differences["part"] == "mean"].reindex(columns=["run", "step", *DIFFERENCE])
+    rows = rows.merge(differences, "left", ["run", "step"]).sort_values(["_order", "panel", "run", "step"])
+    rows = styled(rows, "_series")
+    return rows.assign(_panel=shorten(rows.loc[rows["_series"].notna(), "panel"]))
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
@@ -235,28 +227,50 @@ def _notes(rows: DataFrame) -> list[str]:
     edges, gone = at_the_edge(rows), rows[rows["part"].eq("mean") & rows["diverged"].gt(0)]
     diverged = ", ".join(f"{name} at {rate:g}" for name, rate in zip(gone["family"], gone["lr"], strict=True))
     return [
-        *seed_notes(rows.drop(columns="diverged")),
+        f"{seed_notes(rows.drop(columns='diverged'))[0][:-1]}; triangles: values above {HIGHEST}.",
         f"At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else "",
         f"Diverged, and not drawn: {diverged}." if diverged else "",
     ]
 
 
+HIGHEST = 0.05
+"""Largest distance from the lowest loss of a line that is drawn, in nats."""
+
+
+def _mark_cut_points(axes: Axes, rows: DataFrame) -> None:
+    """Write the values of points above HIGHEST at the upper edge of the panel, in the colours of their lines."""
+    ends = rows["_thousandths"].agg(["min", "max"]) * (0.8, 1.25)
+    axes.set(xlim=ends, ylim=(-0.1 * HIGHEST, 1.75 * HIGHEST), yticks=np.linspace(0, HIGHEST, 3))
+    cut = rows[rows["part"].eq("mean") & rows["_distance"].gt(HIGHEST)].sort_values("_distance", ascending=False)
+    for column, (_, points) in enumerate(cut.groupby("_thousandths")):
+        for line, (x, distance, colour) in enumerate(points[["_thousandths", "_distance", "_color"]].to_numpy()):
+            height = (1.64 - 0.2 * (line + column % 2)) * HIGHEST
+            axes.text(x, height, f"{distance:.2f}\N{BLACK UP-POINTING TRIANGLE}", ha="center", va="center",
+                      color=ink(colour), fontsize=7)  # fmt: skip
+
+
 def draw_rates(data: DataFrame) -> Figure:
-    """Draw the losses of each panel, in one column if there is one panel."""
-    panel = Panel("_thousandths", "loss_nats", by="family", facet="_panel", log="x", ring="chosen", style="variant",
-                  xlabel="peak learning rate (1e-3)", ylabel="validation loss\nat the end (nats)",
-                  ticks="{:.2g}".format)  # fmt: skip
-    width = NARROW if data["_panel"].nunique() == 1 else WIDEST
-    return layout(panel, notes=_notes, height=1.7, width=width)(data.assign(_thousandths=1000 * data["lr"]))
+    """Draw loss minus the lowest loss of its line, in one column if there is one panel."""
+    lowest = data["loss_nats"].where(data["part"].eq("mean")).groupby([data["panel"], data["family"]]).transform("min")
+    data = data.assign(
+        _thousandths=1000 * data["lr"], _distance=data["loss_nats"] - lowest, _panel=shorten(data["panel"])
+    )
+    data["_near"] = data["_distance"].where(data["_distance"] <= HIGHEST)
+    panel = Panel("_thousandths", "_near", by="family", facet="_panel", log="x", ring="chosen", style="variant",
+                  xlabel="peak learning rate (1e-3)", ylabel="loss minus the\nlowest (nats)", name="legend",
+                  share_y=True, ticks="{:.2g}".format, finish=_mark_cut_points)  # fmt: skip
+    width = NARROW if data["panel"].nunique() == 1 else WIDEST
+    return layout(panel, notes=_notes, height=1.2, width=width, columns=4)(data)
 
 
 @plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=draw_rates)
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
-    token or image, against the peak learning rate, for every model with a searched rate. Runs of a line differ in
-    nothing else. Each depth has a panel, and runs that start from a parent have their own; a panel with more than six
-    models is split. The best rate is ringed. To see: each ringed rate has a higher and a lower rate beside it in the
-    grid. If it does not, the caption says so at its end, and a comparison at that rate may be unfair.
+    token or image, minus the lowest of its line, against the peak learning rate. Runs of a line differ in nothing else.
+    The title of a panel has the length of the searched runs, which may be shorter than the runs that use the rate. The
+    best rate is ringed; triangles give the values above 0.05 nats. To see: each ringed rate has a higher and a lower
+    rate beside it in the grid. If it does not, the caption says so at its end, and a comparison at that rate may be
+    unfair.
     """
     records = {record["id"]: record for record in results.records()}
     losses = last_step_rows(validation_losses(results, study, runs))
@@ -276,6 +290,7 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     first_ids = runs_at_rates.drop_duplicates("number").set_index("number")["id"]
     labels = family_labels([records[name] for name in first_ids], results.scale)
     labels = styled(labels, "family").set_index(first_ids.index)
-    rows = pd.concat([means, seeds]).join(labels, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
+    rows = pd.concat([means, seeds]).join(labels, on="number")
+    rows = rows.sort_values(["_order", "number", "lr"], ignore_index=True)
     columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return split(rows[[*columns, "_color", "_linestyle", "_marker"]], "family")
+    return rows[[*columns, "_color", "_linestyle", "_marker"]]
