@@ -86,7 +86,10 @@ class StoredRows:
         self._used: set[str] = set()
 
     def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *inputs: Any) -> Rows:
-        """Return the stored rows of these settings and inputs, or call `make` and store its rows."""
+        """Return the stored rows of these inputs, or call `make` and store its rows.
+
+        `settings` only determines the code hash: pass every value that affects the rows as one of the `inputs`.
+        """
         if self.folder is None:
             return list(make())
         path = self.folder / f"{fingerprint([*self.input_hashes, self.code_hash(settings), *inputs])}.json"

@@ -192,11 +192,13 @@ def cache_memory() -> dict[str, float]:
 
 
 def complexity() -> dict[str, float]:
-    """Return slopes of counted multiply-adds, and the largest deviation of path lengths from Table 1 of the paper.
+    """Return log-log slopes of counted multiply-adds over length n and width d, and the largest deviation of path
+    lengths from Table 1 of the paper.
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
     lengths below the width. The table counts the step from the input to the state of a recurrent layer. Two further
-    numbers are path length / (n/k) for kernels without dilation, and path length / (n/r) for r positions in total.
+    numbers are path length / (n/k) for convolutions without dilation, and path length / (n/r) for restricted attention
+    to r positions in total (r/2 on each side).
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

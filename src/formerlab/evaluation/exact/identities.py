@@ -34,8 +34,9 @@ def sinusoid_linear_shift() -> dict[str, float]:
 def zero_keys(tau: TauRule) -> dict[str, float]:
     """Double the number of parameter tokens of a model; the new keys are zero.
 
-    Returns the largest change of a logit, divided by the standard deviation of the logits. With tau = "keep", also
-    returns the gradient norm of the new keys at the first step.
+    `tau` is sqrt (from the new number of tokens) or keep (the parent's value). Returns the largest change of a logit,
+    divided by the standard deviation of the logits. With tau = "keep", also returns the gradient norm of the new keys
+    at the first step.
     """
     spec = Decoder(
         vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
@@ -77,7 +78,7 @@ def scale_invariance() -> dict[str, float]:
 def jacobian() -> dict[str, float]:
     """Compare the Jacobian of arXiv:2410.23168, Appendix A, with automatic differentiation.
 
-    dS_i/dA_j = gelu'(Z_i) (1 / sqrt(n)) (1 / ||A||) (n [i = j] - Z_i Z_j) with Z = sqrt(n) A / ||A||.
+    dS_i/dA_j = gelu'(Z_i) (1 / sqrt(n)) (1 / ||A||) (n [i = j] - Z_i Z_j) with Z = sqrt(n) A / ||A||, S = gelu(Z).
     """
     worst = 0.0
     for n in (4, 16, 64, 256):

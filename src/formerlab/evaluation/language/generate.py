@@ -107,7 +107,10 @@ def sample(
     seed: int = 0,
     attend: Attend | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` token ids after `prompt`, by feeding the prompt and then one token per step to the cache."""
+    """Yield `tokens` token ids after `prompt`. The model reads the prompt, then one token per step.
+
+    `attend` is the cache, by default a full one. Raises UserError if a logit is NaN or +inf.
+    """
     attend = KVCache() if attend is None else attend
     device = model.embedding.device
     generator = torch.Generator().manual_seed(seed)
@@ -130,9 +133,10 @@ def sample_token(
 ) -> Int[Tensor, ""]:
     """Sample a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
 
-    Returns -1 if a logit is NaN or +inf, or if all are -inf. The noise is sampled on the CPU, so a seed gives the same
-    noise on every device. The token equals the result of `torch.multinomial` on a CPU, but the host does not wait for a
-    GPU.
+    With temperature 0, returns the token with the largest logit. Returns -1 if a logit is NaN or +inf, or if all are
+    -inf. The sample is the argmax of probability / exponential noise. The noise is sampled on the CPU, so a seed gives
+    the same noise on every device. The token equals the result of `torch.multinomial` on a CPU, but the host does not
+    wait for a GPU.
     """
     if temperature == 0:
         token = logits.argmax()

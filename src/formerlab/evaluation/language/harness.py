@@ -37,7 +37,7 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        if constants := sys.modules.get("huggingface_hub.constants"):  # read the variable at its import
+        if constants := sys.modules.get("huggingface_hub.constants"):  # it read the variable when it was imported
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     with quiet():

@@ -31,8 +31,8 @@ class QuestionScore(NamedTuple):
     example: str | int
     """The example's id, or its index in the task if it has no id."""
     metric: str
-    """acc, acc_norm (log-probability per character), acc_mutual_info (log-probability gained by the context), log_prob
-    (nats)."""
+    """acc, acc_norm or acc_mutual_info: 1 if the correct choice has the largest log-probability, log-probability per
+    character, or increase of log-probability by the context; otherwise 0. log_prob is in nats."""
     value: float
     choices: int | None
     """Number of choices; None if the question has no choices."""

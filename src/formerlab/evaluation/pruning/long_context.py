@@ -142,7 +142,7 @@ def variable_tracking(text: Text, random: Random, units: int, length: int, *, le
 def common_words(
     text: Text, random: Random, units: int, length: int, *, repeats: tuple[int, int] | None = None
 ) -> Example:
-    """List `units` words in random order.
+    """List `units` different words in random order, ten of them more often than the others. Raises TextTooShort.
 
     `repeats` has the count of each of ten common words and the count of each other word (default: RULER's counts).
     """
@@ -156,7 +156,11 @@ def common_words(
 
 
 def frequent_words(text: Text, random: Random, units: int, length: int) -> Example:
-    """List about `units` coded words with frequencies of Zipf's law (exponent 2); the most frequent word is noise."""
+    """Return a text of about `units` words in random order, repeated with the frequencies of Zipf's law (exponent 2).
+
+    It has a coded word per TOKENS_PER_CODED_WORD tokens of `length`. The most frequent word is replaced by "...".
+    Raises TooFewUnits.
+    """
     coded = _distinct(max(5, length // TOKENS_PER_CODED_WORD), lambda: "".join(random.choices(ascii_lowercase, k=6)))
     counts = [int(units * 6 / math.pi**2 / rank**2) for rank in range(1, len(coded) + 1)]
     if counts[3] == counts[4]:

@@ -82,8 +82,8 @@ def track_scores(attention: Square) -> tuple[Scores, Missed, Importance]:
     `attention` (batch, heads, time, time) has the probabilities p of an unpruned pass. Returns three tensors on the
     CPU, because they are collected for all layers and windows; the axis `sequences` has one entry per sequence and
     head:
-    - the scores, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
-    - whether the score is outside the top RETAINED_FRACTION of the scores of all tokens so far;
+    - the scores S, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
+    - whether S, before the division, is outside the top RETAINED_FRACTION of S of all tokens so far;
     - the mean attention of each token from the second half.
     """
     rows = attention.flatten(0, 1).double()

@@ -42,7 +42,7 @@ class Passkey(Measurement):
     depths: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Positions of the number, as fractions of the text."""
     numbers: Count = 2
-    """Number of texts at each depth, each with a different pass key."""
+    """Number of texts at each length and depth, each with a different pass key."""
 
     def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self:
         context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)
@@ -70,10 +70,10 @@ def passkey_rows(
     label: str = "passkey",
     stored: StoredRows | None = None,
 ) -> Rows:
-    """Return one row per configuration, length, depth and number.
+    """Return one row per configuration, length, depth and text.
 
-    The last columns are 1 if each token of the answer is the most probable token, and the answer's log-probability in
-    nats. Answers in `stored` are not computed again.
+    The last two columns are `found` (1 if each token of the answer is the most probable token, otherwise 0) and
+    `log_prob` (the log-probability of the answer in nats). Answers in `stored` are not computed again.
     """
     stored, measured = stored or StoredRows(), Rows()
     cases = list(product(settings.depths, range(settings.numbers)))

@@ -32,7 +32,8 @@ class Configuration(NamedTuple):
     def cells(self) -> Row:
         """Return the values of the columns policy, alpha, recent and budget.
 
-        Alpha and recent are None for scoring policies without them; except in Decay and H2O, recent = 0 is also None.
+        Alpha is None if the scoring policy has no alpha. Recent is None if the scoring policy has no recent, or has
+        recent = 0; Decay and H2O give 0 instead.
         """
         values = self.policy.scorer.model_dump(mode="json")
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget

@@ -74,8 +74,9 @@ def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
 def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
     """Return the maximum path length between two positions: the number of layers, or of recurrent steps.
 
-    Table 1 assumes that the convolution of layer i (from 0) has dilation k^i, and that restricted attention sees r
-    positions on each side. The timed layers have undilated kernels and blocks of r positions.
+    Table 1 assumes that the convolution of layer i (from 0) has dilation k^i and reaches k - 1 dilated positions to one
+    side, and that restricted attention sees r positions on each side. The timed layers have undilated kernels and
+    blocks of r positions.
     """
     if name == "recurrent":
         return n - 1
@@ -84,7 +85,10 @@ def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
 
 
 def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
-    """Return the number of layers that connect two positions at this distance; layer i (from 0) has reach(i)."""
+    """Return the number of layers that connect two positions at this distance.
+
+    Layer i (from 0) extends the distance by reach(i) positions.
+    """
     reached, layers = 0, 0
     while reached < distance:
         reached, layers = reached + reach(layers), layers + 1
@@ -92,7 +96,11 @@ def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
 
 
 def tensor_elements(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Return the number of elements in inputs, weights, intermediate tensors and output of the unfused operation."""
+    """Return the number of elements in inputs, weights, intermediate tensors and output of the unfused operation.
+
+    Self-attention has separate queries, keys and values, and a recurrent layer has two matrices; the timed operations
+    have one tensor for each.
+    """
     inner = {
         "self_attention": 2 * n * d + n * n,
         "recurrent": 2 * d * d,

@@ -42,12 +42,16 @@ class Speed(Timing):
 
 
 class EqualTime(Spec):
-    """Train for the same time as another run (arXiv:2402.02622, Table 3), with the number of steps from speed.csv."""
+    """Train for the same time as another run (arXiv:2402.02622, Table 3).
+
+    The number of steps is the number of steps of `arm`, times the ratio of step times in speed.csv.
+    """
 
     arm: str
     """Run of the same study with the training time to match."""
     reference: str
-    """Run of the same study with this run's model, task and optimizer; `speed` must time `arm` and `reference`."""
+    """Run of the same study with this run's model, task, optimizer, precision and compile; `speed` must time `arm` and
+    `reference`."""
 
     def ratio(self, path: Path) -> float:
         """Return the step time of `arm` divided by the step time of `reference`, median over repetitions in speed.csv.
@@ -66,7 +70,7 @@ class EqualTime(Spec):
 
 
 def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, dict[str, str]]:
-    """Return one row per repetition, run and measure, with the seconds and peak bytes of one step, pass or token.
+    """Return one row per repetition, run and measure, with the seconds of one step, pass or token, and the peak bytes.
 
     `memory_bytes` is the peak size of all tensors, including weights and, in training, gradients and AdamW's moments.
     It is measured in repetition 0, in separate passes that are not timed. Also returns an entry of the record: the
