@@ -43,9 +43,10 @@ def grow(
     with `seed` and the name of the layer. New keys are sampled with init = "random" and zero with init = "zero".
     tau = "keep" keeps tau; tau = "sqrt" sets it to the square root of the new token count.
 
-    Raises UserError for a model without Pattention, layers with tied or reparametrized weights (torch.nn.utils
-    parametrize and prune), models wrapped by DDP, FSDP or DeepSpeed, unknown names and rules, a lower token count, and
-    a factor above 1 that adds no token.
+    Raises UserError for a model without Pattention, Pattention layers whose weights are tied to each other or
+    reparametrized (torch.nn.utils parametrize and prune), models wrapped by DDP, FSDP or DeepSpeed, unknown layer
+    names, unknown values of `init` and `tau`, `factor` given with `tokens`, a lower token count, and a factor above 1
+    that adds no token.
     """
     for key, value, options in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
         if value not in options:

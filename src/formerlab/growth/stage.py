@@ -37,8 +37,8 @@ class Growth(Spec):
 
     The defaults are the settings of the paper's scaling results (section 4.1). With keys = zero and tau = keep, the
     grown model computes the same function (Appendix B), except with the scores exp_l1 and softmax (exp(0) = 1). With
-    tau = sqrt, the function changes unless the score has no tau. New rows of V are always random, because with
-    K_new = V_new = 0 both gradients stay zero.
+    keys = zero and tau = sqrt, the function is the same only with the score gelu, which has no tau. New rows of V are
+    always random, because with K_new = V_new = 0 both gradients stay zero.
 
     The other methods grow Transformers in width; see `growth/width.py`.
     """
@@ -55,7 +55,7 @@ class Growth(Spec):
     old_tokens: OldTokens = "train"
     """How old rows of keys and values are trained: train, freeze, or a fraction of the learning rate."""
     noise: float = Field(default=0.0, ge=0.0, le=10.0)
-    """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the
+    """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the new
     matrix, before the mean over copies is subtracted."""
 
     @model_validator(mode="after")

@@ -15,8 +15,8 @@ units of net2net may grow by any factor. A tied embedding cannot be divided, so 
 divided, which requires a gain. HyperCloning's code scales the tied head by a constant.
 
 Without noise, copies have equal gradients and stay equal. `noise` is the standard deviation of Gaussian noise as a
-fraction of the matrix's RMS. The mean of the noise over all copies of an input is then subtracted, so the function does
-not change (the noisy expansion of arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
+fraction of the new matrix's RMS. The mean of the noise over all copies of an input is then subtracted, so the function
+does not change (the noisy expansion of arXiv:2409.12903, where 10 dB corresponds to noise = 0.32).
 """
 
 import functools
@@ -138,7 +138,9 @@ def _grown_weight(
 
 
 def _copy_inputs(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed: int) -> Tensor:
-    """Return a matrix with copied inputs, divided by their number, plus noise that sums to zero over copies."""
+    """Copy the inputs of a matrix, divide the weights of an input by its number of copies, and add noise that sums to
+    zero over the copies.
+    """
     sources, copies = sources.to(weight.device), _copies(sources).to(weight)
     new = weight.index_select(dimension, sources) / copies
     if noise:

@@ -48,7 +48,8 @@ class Pattention(LayerSpec):
     init: Literal["fan_in", "fan_in_truncated", "neox"] = "fan_in"
     """Distribution and standard deviation of the initial values. fan_in: normal, keys 1/sqrt(d_in), values
     1/sqrt(tokens) (used for attention by the official TPU code, which produced the paper's scaling results).
-    fan_in_truncated: the same, truncated at two standard deviations (used by the official TPU code for feed-forward).
+    fan_in_truncated: the same standard deviations, from a normal distribution that is truncated at two of its standard
+    deviations (used by the official TPU code for feed-forward).
     neox: normal, keys 0.02, values 2/(layers sqrt(d_out)) (official GPU code)."""
 
     @property
@@ -106,7 +107,7 @@ class PattentionLayer(nn.Module):
             destination._metadata[prefix[:-1]]["tau"] = self.tau
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
-        """Refuse weights that were trained with a different tau."""
+        """Refuse weights whose metadata contain a different tau. A state dict without metadata is not checked."""
         super()._load_from_state_dict(state, prefix, metadata, *args)  # type: ignore[no-untyped-call]
         tau, errors = metadata.get("tau", self.tau), args[-1]
         if not math.isclose(tau, self.tau, rel_tol=1e-6):
@@ -128,7 +129,8 @@ Values = Float[Tensor, "tokens d_out"]
 Y = Float[Tensor, "*batch d_out"]
 
 TRITON: Any = None
-"""The module of Triton kernels if FORMERLAB_NORM_GELU=triton, otherwise None: they have not been measured on a GPU."""
+"""The module of Triton kernels if FORMERLAB_NORM_GELU=triton and CUDA is available, otherwise None. The kernels are off
+by default because their speed has not been measured."""
 if os.environ.get("FORMERLAB_NORM_GELU") == "triton" and torch.cuda.is_available():
     from formerlab.kernels import norm_gelu as TRITON
 

@@ -67,7 +67,9 @@ def softmax(products: Scores, tau: float) -> Scores:
 
 
 def gelu(products: Scores, tau: float) -> Scores:
-    """S = GeLU(A), without norm and tau: a two-layer MLP (official TPU code, `gelu`, uses the tanh approximation)."""
+    """S = GeLU(A), without norm and tau, as in a two-layer MLP (official TPU code, `gelu`, with a tanh
+    approximation).
+    """
     return F.gelu(products)
 
 

@@ -28,8 +28,9 @@ from formerlab.spec import Layers, Size, Spec, Std, is_none
 class Decoder(Spec):
     """Embedding, `layers` pre-norm blocks with a depth mixer, final norm and vocabulary logits.
 
-    The defaults give a GPT-2 style Transformer. Tokenformer (arXiv:2410.23168) has projection = feedforward =
-    pattention and a non-parametric norm; DenseFormer (arXiv:2402.02622) has depth = dwa.
+    The defaults give a Transformer of the size of GPT-2, with rotary positions and linear layers without bias.
+    Tokenformer (arXiv:2410.23168) has projection = feedforward = pattention and a non-parametric norm; DenseFormer
+    (arXiv:2402.02622) has depth = dwa.
     """
 
     kind: Literal["decoder"] = "decoder"
@@ -85,7 +86,7 @@ class Decoder(Spec):
 
     @property
     def kv_width(self) -> int:
-        """Channels of the keys of one token over all key-value heads, which equal the channels of the values."""
+        """Number of channels of a token's keys over all key-value heads; its values have as many."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -166,8 +167,9 @@ class DecoderModel(nn.Module):
         """Return next-token logits, or the loss; `tokens` have positions start, start + 1, ...
 
         With `last`, only the logits of the last `last` tokens are computed. With `targets` (the next token of each of
-        these tokens), the result is the mean negative log-likelihood in nats, in at least float32, computed without
-        storing logits. Raises ValueError if a position exceeds the context, unless `start` is a tensor.
+        these tokens), the result is the mean negative log-likelihood in nats, in at least float32; except under
+        torch.compile and torch.func, it is computed without storing all logits. Raises ValueError if a position exceeds
+        the context, unless `start` is a tensor.
         """
         if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

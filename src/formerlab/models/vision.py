@@ -64,8 +64,8 @@ class VisionTransformer(Spec):
     depth: DepthMixer = Identity()
     """Depth mixer."""
     drop_path: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Probability that an image skips a residual branch of the last block, linear in the block index from 0 in the
-    first block (stochastic depth, arXiv:1603.09382, section 3)."""
+    """Probability that an image skips a residual branch. It increases linearly from 0 in the first block to `drop_path`
+    in the last block (stochastic depth, arXiv:1603.09382, section 3)."""
     std: Std = 0.02
     """Standard deviation of the initial class token and head. The standard deviation of the patch projection is
     1/sqrt(values in a patch)."""
@@ -217,7 +217,10 @@ class VisionTransformerModel(nn.Module):
         return "avg" if self.pool == "average" else self.pool
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a new head for `num_classes` classes; 0 removes the head, None keeps the pooling."""
+        """Replace the head by a new head for `num_classes` classes, or remove it if `num_classes` is 0.
+
+        Keep the pooling if `global_pool` is None. Raises KeyError for an unknown pooling.
+        """
         self.pool = self.pool if global_pool is None else POOLS[global_pool]
         self.num_classes = num_classes
         self.head = nn.Identity()

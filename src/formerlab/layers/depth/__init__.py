@@ -1,1 +1,1 @@
-"""Depth mixers. A depth mixer combines the output of a block with the outputs of earlier blocks."""
+"""Depth mixers. A depth mixer combines the output of a block with earlier outputs, or replaces residual connections."""

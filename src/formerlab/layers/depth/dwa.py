@@ -65,7 +65,7 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
     """
 
     fused: bool = True
-    """Use `fused_dwa.py`, except under torch.compile and torch.func."""
+    """Use `fused_dwa.py`, except under torch.compile and torch.func. Second derivatives need False."""
 
     def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()

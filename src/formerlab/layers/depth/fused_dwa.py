@@ -37,7 +37,7 @@ class Layout:
         self.offsets: dict[int, int] = {}
         """Index of the first weight of each destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
-        """(destination, index of the weight) of all destinations that read a source, in ascending order, by source."""
+        """Pairs (destination, index of the weight) in ascending order, by source, for the destinations that read it."""
         self.size = 0
         for destination, read_sources in sources.items():
             self.offsets[destination] = self.size
@@ -109,7 +109,10 @@ class BackwardState:
     def source_gradient(
         self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None
     ) -> Stream | None:
-        """Return dX_index, given dY_index, or None if no gradient reaches X_index; store <dY_q, x> in `products`."""
+        """Return dX_index, or None if no gradient reaches X_index. Store <dY_q, x> in `products`.
+
+        `gradient` is dY_index.
+        """
         if signal is None:  # the first node of a backward pass: clear the state of an earlier pass
             self.gradients.clear()
             self.products.clear()

@@ -53,7 +53,10 @@ class DepthSpec(LayerSpec):
         return 0
 
     def saved_elements(self, width: int) -> int:
-        """Estimate the elements that the mixer adds to the saved activations, per token and block."""
+        """Estimate the elements that the mixer adds to the saved activations, per token and block.
+
+        The unit is an element of the run's precision; a float32 value in bfloat16 training counts as two.
+        """
         return width
 
 

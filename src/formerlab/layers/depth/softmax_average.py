@@ -14,7 +14,7 @@ class SoftmaxAverage(Dilated):
 
     The model differs from the plain Transformer at initialisation. As in the official code of ELC-BERT, the logits
     start at 1 for the block's own output and at 0 for earlier outputs; its `zero` variant has own = 0. In ELC-BERT the
-    average replaces the residual connection around attention; these blocks also have their residual connections.
+    average replaces the residual connection around attention; here, the blocks keep their residual connections.
     """
 
     kind: Literal["softmax"] = "softmax"
