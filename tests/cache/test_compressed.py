@@ -31,7 +31,7 @@ from formerlab.cache import (
     simulate,
 )
 from formerlab.cache.eviction import coefficients
-from formerlab.cache.one_shot import accumulated_scores
+from formerlab.cache.one_shot import importance_of
 from formerlab.cache.policies.expected import rotations, unrotated
 from formerlab.cache.policies.policy import OneShot, Prompt
 from formerlab.errors import UserError
@@ -102,7 +102,7 @@ def test_later_tokens_see_retained_keys_and_each_other(policy):
 def test_scores_match_the_worked_example(alpha, expected, vectors, hand_logits):
     q = hand_logits.clamp(min=-9) * math.sqrt(5)
     k = torch.eye(5, dtype=torch.float64)[None, None]
-    importance = accumulated_scores(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]))[0, 0]
+    importance = importance_of(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]), None)[0, 0]
     assert importance.tolist() == pytest.approx(vectors["hand"][f"oneshot_prefill_alpha{alpha:g}"], abs=1e-6)
     assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
 

@@ -21,7 +21,7 @@ from formerlab.cache import (
     simulate,
 )
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Layer, OneShot
+from formerlab.cache.policies.policy import LayerInputs, OneShot
 from formerlab.spec import variants
 
 OFFICIAL = [H2O(variant="local_statistics"), H2O(variant="global_statistics")]
@@ -233,7 +233,7 @@ def test_a_head_group_retains_one_set_by_its_summed_attention(policy):
 
 def test_scores_of_half_precision_logits_are_summed_in_float32():
     """In bfloat16 a sum would stop growing at 256 times the smallest step."""
-    layer = Layer(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
+    layer = LayerInputs(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
     _, scores = walked(H2O(), layer)[-1]
     assert scores.dtype == torch.float32
     assert scores[0, 0, 0].item() == pytest.approx(sum(1 / n for n in range(1, 301)), rel=1e-5)

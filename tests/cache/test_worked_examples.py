@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import H2O, Decay, Full, Local, SpAtten, StreamingLLM, simulate
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Layer, by_group
+from formerlab.cache.policies.policy import LayerInputs, by_group
 from formerlab.kernels import EMPTY_POSITION
 
 TRACES = {
@@ -19,7 +19,7 @@ TRACES = {
 
 def as_layer(logits, budget, groups=1):
     batch, _, time, _ = logits.shape
-    return Layer(by_group(logits, groups), [budget] * batch, [time] * batch)
+    return LayerInputs(by_group(logits, groups), [budget] * batch, [time] * batch)
 
 
 def walked(policy: Eviction, layer):

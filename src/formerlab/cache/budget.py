@@ -1,9 +1,8 @@
 """Cache budgets, with one rounding rule for all policies.
 
 A budget is the number of keys that are retained between steps. The query's own key is additional, so a query sees
-budget + 1 keys. The rule rounds once. If the recent and the scored keys were rounded separately, policies would have
-different numbers of keys on short inputs. (H2O's code rounds down both halves, which reduces a budget of 40 % to 36.5 %
-on inputs of 10 to 40 tokens.)
+budget + 1 keys. The rule rounds once; H2O's code rounds down the recent and the scored half, which reduces a budget of
+40 % to 36.5 % on inputs of 10 to 40 tokens.
 """
 
 from decimal import ROUND_HALF_UP, Decimal
@@ -31,13 +30,11 @@ class Scalar(Protocol):
 
 
 AnyBudget = int | float | Scalar
-"""The types of budgets that callers may pass."""
 
 
 def plain_budget(budget: AnyBudget) -> Any:
-    """Convert a budget from numpy or torch to a Python number; return any other value unchanged.
-
-    A float with fewer than 64 bits is converted to its printed decimal number: float32 0.29 becomes 0.29.
+    """Convert a budget from numpy or torch to a Python number, such as float32 0.29 to 0.29; return other values
+    unchanged.
     """
     if isinstance(budget, int | float) or getattr(budget, "ndim", None) != 0:
         return float(budget) if isinstance(budget, float) else budget

@@ -18,15 +18,15 @@ NUMBA_THRESHOLD = 2**17
 """Number of pairs of query and retained key, over batch and heads, from which the numba engine is faster, including its
 loading time."""
 MAX_LOGITS = 2**26
-"""Largest number of logits in memory in the torch engine on a CPU. A single sequence may exceed it."""
+"""Largest number of logits in memory in the torch engine on a CPU, except for a single sequence."""
 MAX_LOGITS_ON_GPU = 2**30
-"""Largest number of logits in memory on a GPU with enough free memory; small chunks do not keep a GPU busy."""
+"""Largest number of logits in memory on a GPU with enough free memory."""
 BYTES_PER_LOGIT = 32
-"""Bytes of free memory per logit, for the logit, its probability and masks; some of them are stored twice."""
+"""Bytes of free memory per logit: the logit, its probability, masks and copies."""
 
 
 def simulate_eviction(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> EvictionResult:
-    """Simulate eviction with an engine (default: the fastest); a CPU computes half precision in float32."""
+    """Simulate eviction with an engine (default: the fastest). On a CPU, half precision is computed in float32."""
     dtype = prompt.q.dtype
     if prompt.q.device.type == "cpu" and dtype.itemsize == 2:  # numba has no half precision
         prompt = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float())
@@ -43,7 +43,7 @@ def choose_engine(policy: Eviction, prompt: Prompt) -> Engine:
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
         engine = load_numba() if pairs >= NUMBA_THRESHOLD else None
-    same_widths = prompt.v.shape == prompt.k.shape  # compiled engines need d_key == d_value (false: DeepSeek)
+    same_widths = prompt.v.shape == prompt.k.shape  # compiled engines need d_key == d_value, unlike DeepSeek
     if engine is None or not same_widths or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run_in_torch
     chosen: Engine = engine.run
@@ -52,7 +52,7 @@ def choose_engine(policy: Eviction, prompt: Prompt) -> Engine:
 
 @functools.cache
 def load_numba() -> ModuleType | None:
-    """Return the numba engine, or None if numba is not installed. Logs the engine once."""
+    """Return the numba engine, or None if numba is not installed; log the engine once."""
     try:
         from formerlab.cache import numba_engine
     except ImportError as error:
@@ -72,10 +72,7 @@ def load_triton() -> ModuleType | None:
 
 
 def run_in_torch(policy: Eviction, prompt: Prompt) -> EvictionResult:
-    """Simulate eviction over a whole prompt in torch, on any device and for every policy.
-
-    The batch is processed in chunks of at most `chunk_size` logits; on a CPU the chunks are divided among threads.
-    """
+    """Simulate eviction over a whole prompt in torch, in chunks of the batch; on a CPU, threads process the chunks."""
     batch, heads, time, _ = prompt.q.shape
     threads = torch.get_num_threads() if prompt.q.device.type == "cpu" else 1
     rows = max(1, min(-(-batch // threads), chunk_size(prompt.q.device) // (heads * time * time)))

@@ -27,9 +27,9 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
 
 INITIAL_SLOTS = 64
-"""Initial number of slots, or the budget + 1 if this is smaller."""
-SIMD = 16
-"""Number of slots in a vector register; buffer sizes are multiples of it."""
+"""Initial number of slots, at most the budget + 1."""
+SLOT_MULTIPLE = 16
+"""The number of slots is a multiple of this number, so that slots fill vector registers."""
 COMPILE_THRESHOLD = 2**15
 """Number of elements in the keys of a layer from which the compiled step is faster, including its loading time."""
 
@@ -52,16 +52,16 @@ class Store:
     """The compiled step on the current buffers, or None for the torch step."""
 
     @property
-    def capacity(self) -> int:
+    def slots(self) -> int:
         """Number of slots."""
         return self.keys.shape[2]
 
-    def grow(self, capacity: int) -> None:
-        """Add empty slots up to a total of at least `capacity`."""
-        capacity = -(-capacity // SIMD) * SIMD
-        added = capacity - self.capacity
+    def grow(self, slots: int) -> None:
+        """Add empty slots up to a total of at least `slots`."""
+        slots = -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE
+        added = slots - self.slots
         self.keys, self.values = F.pad(self.keys, (0, 0, 0, added)), F.pad(self.values, (0, added))
-        self.state.grow(capacity)
+        self.state.grow(slots)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Replace sequence i by sequence `rows[i]` in place; raise ValueError if the batch size changes."""
@@ -133,10 +133,7 @@ class PrunedCache:
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Add tokens and evict after each; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees.
-
-        A prompt in the first call is processed at once, with the same result.
-        """
+        """Add tokens, evict after each, and return the attention output over the keys that each query sees."""
         if not self._layers:
             self._begin(q.shape[2])
         if layer not in self._layers:
@@ -203,8 +200,8 @@ class PrunedCache:
     def _step(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         position, capacity = store.length, self.policy.capacity(store.budget)
         needed = min(position, capacity) + 1
-        if needed > store.capacity:
-            self._grow(store, max(needed, 2 * store.capacity))
+        if needed > store.slots:
+            self._grow(store, max(needed, 2 * store.slots))
         if position < self._sink:
             store.sink_keys.append(k)
         if self._sink and position > capacity and self.position is not None:
@@ -239,7 +236,7 @@ class PrunedCache:
     def is_full(self) -> bool:
         """Whether all layers retain their budget and have one free slot, so that every new token evicts one key."""
         counts = [(store, self.policy.capacity(store.budget)) for store in self._layers.values()]
-        return bool(counts) and all(count <= store.length and count < store.capacity for store, count in counts)
+        return bool(counts) and all(count <= store.length and count < store.slots for store, count in counts)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads retained"]:
         """Return the positions of the layer's retained keys in ascending order."""

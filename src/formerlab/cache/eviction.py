@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policies.policy import Layer, Logits, Prompt, Protecting, at_least_float32, on_device
+from formerlab.cache.policies.policy import LayerInputs, Logits, Prompt, Protecting, at_least_float32, on_device
 from formerlab.kernels import EMPTY_POSITION
 from formerlab.layers.shapes import Heads, Start
 
@@ -20,7 +20,7 @@ Scores = Float[Tensor, "batch head_groups slots"]
 Positions = Int[Tensor, "batch head_groups slots"]
 Slot = Int[Tensor, "batch head_groups 1"]
 Counts = Int[Tensor, "batch 1 1"]
-Attention = Float[Tensor, "batch key_heads groups slots"]
+Attention = Float[Tensor, "batch key_heads heads_per_kv_head slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
 Times = Int[Tensor, " time"]
@@ -33,8 +33,7 @@ MIN_SLOTS = 16
 class CacheState:
     """Positions and scores of the retained keys of one layer, one set per head group.
 
-    There are more slots than retained keys. The next key is written into the slot of an evicted key, so keys never
-    move. The order of the slots has no meaning; `positions` has the position of each key.
+    A new key is written into the slot of an evicted key, so the order of the slots has no meaning.
     """
 
     positions: Positions
@@ -42,17 +41,15 @@ class CacheState:
     scores: Scores
     """Score of the token in each slot; undefined for empty slots."""
     capacity: int | Counts
-    """Cache budget in keys: one number for all sequences, or one per sequence."""
+    """Largest number of retained keys: one number for all sequences, or one per sequence."""
     sink: int | Counts
     """Number of first positions that are never evicted."""
     recent: int | Counts
     """Number of last positions that are not evicted."""
     min_capacity: int
-    """Smallest capacity of the batch."""
     max_capacity: int
-    """Largest capacity of the batch."""
     vacant: Slot | None = None
-    """An empty slot of every head group, or None if it is not known."""
+    """An empty slot of every head group, if known."""
 
     def assign_slot(self, position: Start) -> Slot:
         """Assign an empty slot of every head group to the key at this position, and return the slots."""
@@ -86,9 +83,9 @@ class CacheState:
         self.vacant = slot
         return slot
 
-    def grow(self, capacity: int) -> None:
-        """Add empty slots up to a total of `capacity`."""
-        padding = (0, capacity - self.positions.shape[-1])
+    def grow(self, slots: int) -> None:
+        """Add empty slots up to a total of `slots`."""
+        padding = (0, slots - self.positions.shape[-1])
         self.positions, self.scores = F.pad(self.positions, padding, value=EMPTY_POSITION), F.pad(self.scores, padding)
 
 
@@ -122,7 +119,7 @@ class Eviction(Protecting):
     """
 
     scope: Literal["group", "layer"] = "group"
-    """The head group: a GQA group, or all heads of the layer. Keys are scored by the attention summed over it."""
+    """Head group over which attention is summed: a GQA group, or all heads of the layer."""
 
     @property
     def is_online(self) -> bool:
@@ -133,7 +130,7 @@ class Eviction(Protecting):
     def linear(self) -> tuple[float, float] | None:
         """(decay, gain) if `score` is decay * S + gain * p in every slot, as compiled engines require; otherwise None.
 
-        A class that overrides `score` without overriding `linear` runs in the torch engine.
+        A class that overrides only `score` runs in the torch engine.
         """
         return 1.0, 0.0
 
@@ -170,9 +167,9 @@ class Eviction(Protecting):
             return heads.sum((1, 2)).unsqueeze(1)
         return heads.sum(2) if heads.shape[2] > 1 else heads.squeeze(2)
 
-    def empty_state(self, budgets: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
+    def empty_state(self, budgets: Sequence[int], key_heads: int, slots: int, scores: Tensor) -> CacheState:
         """Return the empty state for sequences with these budgets, with the dtype and device of `scores`."""
-        shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
+        shape = len(budgets), 1 if self.scope == "layer" else key_heads, slots
         positions = torch.full(shape, EMPTY_POSITION, dtype=torch.int32, device=scores.device)
         capacities, *protected = zip(*self.bounds(budgets), strict=True)
         capacity_tensor, sink, recent = (_limit(counts, scores.device) for counts in (capacities, *protected))
@@ -188,10 +185,10 @@ class Eviction(Protecting):
         self, logits: Logits, budgets: Sequence[int], keys: Keys | None, layer: int
     ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
         """Simulate eviction query by query; return the fields `last_query` and `scores` of `EvictionResult`."""
-        batch, key_heads, groups, time, _ = logits.shape
+        batch, key_heads, heads_per_kv_head, time, _ = logits.shape
         logits = F.pad(at_least_float32(logits), (0, 1), value=-torch.inf)  # the last column is for empty slots
-        capacity = max(min(max(map(self.capacity, budgets)), time) + 1, MIN_SLOTS)
-        state = self.empty_state(budgets, key_heads, capacity, logits)
+        slots = max(min(max(map(self.capacity, budgets)), time) + 1, MIN_SLOTS)
+        state = self.empty_state(budgets, key_heads, slots, logits)
         head_groups = state.positions.shape[1]
         initial = self.initial_scores(torch.arange(time, device=logits.device), head_groups, keys, layer)
         first_score, slot_keys = None, None
@@ -201,7 +198,7 @@ class Eviction(Protecting):
             if initial is not None:
                 first_score = initial[..., query : query + 1].to(logits.dtype).expand(query_slot.shape)
             columns = state.positions.clamp(max=time).long()
-            index = columns[:, :, None].expand(-1, key_heads, groups, -1)
+            index = columns[:, :, None].expand(-1, key_heads, heads_per_kv_head, -1)
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
             self.rescore(state, attention, query_slot, first_score)
             if "keys" in self.needs and keys is not None:  # `slot_keys` is undefined for empty slots
@@ -213,7 +210,7 @@ class Eviction(Protecting):
         scores = state.scores.new_zeros(last_query.shape).scatter_(-1, columns, state.scores)
         return last_query[..., :time], scores[..., :time]
 
-    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+    def visible(self, layer: LayerInputs) -> Bool[Tensor, "batch key_heads time time"]:
         batch, key_heads, _, time, _ = layer.logits.shape
         last_query, _ = self.trace(layer.logits, layer.budgets, layer.keys, layer.index)
         return visible_mask(last_query).expand(batch, key_heads, time, time)
@@ -230,7 +227,7 @@ Engine = Callable[[Eviction, Prompt], EvictionResult]
 
 
 def _limit(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
-    """Return a number if all counts are equal, because comparisons with a number are faster, otherwise a tensor."""
+    """Return a number if all counts are equal, for faster comparisons, otherwise a tensor."""
     if len(set(counts)) == 1:
         return counts[0]
     return on_device(counts, device).int()[:, None, None]

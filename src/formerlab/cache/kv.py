@@ -19,7 +19,7 @@ class Buffer:
     length: int = 0
 
     def append(self, k: AnyHeads, v: AnyHeads) -> None:
-        """Append keys and values; the buffer doubles when it is full."""
+        """Append keys and values; double the buffer when it is full."""
         end = self.length + k.shape[2]
         if end > self.keys.shape[2]:
             self.reserve(max(end, 2 * self.keys.shape[2]))

@@ -1,4 +1,4 @@
-"""Statistics of the retained keys for the metrics of the pruning study, with one value per unpadded sequence."""
+"""Statistics of the retained keys for the pruning study, with one value per unpadded sequence."""
 
 import torch
 from jaxtyping import Float
@@ -35,8 +35,7 @@ def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]
 def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
     """Return the unpruned probabilities of the keys that the ideal policy retains, and zero for all other keys.
 
-    The ideal policy retains, for each query, its own key and the `budget` earlier keys of largest unpruned probability.
-    It is the best policy at this budget, because each query chooses among all earlier keys.
+    For each query, the ideal policy retains its own key and the `budget` earlier keys of largest unpruned probability.
     """
     time, device = full_probabilities.shape[-1], full_probabilities.device
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)
@@ -48,9 +47,9 @@ def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
 def distance_to_ideal(probabilities: Square, ideal: Square, *, skip: int = 0) -> Float[Tensor, " batch"]:
     """Return 1 - cosine similarity of each attention row and its ideal row, as the mean over queries and heads.
 
-    Compute both from the same logits; otherwise the result includes the drift of the hidden states under pruning.
-    `skip` is the number of first positions that are left out as keys and queries; skip = 1 removes the attention sink.
-    (Claim decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
+    Compute both from the same logits, so that the distance excludes the drift of hidden states under pruning. `skip` is
+    the number of first positions that are left out as keys and queries; skip = 1 removes the attention sink. (Claim
+    decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
     """
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()
     norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)

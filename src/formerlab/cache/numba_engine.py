@@ -1,4 +1,4 @@
-"""The numba engine: calls the CPU kernel of pruned attention with torch tensors. Importing it imports numba."""
+"""The numba engine: call the CPU kernel of pruned attention with torch tensors. This module imports numba."""
 
 from typing import Any
 
@@ -38,24 +38,24 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
 
 
 class Step:
-    """The decoding step on the buffers of a cache. Create a new step when the buffers grow."""
+    """The decoding step on the current buffers of a cache."""
 
     def __init__(self, policy: Eviction, keys: Tensor, values: Tensor, state: CacheState, budgets: list[int]) -> None:
-        batch, _, capacity, d_head = keys.shape
-        self._chains = batch * state.positions.shape[1]
+        batch, _, slots, d_head = keys.shape
+        self._caches = batch * state.positions.shape[1]
         self._tensors = (
-            keys.view(self._chains, -1, capacity, d_head),
-            values.view(self._chains, -1, d_head, capacity),
+            keys.view(self._caches, -1, slots, d_head),
+            values.view(self._caches, -1, d_head, slots),
             state.positions.flatten(0, 1),
             state.scores.flatten(0, 1),
         )
         self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
         self._coefficients, self._limits = _coefficients(policy, d_head), np.array(policy.bounds(budgets))
-        self._no_initial_scores = np.empty((self._chains, 0), self._arrays[3].dtype)
+        self._no_initial_scores = np.empty((self._caches, 0), self._arrays[3].dtype)
         self._multithreaded = 2 * keys.numel() >= THREADING_THRESHOLD
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude the numpy arrays from copies: copied arrays would not share memory with the copied tensors."""
+        """Exclude the numpy arrays from copies, because copied arrays do not share memory with copied tensors."""
         return {name: value for name, value in self.__dict__.items() if name != "_arrays"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Step:
         out = torch.empty(q.shape, dtype=q.dtype)
         initial_scores = self._no_initial_scores if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))
-        threads = _threads(self._chains if self._multithreaded else 1)
+        threads = _threads(self._caches if self._multithreaded else 1)
         pruned_attention_cpu.process_token(
             threads, self._coefficients, self._limits, *tensors, initial_scores, *self._arrays, position
         )
@@ -77,10 +77,10 @@ def _coefficients(policy: Eviction, d_head: int) -> pruned_attention_cpu.Array:
     return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
 
 
-def _threads(chains: int) -> int:
-    """Set numba's number of threads to torch's number and return it; at most one per chain (sequence, head group)."""
+def _threads(caches: int) -> int:
+    """Set numba's number of threads to torch's number, but at most one per cache (a head group of a sequence)."""
     max_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    threads = min(torch.get_num_threads(), chains, max_threads)
+    threads = min(torch.get_num_threads(), caches, max_threads)
     numba.set_num_threads(threads)
     return threads
 

@@ -31,14 +31,14 @@ QUERY_CHUNK = 128
 class CompressedCache(KVCache):
     """An attention function that reads the prompt without pruning and then retains `budget` of its keys and values.
 
-    Later tokens see the retained keys and each other. Later keys are never evicted, so the cache grows with every
-    token. A fraction refers to the prompt length and gives at least one key. Keys keep their original positions. Heads
-    that retain fewer keys than others (`HeadAdaptive`) have empty slots, which attention masks. `position` is the
-    model's position encoding; only policies that use queries before rotation need it. The cache is for inference:
-    gradients do not flow through it. All sequences of a batch have the same length.
+    Later keys are never evicted, so the cache grows with every token. A fraction refers to the prompt length and gives
+    at least one key. Keys keep their original positions. Heads that retain fewer keys than others (`HeadAdaptive`) have
+    empty slots, which attention masks. `position` is the model's position encoding; only policies that use queries
+    before rotation need it. The cache is for inference: gradients do not flow through it. All sequences of a batch have
+    the same length.
 
-    Step-by-step eviction also prunes during prefill and decoding, which is harder at the same budget.
-    Report results of the two modes in separate tables.
+    Report results separately from step-by-step eviction, which is harder at the same budget because it also prunes
+    during prefill and decoding.
 
     Raises UserError for a policy that has no score for the keys of a prompt, protects the prompt or re-indexes
     positions, for an unsuitable `position`, and for an invalid budget.
@@ -130,26 +130,22 @@ class CompressedCache(KVCache):
         return self._retained[layer]
 
     @property
-    def mean_kept(self) -> Float[Tensor, ""]:
+    def mean_retained(self) -> Float[Tensor, ""]:
         """Mean number of retained prompt keys over sequences, key-value heads and layers, without empty slots."""
         counts = [(retained != EMPTY_POSITION).double().sum(-1).mean() for retained in self._retained.values()]
         return torch.stack(counts).mean()
 
 
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-    """Return the score of each key of a prompt. Step-by-step policies score the prompt without eviction."""
+    """Return the score of each key of a prompt.
+
+    The score of a step-by-step policy S <- decay * S + gain * p without eviction is gain times the sum over q of
+    decay^(T - 1 - q) p[q, k], a weighted column sum of the attention, as in the official code of H2O and A2SF for long
+    prompts.
+    """
     if isinstance(policy, OneShot):
         return policy.importance(prompt, position)
     assert isinstance(policy, Eviction), "CompressedCache refuses such a policy"
-    return accumulated_scores(policy, prompt)
-
-
-def accumulated_scores(policy: Eviction, prompt: Prompt) -> Importance:
-    """Return the scores of a step-by-step policy after the last query of a prompt without eviction.
-
-    For S <- decay * S + gain * p the score is gain times the sum over q of decay^(T - 1 - q) p[q, k], a weighted column
-    sum of the attention, as in the official code of H2O and A2SF for long prompts.
-    """
     rule = coefficients(policy)
     assert rule is not None, "CompressedCache refuses such a policy"
     decay, gain = rule
@@ -169,7 +165,9 @@ def accumulated_scores(policy: Eviction, prompt: Prompt) -> Importance:
     return policy.eviction_priority(state, prompt.k, time - 1)
 
 
-def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch key_heads groups queries time"]:
+def attention_rows(
+    prompt: Prompt, start: int, end: int
+) -> Float[Tensor, "batch key_heads heads_per_kv_head queries time"]:
     """Return the unpruned attention of queries start, ..., end - 1, in at least float32."""
     q, k = prompt.q[:, :, start:end], prompt.k
     logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)

@@ -12,7 +12,7 @@ from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.engines import simulate_eviction
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
-    Layer,
+    LayerInputs,
     Lengths,
     Policy,
     Prompt,
@@ -92,7 +92,7 @@ def simulate(
     sequence_lengths = true_lengths(lengths, logits.shape[0], logits.shape[-1])
     budgets = [policy.layer_budget(resolve_budget(budget, length), layer) for length in sequence_lengths]
     with torch.no_grad():
-        inputs = Layer(by_group(logits.detach(), groups), budgets, sequence_lengths, layer, keys, state)
+        inputs = LayerInputs(by_group(logits.detach(), groups), budgets, sequence_lengths, layer, keys, state)
         self_mask = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
         by_kv_head = (policy.visible(inputs) | self_mask) & inputs.causal
         visible = by_kv_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
@@ -197,7 +197,7 @@ class Simulation:
 
     def _reindex_logits(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
-    ) -> Float[Tensor, "batch key_heads groups time time"]:
+    ) -> Float[Tensor, "batch key_heads heads_per_kv_head time time"]:
         """Return the logits with the sink of each sequence moved directly before the sliding window.
 
         At query q with a budget of b keys, e = max(0, q - b) positions are evicted between sink and window. Only
@@ -206,8 +206,8 @@ class Simulation:
         """
         assert isinstance(self.policy, Eviction)
         sink, time = [self.policy.protected(count)[0] for count in budgets], logits.shape[-1]
-        first, capacity = on_device(sink, logits.device), on_device(budgets, logits.device)
-        evicted = (torch.arange(time, device=logits.device) - capacity[:, None]).clamp(min=0)
+        first, budget = on_device(sink, logits.device), on_device(budgets, logits.device)
+        evicted = (torch.arange(time, device=logits.device) - budget[:, None]).clamp(min=0)
         steps = max(time - min(budgets), 1)
         logits = logits.clone()
         for key in range(min(max(sink), time)):

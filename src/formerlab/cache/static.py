@@ -1,7 +1,7 @@
 """A decoding step with constant shapes, which torch.compile traces as one graph and a CUDA graph replays.
 
-Other caches count their tokens in Python. Here the position is a tensor on the device, keys and values are written into
-preallocated buffers, and masks are computed from the position. Therefore a step never waits for the device.
+The position is a tensor on the device, keys and values are written into preallocated buffers, and masks are computed
+from the position, so a step never waits for the device.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,8 @@ WARM_UP = 2
 
 
 def is_static(cache: Any) -> bool:
-    """Return whether the next steps of this cache have constant shapes: a `KVCache`, or a `PrunedCache` that is full.
-
-    Policies that renumber the retained keys are not supported.
+    """Return whether `StaticStep` supports a cache: a `KVCache` with a prompt, or a full `PrunedCache` with fixed
+    positions.
     """
     if hasattr(cache, "is_full"):  # PrunedCache; importing it would add its modules to the code hash
         return bool(cache.is_full and not cache.policy.reindexes_positions)
@@ -38,7 +37,7 @@ class StaticStep:
     """
 
     compute: Callable[[], Float[Tensor, "batch vocabulary"]]
-    """The function that computes one step; set `step.compute = torch.compile(step.compute)` to compile it."""
+    """Computes one step; set `step.compute = torch.compile(step.compute)` to compile it."""
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The Triton engine: calls the GPU kernels of pruned attention with torch tensors. Importing it imports Triton."""
+"""The Triton engine: call the GPU kernels of pruned attention with torch tensors. This module imports Triton."""
 
 import os
 
@@ -11,8 +11,7 @@ from formerlab.kernels import pruned_attention
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEPARATE_KERNELS = os.environ.get("FORMERLAB_PRUNED_ATTENTION") == "separate"
-"""Whether one kernel evicts and another computes the outputs. Their time was not measured, so they run only if
-FORMERLAB_PRUNED_ATTENTION=separate."""
+"""Whether one kernel evicts and another computes the outputs (an experiment that has not been timed)."""
 
 
 def run(policy: Eviction, prompt: Prompt) -> EvictionResult:

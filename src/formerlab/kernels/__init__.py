@@ -1,7 +1,6 @@
 """Fused kernels. `*_cpu` and `weighted_sum` are C++ or numba kernels for CPUs, the others are Triton kernels for GPUs.
 
-Modules with Triton kernels are imported only on a GPU. The layers and caches that call the kernels contain the same
-formulas in torch, which replace the C++ kernels if there is no compiler.
+The layers and caches that call the kernels contain the same formulas in torch.
 """
 
 import functools
@@ -27,10 +26,7 @@ def find_compiler() -> str | None:
 
 @functools.cache
 def triton_usable(feature: str) -> bool:
-    """Return whether Triton kernels can run on this machine's GPU.
-
-    Logs the result once for each `feature`, the name of the computation in the message.
-    """
+    """Return whether Triton kernels can run on this machine's GPU; log the result once for each `feature`."""
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("triton") is None:
         reason = "triton is not installed"

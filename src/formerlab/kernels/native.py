@@ -20,11 +20,7 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTOR_OPTIONS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-"""Compiler options by torch's name of the instruction set.
-
-The options are hashed into the file name, so machines with different instruction sets can share a cache folder.
-"""
-
+"""Compiler options by torch's name of the instruction set."""
 _MALLOC_OPTIONS = {-1: 2**31 - 1, -2: 2**24, -8: 1}
 """Values of glibc's M_TRIM_THRESHOLD (bytes), M_TOP_PAD (bytes) and M_ARENA_MAX."""
 _MMAP_THRESHOLD = -3
@@ -48,10 +44,7 @@ def keep_memory(largest: int = 2**30) -> None:
 
 @functools.cache
 def load_library(file: str, feature: str) -> ctypes.CDLL | None:
-    """Compile a C++ file of this folder; return the library, or None if it cannot be compiled.
-
-    Logs which implementation `feature` uses.
-    """
+    """Compile a C++ file of this folder; return the library, or None. Logs the implementation of `feature`."""
     sources = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("bfloat16.h", file))
     library = compile_library(file.removesuffix(".cpp"), "".join(sources))
     logging.getLogger(__name__).info("%s: %s", feature, "plain torch" if library is None else "native kernel")
@@ -59,7 +52,10 @@ def load_library(file: str, feature: str) -> ctypes.CDLL | None:
 
 
 def compile_library(name: str, source: str) -> ctypes.CDLL | None:
-    """Compile C++ source and return the library. If compilation fails, log the reason and return None."""
+    """Compile C++ source and return the library. If compilation fails, log the reason and return None.
+
+    The file name contains a hash of source and options, so machines can share a cache folder.
+    """
     log = logging.getLogger(__name__)
     compiler_path = find_compiler()
     if compiler_path is None:

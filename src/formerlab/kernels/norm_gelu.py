@@ -3,10 +3,10 @@
 The forward pass computes Z = tau A / ||A||_2 and S = gelu(Z) and reads A once. The backward pass computes S = gelu(Z)
 and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), and reads Z and dS once. The caller multiplies dS by tau / ||A||_2
 first, so dA is the gradient of A. In half precision, the forward pass moves 6 bytes per score, and the backward pass
-moves 8 bytes. Kernels that torch.compile generates read rows of more than 1024 scores twice.
+moves 8 bytes. All arithmetic is float32.
 
 A program processes one row in two blocks, main and tail. Their sizes are powers of two that leave few lanes idle, such
-as 2048 + 128. All arithmetic is float32.
+as 2048 + 128.
 """
 
 import torch

@@ -6,29 +6,25 @@ For the queries i = 0, 1, ... of a sequence, in each head group (`cache/eviction
     S[j] <- decay * S[j] + gain * (sum of p[i, j] over the query heads of the head group)
 
 A full cache evicts the key with the lowest S outside the sink and the recent window. A head group is the set of query
-heads that share one eviction decision, and a chain is a (sequence, head group) pair. One program processes one chain.
-It keeps the positions and scores of the retained keys in registers and processes queries in blocks of 16. For each
-block, a matrix product computes the logits of its queries with the retained keys and the new keys, so each key is read
-once per block. Then the eviction rule runs query by query. A second matrix product multiplies the probabilities by the
-values. Logits and sums are float32 for inputs of every dtype. The torch engine (`cache/engines.py`) rounds the logits
-to the dtype of the inputs.
+heads that share one eviction decision. One program processes one head group of one sequence. It keeps the positions and
+scores of the retained keys in registers and processes queries in blocks of 16: a matrix product computes the logits of
+the block with the retained and the new keys, the eviction rule runs query by query, and a second matrix product
+multiplies the probabilities by the values. Logits and sums are float32 for inputs of every dtype. The torch engine
+(`cache/engines.py`) rounds the logits to the dtype of the inputs.
 
 Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot, of 4 bytes each.
-The number of slots is the smallest power of two that is at least capacity + 16, and at least 64. The capacity is the
+The number of slots is the smallest power of two that is at least capacity + 16, and at least 64; the capacity is the
 largest number of retained keys. T queries cost T (capacity + 16) dot products per head (full attention: T^2 / 2) and T
-sequential steps, each with one sum per head and one minimum over the slots. The steps dominate the time. Chains run in
-parallel.
+sequential steps, which dominate the time.
 
 Eviction affects the outputs only through the last query that sees each key (`last_queries`). Therefore `evict` can run
-without outputs, which needs fewer warps (one warp up to 512 slots, without synchronisation), and `attend` computes the
-outputs as full attention with a mask.
+without outputs, with fewer warps, and `attend` computes the outputs as full attention with a mask.
 
 Variables of the kernels: `q_batch`, `q_head`, `q_time` and so on are strides in elements. `row` is the index of a query
 in its block, `member` is the index of a query head in its group, and `line` = row * heads_per_group + member is the
-index of a (query, head) pair, which has `slots` logits. `line_maxima` and `line_sums` contain the
-maximum and the sum of exponentials of the logits of each pair.
-`slot_log` has two entries per slot: the position of its key, and the last query that sees the key. `limits` contains
-the length, capacity, sink and recent window of each sequence, in tokens.
+index of a (query, head) pair, which has `slots` logits. `line_maxima` and `line_sums` contain the maximum and the sum
+of exponentials of the logits of each pair. `slot_log` has two entries per slot: the position of its key, and the last
+query that sees the key. `limits` contains the length, capacity, sink and recent window of each sequence, in tokens.
 
 `cache/triton_engine.py` launches the kernels. With TRITON_INTERPRET=1, set before this module is imported, the same
 code runs on the CPU.
@@ -48,7 +44,7 @@ REGISTERS = {4: 168, 8: 128, 16: 128}
 only benchmarks use 16 warps."""
 EMPTY_POSITION = tl.constexpr(kernels.EMPTY_POSITION)
 LOWEST = tl.constexpr(-1e30)
-"""Initial value of a running maximum: finite, so that exp(x - LOWEST) is 0 for a masked x = -inf."""
+"""Initial value of a running maximum, finite so that exp(x - LOWEST) is 0 for a masked x = -inf."""
 SMALLEST_SUM = tl.constexpr(1 / 16)
 """If the sum of exp(x - maximum) is below this value, the kernel recomputes it with the exact maximum."""
 
@@ -98,13 +94,13 @@ def evict(  # noqa: ANN201
     scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head, with_initial_scores: tl.constexpr,
     with_outputs: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Simulate eviction over whole sequences, with one program per chain.
+    """Simulate eviction over whole sequences, with batch * head_groups programs.
 
     q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head). `initial_scores`,
     `last_queries` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). The
-    workspace is `logits` (chains, 16 heads_per_group + 1, slots), `line_maxima` and `line_sums` (chains, 16
-    heads_per_group + 1), in float32, and `slot_log` (chains, 2, slots), in int32. `scale` multiplies the logits. Writes
-    `last_queries` for evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
+    workspace is `logits` (programs, 16 heads_per_group + 1, slots), `line_maxima` and `line_sums` (programs, 16
+    heads_per_group + 1), in float32, and `slot_log` (programs, 2, slots), in int32. `scale` multiplies the logits.
+    Writes `last_queries` for evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // head_groups, program % head_groups * heads_per_group

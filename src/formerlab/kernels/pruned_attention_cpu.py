@@ -1,13 +1,12 @@
 """CPU kernel for step-by-step eviction, compiled by numba.
 
-`pruned_attention.py` has the formulas and defines head group and chain. A slot is the index of one key in the cache
-arrays. Queries are processed in blocks: a matrix product computes the logits of a block with the retained keys and the
-new keys, then the eviction rule runs query by query. One thread processes a chain, and sums have a fixed order, so
-results do not depend on the number of threads.
+`pruned_attention.py` has the formulas and defines head groups. A cache holds the keys of one head group of one
+sequence, and one thread processes a cache. A slot is the index of one key in the arrays of a cache. Queries are
+processed in blocks: a matrix product computes the logits of a block with the retained keys and the new keys, then the
+eviction rule runs query by query. Sums have a fixed order, so results do not depend on the number of threads.
 
-The loops are written so that LLVM vectorises them. numba caches compiled code on disk until this file changes, and it
-does not track other files, so the whole kernel is in this file. Cache files of earlier versions refer to the classes
-`Held` and `Buffers`; do not rename these classes.
+The loops are written so that LLVM vectorises them. The whole kernel is in this file, because numba's compiled code on
+disk is valid until this file changes.
 """
 
 import contextlib
@@ -31,8 +30,8 @@ Array = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Held(NamedTuple):
-    """Keys, values, positions and scores of one chain. For a batch, each array has a leading axis for chains."""
+class RetainedKeys(NamedTuple):
+    """Keys, values, positions and scores of one cache."""
 
     keys: Array
     """(key-value heads, slots, channels)"""
@@ -44,7 +43,7 @@ class Held(NamedTuple):
     """(slots,)"""
 
 
-class Buffers(NamedTuple):
+class Workspace(NamedTuple):
     """Workspace of one thread."""
 
     logits: Array
@@ -59,8 +58,11 @@ class Buffers(NamedTuple):
     """Slots of the new keys of a block (rows,)"""
 
 
+Held, Buffers = RetainedKeys, Workspace  # names of these classes in numba's files on disk from earlier versions
+
+
 def compiled(function: Function, *, parallel: bool = False) -> Function:
-    """Compile a function at its first call, run it without the GIL, and cache the machine code on disk if possible."""
+    """Compile a function at its first call, without the GIL, and cache the machine code on disk if possible."""
     fastmath_flags = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # without ninf: -inf marks masked keys
     dispatcher = njit(fastmath=fastmath_flags, nogil=True, error_model="numpy", parallel=parallel)(function)
     with contextlib.suppress(RuntimeError):  # numba found no writable folder
@@ -108,10 +110,9 @@ def multiply_transposed(out: Array, left: Array, right: Array, rows: int, column
 
 @no_type_check
 def order_bits(x: float) -> float:
-    """Map x to a value that sorts like x. float32 maps to int32, because LLVM vectorises the minimum of int32.
+    """Map float32 to int32 in the same order, and int32 back to float32, because LLVM vectorises the minimum of int32.
 
-    The int32 has the bits of x; for negative x, the magnitude bits are inverted. int32 maps back to float32, so the
-    function is its own inverse. Values of other types do not change.
+    The int32 has the bits of x; for negative x, the magnitude bits are inverted. Values of other types do not change.
     """
     raise NotImplementedError
 
@@ -227,7 +228,7 @@ def slot_to_evict(scores: Array, positions: Array, lowest: float, sink: int, new
 
 @compiled
 @no_type_check
-def insert_block(cache: Held, new_slots: Array, k: Array, v: Array, start: int) -> None:
+def insert_block(cache: RetainedKeys, new_slots: Array, k: Array, v: Array, start: int) -> None:
     """Write the keys and values of a block to empty slots, and the indices of these slots to `new_slots`."""
     slot, (kv_heads, rows, channels) = 0, k.shape
     for i in range(rows):
@@ -256,7 +257,7 @@ def attend(logits: Array, i: int, positions: Array, query: int, received: Array)
 @compiled
 @no_type_check
 def process_block(
-    cache: Held, work: Buffers, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array,
+    cache: RetainedKeys, work: Workspace, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array,
     initial_scores: Array, last_query: Array, used_slots: int, start: int,
 ) -> int:  # fmt: skip
     """Attend, score and evict for the queries of a block (heads, rows, channels); return the number of used slots."""
@@ -292,11 +293,11 @@ def process_block(
 
 @compiled
 @no_type_check
-def allocate_workspace(heads: int, rows: int, slots: int, channels: int, like: Array) -> Buffers:
+def allocate_workspace(heads: int, rows: int, slots: int, channels: int, like: Array) -> Workspace:
     """Return the workspace of one thread, of the dtype of `like`."""
     logits = np.zeros((heads, rows, slots), like.dtype)
     queries, outputs = np.zeros((rows, channels), like.dtype), np.zeros((rows, channels), like.dtype)
-    return Buffers(logits, queries, outputs, np.zeros(slots, like.dtype), np.zeros(rows, np.int64))
+    return Workspace(logits, queries, outputs, np.zeros(slots, like.dtype), np.zeros(rows, np.int64))
 
 
 @compiled
@@ -305,16 +306,16 @@ def process_sequences(
     thread: int, threads: int, coefficients: Array, limits: Array, lengths: Array, capacity: int, q: Array, k: Array,
     v: Array, out: Array, initial_scores: Array, last_query: Array, final_scores: Array,
 ) -> None:  # fmt: skip
-    """Process every `threads`-th chain, so that a padded batch is balanced over threads."""
-    channels, groups = q.shape[3], len(last_query) // len(q)
-    heads, kv_heads = q.shape[1] // groups, k.shape[1] // groups
+    """Process every `threads`-th cache, so that a padded batch is balanced over threads."""
+    channels, head_groups = q.shape[3], len(last_query) // len(q)
+    heads, kv_heads = q.shape[1] // head_groups, k.shape[1] // head_groups
     slots = (capacity + BLOCK + SLOT_MULTIPLE - 1) // SLOT_MULTIPLE * SLOT_MULTIPLE
     work = allocate_workspace(heads, BLOCK, slots, channels, final_scores)
     keys = np.zeros((kv_heads, slots, channels), final_scores.dtype)
     values = np.zeros((kv_heads, channels, slots), final_scores.dtype)
-    cache = Held(keys, values, np.empty(slots, np.int32), np.zeros(slots, final_scores.dtype))
-    for chain in range(thread, len(last_query), threads):
-        batch, group = chain // groups, chain % groups
+    cache = RetainedKeys(keys, values, np.empty(slots, np.int32), np.zeros(slots, final_scores.dtype))
+    for index in range(thread, len(last_query), threads):
+        batch, group = index // head_groups, index % head_groups
         query_group = slice(group * heads, (group + 1) * heads)
         kv_group = slice(group * kv_heads, (group + 1) * kv_heads)
         cache.positions[:] = EMPTY_POSITION
@@ -327,11 +328,11 @@ def process_sequences(
                 v[batch, kv_group, time],
                 out[batch, query_group, time],
             )
-            buffers = initial_scores[chain, time], last_query[chain]
+            buffers = initial_scores[index, time], last_query[index]
             used_slots = process_block(cache, work, coefficients, limits[batch], *tensors, *buffers, used_slots, start)
         for slot in range(used_slots):
             if cache.positions[slot] != EMPTY_POSITION:
-                final_scores[chain, cache.positions[slot]] = cache.scores[slot]
+                final_scores[index, cache.positions[slot]] = cache.scores[slot]
 
 
 @compiled
@@ -340,18 +341,18 @@ def process_caches(
     thread: int, threads: int, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array,
     initial_scores: Array, keys: Array, values: Array, positions: Array, scores: Array, query: int,
 ) -> None:  # fmt: skip
-    """Process one token in every `threads`-th chain."""
-    groups = len(positions) // len(q)
-    heads, kv_heads = q.shape[1] // groups, k.shape[1] // groups
+    """Process one token in every `threads`-th cache."""
+    head_groups = len(positions) // len(q)
+    heads, kv_heads = q.shape[1] // head_groups, k.shape[1] // head_groups
     work = allocate_workspace(heads, 1, positions.shape[1], q.shape[3], scores)
     no_last_query = np.empty(0, np.int32)
-    for chain in range(thread, len(positions), threads):
-        batch, group = chain // groups, chain % groups
+    for index in range(thread, len(positions), threads):
+        batch, group = index // head_groups, index % head_groups
         query_group = slice(group * heads, (group + 1) * heads)
         kv_group = slice(group * kv_heads, (group + 1) * kv_heads)
-        cache = Held(keys[chain], values[chain], positions[chain], scores[chain])
+        cache = RetainedKeys(keys[index], values[index], positions[index], scores[index])
         tensors = q[batch, query_group], k[batch, kv_group], v[batch, kv_group], out[batch, query_group]
-        buffers = initial_scores[chain], no_last_query
+        buffers = initial_scores[index], no_last_query
         process_block(cache, work, coefficients, limits[batch], *tensors, *buffers, positions.shape[1], query)
 
 
@@ -365,10 +366,10 @@ def simulate_sequences(
 
     q and out are (batch, heads, time, channels); k and v are (batch, key-value heads, time, channels). `coefficients`
     is (decay, gain, scale of the logits). `limits` (batch, 3) has the capacity, sink and recent window of each sequence
-    in tokens, `lengths` (batch,) has its length, and `capacity` is the largest capacity. `last_query` and
-    `final_scores` are (chains, time); `initial_scores` is (chains, time), or (chains, 0) without initial scores. Writes
-    the attention output to `out`, the last query that sees each evicted key to `last_query`, and the scores of the
-    retained keys to `final_scores`.
+    in tokens, `lengths` (batch,) has the lengths, and `capacity` is the largest capacity. `last_query` and
+    `final_scores` are (caches, time), where caches = batch * head groups; `initial_scores` is (caches, time), or
+    (caches, 0) without initial scores. Writes the attention output to `out`, the last query that sees each evicted key
+    to `last_query`, and the scores of the retained keys to `final_scores`.
     """
     for thread in prange(threads):
         process_sequences(
@@ -386,8 +387,8 @@ def process_token(
     """Process one token at position `query` in the buffers of a cache; write `out`.
 
     q and out are (batch, heads, 1, channels); k and v are (batch, key-value heads, 1, channels). `initial_scores` is
-    (chains, 1), or (chains, 0) without initial scores. `keys`, `values`, `positions` and `scores` have the axes of
-    `Held` after an axis for chains.
+    (caches, 1), or (caches, 0) without initial scores. `keys`, `values`, `positions` and `scores` have an axis
+    for caches, then the axes of `RetainedKeys`.
     """
     for thread in prange(threads):
         process_caches(

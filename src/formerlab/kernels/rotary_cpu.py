@@ -9,10 +9,7 @@ from formerlab.kernels.native import TYPES, load_library
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
-    """Return whether the kernel is compiled and supports x and `table`.
-
-    x must have 4 axes and contiguous channels. `table` contains cosines, which must be float32.
-    """
+    """Return whether the kernel is compiled and supports x (4 axes, contiguous channels) and a table of cosines."""
     supported = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
     return supported and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 

@@ -1,6 +1,6 @@
 """Weighted sums of tensors of equal shape, in one pass over memory by a C++ kernel, or tensor by tensor in torch.
 
-Sums are accumulated in float32 or higher precision for every dtype of the tensors, also under autocast.
+Sums are accumulated in float32 or higher precision, also under autocast.
 """
 
 import ctypes

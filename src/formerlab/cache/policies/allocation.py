@@ -1,4 +1,4 @@
-"""Policies that divide a cache among layers, heads or blocks of keys. An inner policy scores the keys."""
+"""Policies that divide a cache among layers, heads or blocks of keys, which an inner policy scores."""
 
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from formerlab.cache.policies.keydiff import KeyDiff
 from formerlab.cache.policies.knorm import Knorm
 from formerlab.cache.policies.policy import (
     Importance,
-    Layer,
+    LayerInputs,
     OneShot,
     Policy,
     Prompt,
@@ -59,9 +59,9 @@ class HeadAdaptive(Policy):
     """Divide the budget of a layer among its heads by score: retain the heads * budget keys of largest S, and at least
     floor(safeguard * budget) in each head (AdaKV, arXiv:2407.11550, Algorithm 1).
 
-    The layer retains as many keys as with an equal division. `policy` scores the keys and protects its sink and recent
-    tokens in every head. A one-shot policy selects keys once (`CompressedCache`). A stepwise policy evicts the keys of
-    lowest score over all heads after every query, in simulation only.
+    `policy` scores the keys and protects its sink and recent tokens in every head. A one-shot policy selects keys once
+    (`CompressedCache`). A stepwise policy evicts the keys of lowest score over all heads after every query, in
+    simulation only.
     """
 
     kind: Literal["head_adaptive"] = "head_adaptive"
@@ -95,7 +95,7 @@ class HeadAdaptive(Policy):
         total = torch.full(scores.shape[:-1], count * importance.shape[1], device=scores.device)
         return largest(scores, total).view_as(importance)
 
-    def visible(self, layer: Layer) -> Mask:
+    def visible(self, layer: LayerInputs) -> Mask:
         """Evict after every query; slot k of the state contains key k."""
         policy = self.policy
         assert isinstance(policy, Eviction), "check_configuration refuses other policies"
@@ -218,5 +218,5 @@ class Pyramid(Policy):
         slope = (1 - self.last) * (layers - 1) / (self.layers - 1)
         return int(budget * layers * (2 - self.last - slope) + 0.5)
 
-    def visible(self, layer: Layer) -> Mask:
+    def visible(self, layer: LayerInputs) -> Mask:
         return self.policy.visible(layer)

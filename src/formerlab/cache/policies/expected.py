@@ -41,10 +41,10 @@ class ExpectedAttention(OneShot):
         covariance = centred.transpose(-1, -2) @ centred / centred.shape[2]
         rotation = rotations(position, time, self.future, q).mean(0)
         mean, covariance = mean @ rotation, rotation.T @ covariance @ rotation
-        groups = q.shape[1] // k.shape[1]
+        heads_per_kv_head = q.shape[1] // k.shape[1]
         keys = k[:, :, sink:].unsqueeze(2)
-        logits = (by_group(mean, groups) @ keys.transpose(-1, -2)).squeeze(3) / d_head**0.5
-        logits = logits + (keys @ by_group(covariance, groups) * keys).sum(-1) / (2 * d_head)
+        logits = (by_group(mean, heads_per_kv_head) @ keys.transpose(-1, -2)).squeeze(3) / d_head**0.5
+        logits = logits + (keys @ by_group(covariance, heads_per_kv_head) * keys).sum(-1) / (2 * d_head)
         importance = logits.softmax(-1).mean(2) * v[:, :, sink:].norm(dim=-1)
         return torch.nn.functional.pad(importance, (sink, 0))
 

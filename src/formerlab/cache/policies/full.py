@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Layer
+from formerlab.cache.policies.policy import LayerInputs
 
 
 class Full(Eviction):
@@ -18,7 +18,7 @@ class Full(Eviction):
     def capacity(self, budget: int) -> int:
         return sys.maxsize
 
-    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+    def visible(self, layer: LayerInputs) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the causal mask, which equals the mask of step-by-step eviction without a budget."""
         batch, key_heads = layer.logits.shape[:2]
         return layer.causal.expand(batch, key_heads, -1, -1)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from formerlab.cache.eviction import Counts, Eviction, Scores
-from formerlab.cache.policies.policy import Layer, largest, on_device
+from formerlab.cache.policies.policy import LayerInputs, largest, on_device
 
 Mask = Bool[Tensor, "batch key_heads time time"]
 
@@ -16,8 +16,7 @@ Mask = Bool[Tensor, "batch key_heads time time"]
 class H2O(Eviction):
     """Retain the keys of largest accumulated attention and the most recent keys (arXiv:2306.14048, Algorithm 1).
 
-    The official code contains four algorithms named H2O, and each differs from the paper. `variant` selects A2SF's H2O
-    or one of two official masks.
+    The official code contains four algorithms named H2O, and each differs from the paper.
     """
 
     kind: Literal["h2o"] = "h2o"
@@ -39,7 +38,6 @@ class H2O(Eviction):
 
     @property
     def is_online(self) -> bool:
-        """False for the official masks, which need attention to evicted keys."""
         return self.variant == "accumulated"
 
     @property
@@ -49,7 +47,7 @@ class H2O(Eviction):
     def score(self, past: Scores, attention: Scores) -> Scores:
         return past + attention
 
-    def visible(self, layer: Layer) -> Mask:
+    def visible(self, layer: LayerInputs) -> Mask:
         if self.variant == "accumulated":
             return super().visible(layer)
         windows = [self.protected(budget)[1] for budget in layer.budgets]
@@ -61,7 +59,7 @@ class H2O(Eviction):
         return mask(layer, heavy_count) | band
 
 
-def _local_mask(layer: Layer, heavy_count: Counts) -> Mask:
+def _local_mask(layer: LayerInputs, heavy_count: Counts) -> Mask:
     """Mark the heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
 
     The first `heavy_count` queries see all keys, and their unpruned attention rows are summed. A later query selects
@@ -79,7 +77,7 @@ def _local_mask(layer: Layer, heavy_count: Counts) -> Mask:
     return visible
 
 
-def _global_mask(layer: Layer, heavy_count: Counts) -> Mask:
+def _global_mask(layer: LayerInputs, heavy_count: Counts) -> Mask:
     """Mark the keys of largest unpruned column sum, as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py."""
     attention = layer.attention(layer.causal)
     return largest(attention.sum(2), heavy_count[..., 0])[:, :, None].expand_as(attention)

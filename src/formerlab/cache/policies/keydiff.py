@@ -14,9 +14,8 @@ class KeyDiff(Eviction):
     """Evict the key most similar to the mean direction: priority = -cos(k, mean over the retained keys of k / ||k||_2)
     (arXiv:2504.15364, section 3).
 
-    The paper compresses a prompt after every block of 128 tokens; here a block is one token. If only two keys are
-    retained, both have the same cosine with their mean, so cosines are rounded (to 16 binary places) to keep this tie
-    exact.
+    The paper compresses a prompt after every block of 128 tokens; here a block is one token. Cosines are rounded to 16
+    binary places, because two retained keys have the same cosine with their mean.
     """
 
     kind: Literal["keydiff"] = "keydiff"

@@ -10,8 +10,7 @@ class Knorm(Eviction):
     """S[k] = -||k||_2, set when the key enters: keys of large norm tend to receive little attention (arXiv:2406.11430).
 
     The paper compresses a prompt once; here the key of lowest score is evicted after every query. Norms are rounded to
-    12 bits. A rotation does not change the norm, so a repeated token has equal norms up to rounding errors, and
-    rounding errors must not break the tie.
+    12 bits, so that a repeated token has equal scores at all rotations.
     """
 
     kind: Literal["knorm"] = "knorm"

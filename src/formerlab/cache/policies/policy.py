@@ -21,16 +21,13 @@ P = TypeVar("P", bound="Protecting")
 State = dict[str, Tensor]
 Lengths = Int[Tensor, " batch"] | Sequence[int] | None
 """The true lengths of the sequences in a right-padded batch; None means no padding."""
-Logits = Float[Tensor, "batch key_heads groups time time"]
+Logits = Float[Tensor, "batch key_heads heads_per_kv_head time time"]
 Importance = Float[Tensor, "batch head_groups time"]
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One attention layer over a right-padded batch, before pruning.
-
-    Heads have the layout (key-value heads, groups), where `groups` is the number of query heads per key-value head.
-    """
+class LayerInputs:
+    """The inputs of a policy in simulation: attention logits and keys of one layer for a right-padded batch."""
 
     logits: Logits
     """Attention logits q k^T / sqrt(d_head); logits of later keys are never read."""
@@ -64,8 +61,7 @@ class Layer:
     def attention(self, visible: Bool[Tensor, "*#shape time time"]) -> Float[Tensor, "batch key_heads time time"]:
         """Return the probabilities over the visible keys, summed over the query heads of each key-value head.
 
-        The probabilities are zero for queries of padding. Sum and mean over the query heads give the same ranking; A2SF
-        uses the sum.
+        The probabilities are zero for queries of padding. A2SF also uses the sum.
         """
         probabilities = masked_softmax(self.logits, visible.unsqueeze(-3)).sum(2)
         return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
@@ -159,7 +155,7 @@ class Policy(Spec, ABC):
         return largest(importance, torch.full(importance.shape[:-1], count, device=importance.device))
 
     @abstractmethod
-    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+    def visible(self, layer: LayerInputs) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the mask of keys (last axis) that each query may see; later keys and padding are ignored."""
 
 
@@ -213,7 +209,7 @@ class OneShot(Protecting):
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the score of each key of a prompt; all sequences have the same length and budget."""
 
-    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+    def visible(self, layer: LayerInputs) -> Bool[Tensor, "batch key_heads time time"]:
         raise NotImplementedError("one-shot policies have no rule for single steps")
 
 
@@ -236,11 +232,11 @@ def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = T
 
 
 def by_group(
-    x: Float[Tensor, "batch heads time channels"], groups: int
-) -> Float[Tensor, "batch key_heads groups time channels"]:
-    """Split the query heads by key-value head: heads i * groups to (i + 1) * groups - 1 share key-value head i."""
+    x: Float[Tensor, "batch heads time channels"], heads_per_kv_head: int
+) -> Float[Tensor, "batch key_heads heads_per_kv_head time channels"]:
+    """Split the query heads by key-value head; adjacent query heads share a key-value head."""
     batch, heads, time, channels = x.shape
-    return x.reshape(batch, heads // groups, groups, time, channels)
+    return x.reshape(batch, heads // heads_per_kv_head, heads_per_kv_head, time, channels)
 
 
 def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -269,10 +265,7 @@ def marked_indices(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tenso
 
 
 def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
-    """Return the true lengths in a right-padded batch; None means no padding.
-
-    Copying a tensor of lengths from a GPU synchronises. Raises ValueError for lengths outside 1 to `time`.
-    """
+    """Return the true lengths in a right-padded batch. Raises ValueError for lengths outside 1 to `time`."""
     if lengths is None:
         return [time] * batch
     sequence_lengths: list[int] = torch.as_tensor(lengths).tolist()

@@ -7,18 +7,17 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from formerlab.cache.policies.policy import Layer, Policy, largest
+from formerlab.cache.policies.policy import LayerInputs, Policy, largest
 
 
 class SpAtten(Policy):
     """A_l[k] = sum over layers 1..l, all heads and all queries of p; layer l + 1 sees the keys of largest A_l
     (arXiv:2012.09852, section 3).
 
-    All heads retain the same tokens. Pruning is a cascade: a token that layer l drops is absent from every later layer,
-    and the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) The method was designed for
-    encoders. The sum runs over ALL queries, so in a decoder the choice depends on later tokens. Queries of dropped
-    tokens still see their own key, because every position makes a prediction. If all layers have the same budget, as in
-    `Simulation`, the scores of the first layer determine the retained tokens.
+    A2SF (arXiv:2407.20485, eq. 1) has the same score. All heads retain the same tokens, and a token that layer l drops
+    is absent from every later layer; the first layer is not pruned. The sum includes later queries, because the method
+    was designed for encoders. Queries of dropped tokens still see their own key. If all layers have the same budget, as
+    in `Simulation`, the scores of the first layer determine the retained tokens.
     """
 
     kind: Literal["spatten"] = "spatten"
@@ -26,10 +25,9 @@ class SpAtten(Policy):
     needs: ClassVar[tuple[str, ...]] = ("state",)
 
     def capacity(self, budget: int) -> int:
-        """Return an unlimited capacity, because the mask prunes."""
-        return sys.maxsize
+        return sys.maxsize  # the mask prunes
 
-    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+    def visible(self, layer: LayerInputs) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the mask of the tokens that earlier layers retained, and update the state for the next layer.
 
         `state["score"]` is A (batch, time), and `state["retained"]` (batch, time) marks the tokens of the next layer.

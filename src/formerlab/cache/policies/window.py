@@ -13,7 +13,6 @@ class Window(Eviction):
     """Number of first tokens that are never evicted."""
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Return `sink` and the size of the window, so that only a key that leaves the window can be evicted."""
         sink, _ = super().protected(budget)
         return sink, budget - sink
 

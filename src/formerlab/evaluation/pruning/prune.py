@@ -258,6 +258,6 @@ def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -
                 logits = model(tokens[:, half:-1], attend=cache, start=half)
             targets = tokens[:, half + 1 :]
             losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
-            retained = float(cache.mean_kept) / half if isinstance(cache, CompressedCache) else 1.0
+            retained = float(cache.mean_retained) / half if isinstance(cache, CompressedCache) else 1.0
             for window, loss in zip(indices, losses.tolist(), strict=True):
                 yield *configuration.cells(), retained, half, window, targets.shape[1], loss
