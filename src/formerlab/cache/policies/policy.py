@@ -90,7 +90,6 @@ class UnknownRotation(PositionEncoding):
     """The position encoding of a model whose rotation of queries and keys is unknown."""
 
     def rotate(self, x: Heads, start: Start) -> Heads:
-        """Raise NotImplementedError."""
         raise NotImplementedError("the rotation is not known")
 
 

@@ -18,7 +18,7 @@ METRICS: dict[Metric, str] = {
     "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper, which used Moses' tokenizer",
     "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; not a standard metric",
 }
-"""Label of each metric. Only sacrebleu is comparable across papers; the other metrics are additional."""
+"""Label of each metric. Only sacrebleu is comparable across papers."""
 
 STATISTICS = (
     *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),

@@ -1,7 +1,7 @@
 """Wrap transformers models in the interface of `DecoderModel`, so that a caller can pass an attention function.
 
 transformers calls attention functions that are registered by name. A mask function must be registered under the same
-name. Otherwise the mask is None, and a model that relies on the mask attends to later tokens without an error.
+name; without a mask, some models attend to later tokens.
 """
 
 import inspect
@@ -29,11 +29,11 @@ from formerlab.tasks.scoring import check_finite
 ATTENTION_NAME = "formerlab"
 """Name of the attention implementation for `set_attn_implementation`."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Arguments of transformers' attention functions that attention functions of type `Attend` do not support."""
+"""Arguments of transformers' attention functions that an attention function of type `Attend` does not support."""
 STATIC_ROPE_TYPES = ("default", "linear", "llama3")
 """Types of RoPE whose angles do not depend on the sequence length."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest allowed difference of two computations of the same values, relative to the largest value, by dtype."""
+"""Largest allowed difference of two computations, relative to the largest value, by dtype."""
 PROBE_TOKENS = 16
 """Largest number of tokens in a test call."""
 PROBE_DISTANCE = 5
@@ -63,9 +63,9 @@ def attention(
     """Return the output of the current attention function for one layer, shape (batch, time, heads, d_head).
 
     `query` is (batch, heads, time, d_head); `key` and `value` are (batch, key-value heads, time, d_head). Outside an
-    `attending` block, the function computes transformers' `sdpa` attention with its mask. Some models scale queries
-    before the attention call (OPT), and some use a factor other than 1/sqrt(d_head). An `Attend` always divides by
-    sqrt(d_head), so the queries are rescaled first. Raises UserError for UNSUPPORTED_ARGUMENTS.
+    `attending` block, the function computes transformers' `sdpa` attention with its mask. An `Attend` always divides by
+    sqrt(d_head), so the queries are rescaled for models with another scaling, such as OPT. Raises UserError for
+    UNSUPPORTED_ARGUMENTS.
     """
     attend, scaling = _current.get(), options.get("scaling")
     if attend is None:
@@ -111,7 +111,6 @@ class FixedPositions(PositionEncoding):
     """Positions that cannot be separated from the keys, such as position embeddings."""
 
     def embed(self, x: Stream, start: Start) -> Stream:
-        """Raise NotImplementedError, because the wrapped model embeds positions itself."""
         raise NotImplementedError("the wrapped model embeds positions itself")
 
 
@@ -232,10 +231,7 @@ class CausalLM(nn.Module):
 
     @torch.no_grad()
     def _check_attention(self) -> None:
-        """Set the attention implementation and test it.
-
-        Raises UserError unless every layer calls it and the logits are equal to the model's own logits.
-        """
+        """Set the attention implementation. Raises UserError unless every layer calls it and the logits stay equal."""
         tokens = self._tokens(PROBE_TOKENS)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         try:
@@ -260,10 +256,7 @@ class CausalLM(nn.Module):
             raise UserError(f"{self.name}: its attention differs from softmax(q k^T) v, so it cannot be pruned")
 
     def _check_windows(self, config: Any) -> None:
-        """Raise UserError if the context exceeds the sliding window, or for a layer of an unsupported type.
-
-        The supported types are full attention and sliding-window attention.
-        """
+        """Raise UserError for a layer of an unsupported type, and if the context exceeds the sliding window."""
         kinds = set(getattr(config, "layer_types", None) or ())
         if unsupported := ", ".join(sorted(kinds - {"full_attention", "sliding_attention"})):
             raise UserError(f"{self.name}: cache policies do not support its layers of type {unsupported}")

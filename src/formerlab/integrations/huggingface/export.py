@@ -1,8 +1,7 @@
 """Export a decoder as a Hugging Face folder: config, weights, tokenizer, and model code if no native layout fits.
 
-The model code is one file beside the weights. It is assembled from the source of the layers that the model uses, so
-every formula exists once. Stand-ins replace spec validation and the kernels, so the file imports only torch and
-transformers.
+The model code is one file, assembled from the source of the layers that the model uses. Stand-ins replace spec
+validation and the kernels, so the file imports only torch and transformers.
 """
 
 import ast
@@ -88,10 +87,7 @@ def _add_transformers_4_keys(out: Path) -> None:
 
 
 def model_card(record: dict[str, Any], weights_licence: str, data_licence: str) -> str:
-    """Return the model card of a run.
-
-    `record` is the content of run.json; the licences are names, such as "CC-BY-4.0".
-    """
+    """Return the model card of a run from the content of run.json and names of licences, such as "CC-BY-4.0"."""
     data_set, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
     losses = [(split, final.get(f"{split}_loss_nats")) for split in ("train", "valid", "test")]
     facts = {

@@ -50,7 +50,7 @@ class GenerativeTasks(Measurement):
     seed: Seed = 0
     """Seed of the long-context tasks."""
     text: str | None = None
-    """File with the text of the long-context tasks; by default the documentation of Python's standard library."""
+    """File with the text of the long-context tasks; by default documentation of Python's standard library."""
     shots: AnyCount = 0
     """Number of few-shot examples per question (lm-evaluation-harness tasks)."""
     chat_template: bool = False
@@ -61,10 +61,9 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     """Write the rows of all tasks under all configurations to the CSV file `out` (COLUMNS), and return the rows.
 
     Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. Rows
-    are computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of
-    lm_eval, transformers and torch changed. `batch` is the number of prompts in a forward pass, and `device` is a torch
-    device such as "cuda". Raises UserError before generation starts for an unsupported model, task, length, policy or
-    prompt.
+    are computed again if the weights, the examples, the code or the versions of lm_eval, transformers and torch
+    changed. `batch` is the number of prompts in a forward pass, and `device` is a torch device such as "cuda". Raises
+    UserError before generation starts for an unsupported model, task, length, policy or prompt.
     """
     from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
 

@@ -32,8 +32,8 @@ class LoadedModel(NamedTuple):
 def load_any(source: ReleasedModel, *, device: str = "cpu") -> LoadedModel:
     """Load a released model from a transformers or formerlab folder, a GGUF file, or the local cache of the hub.
 
-    The function does not use the network and does not run code from the model folder. Raises UserError for a missing
-    file, a missing device, a model larger than the free memory, and a model that does not support cache policies.
+    Only local files are read, and code in a model folder is ignored. Raises UserError for a missing file, a missing
+    device, a model larger than the free memory, and a model that does not support cache policies.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")

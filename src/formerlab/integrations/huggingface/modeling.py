@@ -65,10 +65,10 @@ UNPACK_REMEDY = "give each text its own row, padded on the left, with an attenti
 def check_positions(
     position_ids: Int[Tensor, "#batch time"], real: Bool[Tensor, "batch time"], first_positions: list[int] | None = None
 ) -> None:
-    """Raise ArgumentError if the real tokens of a row do not have consecutive positions. `real` is False for padding.
+    """Raise ArgumentError if the real tokens of a row do not have consecutive positions, as in packed sequences.
 
-    Positions that restart within a row mean that several sequences are packed into the row. `first_positions` has the
-    required position of the first column of each row; None allows any position.
+    `real` is False for padding. `first_positions` has the required position of the first column of each row; None
+    allows any position.
     """
     if position_ids.ndim != 2 or position_ids.shape[1] != real.shape[1] or len(position_ids) not in (1, len(real)):
         raise ArgumentError(f"position_ids of shape {tuple(position_ids.shape)}: give one number per row and token")
@@ -172,7 +172,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module; transformers calls this for modules with weights or buffers that were not loaded."""
+        """Initialise a module whose weights or buffers were not loaded."""
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
@@ -182,7 +182,6 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return view
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Raise NotImplementedError, because the vocabulary is part of the spec."""
         raise NotImplementedError("the vocabulary of a formerlab model is part of its spec; build another model")
 
     def forward(
@@ -249,10 +248,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def _check_arguments(self, others: dict[str, Any], with_loss: bool) -> None:
-        """Raise ArgumentError for an unsupported argument.
-
-        `shift_labels` and `ignore_index` are supported only with labels.
-        """
+        """Raise ArgumentError for an unsupported argument. `shift_labels` and `ignore_index` need labels."""
         attentions = others.get("output_attentions", self.config.output_attentions)
         for name, value in (others | {"output_attentions": attentions}).items():
             if name in PACKING_ARGUMENTS and value is not None:

@@ -43,10 +43,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the settings of the official code from `config` or the folder's .yml file.
-
-    Returns an empty dict if the folder has no .yml file. Raises UserError for several .yml files.
-    """
+    """Return the settings from `config` or the folder's .yml file, or {}. Raises UserError for several .yml files."""
     files = sorted(folder.glob("*.yml")) if config is None else [config]
     if len(files) > 1:
         raise UserError(f"{folder}: contains {len(files)} .yml files; name one with --config")
@@ -75,10 +72,9 @@ COMPUTED_TENSORS = re.compile(r"sequential\.\d+\.attention\.rotary_emb\.inv_freq
 def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     """Load a checkpoint in the layout of the official code as a float32 model in evaluation mode.
 
-    The shapes of the tensors determine the sizes. The number of heads, the position encoding and the norms come from
-    the .yml file of the official code (`config`, or the .yml file in the folder). Without a .yml file, the settings of
-    the released size apply. Raises UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported
-    settings.
+    The shapes of the tensors determine the sizes. The other settings come from the .yml file of the official code
+    (`config`, or the .yml file in the folder), by default from RELEASED_HEADS and RELEASED_SETTINGS. Raises UserError
+    for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
     """
     tensors = read_weights(folder / WEIGHTS_FILE)
     weights = {name: tensor for name, tensor in tensors.items() if not COMPUTED_TENSORS.fullmatch(name)}
@@ -156,10 +152,7 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
 
 
 def _check_tensor(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
-    """Raise UserError if a tensor is missing, is unknown (`shape` is None) or has another shape.
-
-    `shape=()` allows any shape.
-    """
+    """Raise UserError if a tensor is missing, is unknown (`shape` is None) or has another shape (() allows any)."""
     if name not in weights:
         raise UserError(f"{folder}: tensor {name} is missing")
     if shape is None:

@@ -82,7 +82,6 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             raise UserError(f"budget {self.budget}: gives less than one key for a prompt of {length} tokens; raise it")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        """Raise UserError, because these methods score tasks by log-probabilities."""
         raise UserError(
             "PrunedLM supports only generative tasks; score log-probabilities with the stage prune or zeroshot"
         )

@@ -60,7 +60,6 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return cast(PolicyCache, cache)
 
     def _new_cache(self) -> PrunedCache | CompressedCache | KVCache:
-        """Return an empty cache for the policy."""
         if isinstance(self.policy, Full):
             return KVCache()
         kind = CompressedCache if isinstance(self.policy.scorer, OneShot) else PrunedCache
@@ -120,10 +119,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return out
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return the new keys and values unchanged; the attention call of the layer stores them.
-
-        Raises UserError outside the `prune` block.
-        """
+        """Return the new keys and values, which the attention call stores. Raises UserError outside `prune`."""
         if current_attend() is not self:
             raise UserError(f"{CACHE_FIELD}: this cache belongs to formerlab.prune; use it inside the prune block")
         return keys, values
