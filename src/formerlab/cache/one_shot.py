@@ -139,9 +139,8 @@ class CompressedCache(KVCache):
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
     """Return the score of each key of a prompt.
 
-    The score of a step-by-step policy S <- decay * S + gain * p without eviction is gain times the sum over q of
-    decay^(T - 1 - q) p[q, k], a weighted column sum of the attention, as in the official code of H2O and A2SF for long
-    prompts.
+    Without eviction, the score of a policy S <- decay * S + gain * p is gain times the sum over q of decay^(T - 1 - q)
+    p[q, k], as in the official code of H2O and A2SF for long prompts.
     """
     if isinstance(policy, OneShot):
         return policy.importance(prompt, position)

@@ -113,8 +113,8 @@ class Simulation:
     """An attention function that simulates pruning in one forward pass over whole sequences.
 
     Call `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
-    create a new object for every forward pass. `observe` is called with the masks of every layer. If it is given, or if
-    gradients are needed, eviction runs in torch with masks. Otherwise it runs in `engine` (default: the fastest).
+    create a new object for every forward pass. `observe` is called with the masks of every layer. With `observe`, or if
+    gradients are needed, eviction runs in torch with masks, otherwise in `engine` (default: the fastest).
     `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
     number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 

@@ -25,8 +25,8 @@ class H2O(Eviction):
     variant: Literal["accumulated", "local_statistics", "global_statistics"] = "accumulated"
     """accumulated: S <- S + p over the retained keys with an exact budget; the H2O of A2SF (arXiv:2407.20485) and most
     likely of the Decay article. local_statistics: the official mask for OPT, from unpruned attention, row by row.
-    global_statistics: the official mask for LLaMA since 2024-04. It uses the attention of LATER queries, so its
-    accuracies cannot be reached by a cache."""
+    global_statistics: the official mask for LLaMA since 2024-04, from the attention of all queries including later
+    ones, so a cache cannot reach its accuracies."""
 
     @model_validator(mode="after")
     def _check(self) -> "H2O":

@@ -79,11 +79,11 @@ def beam_search(
     """Return the best translation that beam search finds for each source sentence.
 
     Translation i has at most `limits[i]` tokens plus the end token, whose id is `end`. `real` is False for padding.
-    Each step extends the `beam` best hypotheses by every token. Of the `beam` best continuations of a sentence, each
-    one whose last token is the end token is a finished translation. The `beam` best continuations without the end token
-    are extended in the next step. A sentence is done when `beam` hypotheses have finished, or when no unfinished
-    hypothesis can exceed the best finished score: log-probabilities only decrease, and the length penalty is largest at
-    the limit. With beam = 1, the search is greedy decoding.
+    Each step extends the `beam` best hypotheses by every token. A continuation that ends with the end token is a
+    finished translation if it is among the `beam` best. The next step extends the `beam` best continuations without the
+    end token. A sentence is done when `beam` hypotheses have finished, or when no unfinished hypothesis can exceed the
+    best finished score: log-probabilities only decrease, and the length penalty is largest at the limit. With beam = 1,
+    the search is greedy decoding.
     """
     encoded, device, count, longest_limit = model.encode(source, real), source.device, len(source), max(limits)
     check_every = 1 if device.type == "cpu" else CHECK_EVERY

@@ -33,8 +33,7 @@ from formerlab.tasks.scoring import evaluating
 class PolicyCache(Cache):  # type: ignore[misc]
     """A pruned cache that is a transformers cache and an attention function (`Attend`).
 
-    Models and `generate` use it as their cache. The layers call it as an attention function, which stores the keys and
-    values. Its length includes padding and evicted tokens, so tokens keep their positions in the text.
+    Its length includes padding and evicted tokens, so tokens keep their positions in the text.
     """
 
     def __init__(
