@@ -12,7 +12,7 @@ from formerlab.results.notes import SAFE
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.attempts import remove_stale_locks
-from formerlab.plan.staleness import Staleness, made_runs
+from formerlab.plan.staleness import Staleness, run_jobs
 from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan, typed
 
 # The rules call `python`. If no environment is active, this is the python next to Snakemake.

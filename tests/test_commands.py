@@ -252,7 +252,7 @@ def test_check_verifies_the_data_of_missing_jobs(project, capsys):
 
 def test_rescue_lists_failed_jobs(project, capsys):
     text = output(capsys, "rescue")
-    assert text.startswith("no stage failed after its start\n")
+    assert text.startswith("no failed, killed or stopped jobs\n")
     assert text.endswith("the same command continues where this one stopped.\n")
 
 
@@ -262,7 +262,7 @@ def test_rescue_renders_only_selected_entries_with_rows(project, capsys, monkeyp
     entries = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
     write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": entries}}})
     (project.root / "results/live/smoke").mkdir(parents=True)
-    assert "no stage failed" in output(capsys, "rescue", "--plan", "plan.json")
+    assert "no failed, killed or stopped jobs" in output(capsys, "rescue", "--plan", "plan.json")
     assert not (project.root / "figures").exists()
     asked = []
     monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, skip_empty: asked.append(names))

@@ -24,9 +24,9 @@ GROUPS = {
 """The commands for users, by topic, without the commands that only Snakemake calls."""
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Error numbers: missing permission, or a read-only disk."""
+"""Missing permission, or a read-only disk."""
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
-"""Error numbers: a folder at the path of a file, or a file at the path of a folder."""
+"""A folder at the path of a file, or a file at the path of a folder."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -88,7 +88,7 @@ def let_signals_interrupt() -> None:
 
 
 def _user_error(error: Exception) -> str | None:
-    """Return a one-line message if the error is a user error of another library, otherwise None."""
+    """Return a message if an error of another library is a mistake of the user, otherwise None."""
     if found_no_room(error):
         return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
     if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:

@@ -242,7 +242,7 @@ def test_a_new_check_reads_all_files(out, tmp_path, monkeypatch):
     (tmp_path / "valid.npy").write_bytes(b"something else")
     verify(tmp_path)
     with pytest.raises(UserError, match=r"valid\.npy: damaged or changed"):
-        verify(tmp_path, anew=True)
+        verify(tmp_path, ignore_cache=True)
 
 
 def test_a_tokenizer_file_is_copied(out, source, tmp_path):

@@ -185,7 +185,7 @@ def test_invalid_released_runs_are_refused_by_the_plan(project):
     assert "no released model 'lama' at this scale; did you mean llama" in refused(**{f"{runs}.released": "lama"})
     message = f"command line: set: {runs}.data: 'opt' does not use the tokenizer of 'llama'; give that data set"
     assert refused(**{f"{runs}.data": "opt"}).startswith(message)
-    assert "context: 100 exceeds the 64 tokens that 'llama' reads" in refused(**{f"{runs}.context": 100})
+    assert "context: 100 exceeds the maximum context of 'llama', 64 tokens" in refused(**{f"{runs}.context": 100})
     assert "unknown key" in refused(**{f"{runs}.steps": 100})
     assert "windows: Input should be greater than 0" in refused(**{f"{runs}.windows": 0})
     assert "vocabulary: 300, but the tokenizer has 290" in refused(scale__data__llama__tokenizer__vocabulary=300)

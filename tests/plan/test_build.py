@@ -7,7 +7,7 @@ import pytest
 
 from formerlab.files import write_json
 from formerlab.plan.build import build_plan
-from formerlab.plan.staleness import Staleness, made_runs
+from formerlab.plan.staleness import Staleness, run_jobs
 from formerlab.results.stages import WRITER
 from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
@@ -32,7 +32,7 @@ def plan(request, plans):
 def test_every_study_has_runs_at_every_scale(plan):
     studies = set(plan["studies"]) if plan["scale"] not in ("pretrained", "released") else {"decay"}
     unsearched = {"decay", "combined"} if plan["scale"] == "pilot" else set()
-    assert studies - unsearched == {job["study"] for job in made_runs(plan).values()}
+    assert studies - unsearched == {job["study"] for job in run_jobs(plan).values()}
 
 
 def test_resolved_specs_are_complete_runs(plan):

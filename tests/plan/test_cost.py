@@ -55,7 +55,10 @@ def test_a_configured_processor_is_used_and_named(project):
     assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
     text = table(mine)
     assert "Runs small/plain, small/parent" in text
-    assert " do not fit on one mine, nor on 64 with sharding; raise task.accumulate to lower the micro-batch" in text
+    assert (
+        " do not fit on one mine and cannot be sharded over up to 64; raise task.accumulate to lower the micro-batch"
+        in text
+    )
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 
@@ -125,7 +128,7 @@ def test_a_run_uses_the_largest_number_of_gpus_that_divides_its_micro_batches(pr
     batch = {f"small.runs.{run}.task.batch": 120 for run in parts}
     several = accumulate | batch | {"scale.gpus": 8}
     assert project.mistake(set=several).startswith(
-        "small/parent/seed0: scale.gpus=8 cannot share task.accumulate=1 micro-batches, so only one GPU would be used; "
+        "small/parent/seed0: task.accumulate=1 micro-batches cannot be divided evenly among scale.gpus=8, so only one "
     )
     several["small.runs.parent.gpus"] = 1
     for nodes, wanted in {1: (4, 1, 5, 6, 8), 2: (4, 1, 2, 6, 8)}.items():
@@ -140,9 +143,9 @@ def test_the_gpus_of_a_run_must_divide_its_micro_batches(project):
     wanted = {"small.runs.plain.gpus": 2}
     train = project.plan(set=wanted | {"small.task.accumulate": 2})["train"]
     assert (train["small/plain/seed0"]["gpus"], train["small/deep-3/seed0"]["gpus"]) == (2, 1)
-    assert "gpus=2 cannot divide task.accumulate=1 micro-batches evenly" in project.mistake(set=wanted)
+    assert "accumulate=1 micro-batches cannot be divided evenly among gpus=2" in project.mistake(set=wanted)
     uneven = wanted | {"scale.nodes": 3, "small.task.accumulate": 2}
-    assert "gpus=2 cannot divide task.accumulate=2 micro-batches evenly on nodes=3" in project.mistake(set=uneven)
+    assert "accumulate=2 micro-batches cannot be divided evenly among gpus=2 on nodes=3" in project.mistake(set=uneven)
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

@@ -64,7 +64,7 @@ MISTAKES = [
     (
         CONFIG,
         "data: {text: {source: {paths: [a]}}}",
-        "data.text.source.paths: not a key of this kind or position (value ['a'])",
+        "data.text.source.paths: not a valid key here (value ['a'])",
     ),
     (CONFIG, "seeds: [0, 1, 0]", "seeds: 0 is listed twice; keep one"),
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),

@@ -92,9 +92,9 @@ def test_a_folder_of_many_files_has_one_hash(project, tmp_path):
     project.write(PUBLIC_MANIFEST, yaml.safe_dump({"books": many}))
     project.plan()
     (folder / "one.txt").write_bytes(TEXT.replace(b"word", b"text"))
-    assert "its 2 files differ from the 2 of" in project.mistake()
+    assert "its content (2 files) differs from workflow/data.yaml (2 files)" in project.mistake()
     (folder / "one.txt").unlink()
-    assert "its 1 files differ from the 2 of" in project.mistake()
+    assert "its content (1 files) differs from workflow/data.yaml (2 files)" in project.mistake()
 
 
 @pytest.mark.parametrize("scale", ["pilot", "overnight"])

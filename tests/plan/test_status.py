@@ -47,7 +47,7 @@ def test_all_jobs_are_missing_at_first(plan):
     assert set(states_of(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
     assert set(states_of(plan).values()) == {("missing", "")}
     assert report(plan).endswith("scale smoke: 7 missing")
-    assert report(plan, problems_only=True) == "no stage failed after its start"
+    assert report(plan, problems_only=True) == "no failed, killed or stopped jobs"
 
 
 def test_finished_and_diverged_jobs_are_up_to_date_and_unplanned_runs_are_named(plan, finished):

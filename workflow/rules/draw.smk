@@ -24,7 +24,7 @@ for name, job in PLAN["draw"].items():
 # List every finished run with its cost and origin.
 rule runs:
     input:
-        expand(f"{RESULTS}/{{id}}/run.json", id=made_runs(PLAN)),
+        expand(f"{RESULTS}/{{id}}/run.json", id=run_jobs(PLAN)),
     output:
         f"{FIGURES}/runs.html",
         csv=f"{FIGURES}/runs.csv",

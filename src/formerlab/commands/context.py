@@ -1,4 +1,4 @@
-"""Functions shared by the commands: load the plan, write stage notes, lock GPUs, check a job against the plan."""
+"""Functions shared by the commands: load the plan, and run a block as a job of the plan."""
 
 import argparse
 import sys
@@ -20,7 +20,6 @@ from formerlab.results.notes import stage_note
 Plan = dict[str, Any]
 Command = Callable[[argparse.Namespace], None]
 CPU_STAGES = ("data", "exact")
-"""Stages that use no GPU."""
 PLAN_AGAIN = "start snakemake again, which makes a new plan"
 
 
@@ -29,7 +28,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add a command and return its parser; `configured` adds the options of `add_configuration`.
 
-    The default name of the command is the name of the function; the default help text is its first docstring line.
+    The default of `name` is the name of the function, and the default of `text` is its first docstring line.
     """
     first = text or (function.__doc__ or "").partition("\n")[0].rstrip(".")
     text = first[:1].lower() + first[1:]
@@ -53,7 +52,10 @@ def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None)
 
 
 def command_line_config(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of --scale, --overlay and --set with the keys of config.yaml. Raises UserError."""
+    """Return the values of --scale, --overlay and --set with the keys of config.yaml.
+
+    Raises UserError if --set has no `=` or an invalid YAML value.
+    """
     overrides = {key: value for key in ("scale", "overlay") if (value := getattr(arguments, key))}
     for item in arguments.set:
         key, equals, value = item.partition("=")
@@ -86,7 +88,7 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def find_job(plan: Plan, stage: str, name: str) -> dict[str, Any]:
-    """Return a job of the plan. Raises UserError with similar names if the plan has no such job."""
+    """Return a job of the plan; raise UserError with similar names if it is missing."""
     jobs: dict[str, dict[str, Any]] = plan[stage]
     if name not in jobs:
         raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
@@ -98,19 +100,19 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
     """Run the block as a job of the plan; yield whether the output of the job is already up to date.
 
     The state of the job is noted in its folder, and its GPUs are locked. Raises UserError if code or inputs of the job
-    differ from the plan before it starts or at its end, or if another process runs the same job; the message names the
-    differing files and a remedy. If the code of a job is edited while it runs, its results are discarded.
+    differ from the plan before it starts or at its end, or if another process runs the same job. If a module is edited
+    before the job imports it, the results are discarded.
     """
     first = (variable("RANK") or "0") == "0"
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
     with stage_note(stage, staleness.folder(stage, name)) if first else nullcontext():
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)
-        for base in staleness.dependencies(stage, name):
-            if not staleness.check(*base).current:
-                remedy = f"run python -m formerlab {' '.join(base)} first"
-                raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {PLAN_AGAIN}, or {remedy}")
+        for dependency in staleness.dependencies(stage, name):
+            if not (state := staleness.check(*dependency)).current:
+                remedy = f"run python -m formerlab {' '.join(dependency)} first"
+                raise UserError(f"{job}: {' '.join(dependency)} is {state}; {PLAN_AGAIN}, or {remedy}")
         output = staleness.check(stage, name)
-        # The stages train and data read their inputs before they remove their old record.
+        # train and data remove their old record themselves, after they have checked their inputs.
         if not output.current and stage not in ("train", "data"):
             staleness.record(stage, name).unlink(missing_ok=True)  # an old record must not describe new files
         if not output.current and output.state != "missing":
@@ -121,13 +123,13 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         if not first:
             return
         staleness = Staleness(plan)
-        edited = source_hashes.differing(source_hashes.AT_START, source_hashes.current())
+        edited = source_hashes.differing_files(source_hashes.AT_START, source_hashes.current_hashes())
         imported = sys.modules.keys() & set(modules) - modules_before
-        if late := sorted(file for file in edited if code.module_of(file) in imported):
+        if edited_before_import := sorted(file for file in edited if code.module_of(file) in imported):
             staleness.record(stage, name).unlink(missing_ok=True)
-            raise UserError(f"{job}: {some(late)} was edited while it ran, so its results were discarded; {PLAN_AGAIN}")
-        if not staleness.check(stage, name).current:
-            state = staleness.check(stage, name)
+            problem = f"{some(edited_before_import)} was edited while it ran, so its results were discarded"
+            raise UserError(f"{job}: {problem}; {PLAN_AGAIN}")
+        if not (state := staleness.check(stage, name)).current:
             raise UserError(f"{job}: its inputs changed after it was planned, so its result is {state}; {PLAN_AGAIN}")
         print(f"{job}: results in {staleness.record(stage, name).parent}", file=sys.stderr)
 
@@ -137,17 +139,17 @@ def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[s
 
     `sources` are the hashes of all source files in the plan, and `planned` is the hash of the code of the job.
     """
-    current = source_hashes.current()
+    current = source_hashes.current_hashes()
     if sources == source_hashes.AT_START == current:
         return
     try:
-        same, files = code.hash_of(modules) == planned, code.files_of(modules)
+        unchanged, files = code.hash_of(modules) == planned, code.files_of(modules)
     except (OSError, SyntaxError):  # a module was removed, or is being written
-        same, files = False, {*sources, *current}
-    if not same:
-        changed = some(sorted(source_hashes.differing(sources, current) & files))
+        unchanged, files = False, {*sources, *current}
+    if not unchanged:
+        changed = some(sorted(source_hashes.differing_files(sources, current) & files))
         raise UserError(
             f"{job}: its code has changed since it was planned ({changed}); {PLAN_AGAIN}, or undo the change"
         )
-    if edited := source_hashes.differing(source_hashes.AT_START, current) & files:
+    if edited := source_hashes.differing_files(source_hashes.AT_START, current) & files:
         raise UserError(f"{job}: {some(sorted(edited))} was edited while the job started; start the job again")

@@ -21,9 +21,7 @@ from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
-"""Time in seconds in which a stage can save its work when the demo is stopped. A stage that needs more time resumes
-from its last checkpoint.
-"""
+"""Time in seconds in which a stage can save its work when the demo is stopped."""
 LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -37,7 +35,7 @@ def add_parsers(commands: Any) -> None:
 def demo(arguments: argparse.Namespace) -> None:
     """Run all jobs of a scale and show the results.
 
-    Ctrl-C ends all jobs within two seconds; a message then says that no work is lost.
+    Ctrl-C ends all jobs within two seconds.
     """
     try:
         status = _run(arguments)
@@ -82,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _options(scale: str, arguments: argparse.Namespace) -> str:
-    """Return the options that select the plan of this call in other commands, as text for a shell."""
+    """Return the options that select the plan of this call in other commands."""
     overlay = ["--overlay", arguments.overlay] if arguments.overlay else []
     return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 
@@ -101,7 +99,7 @@ def _snakemake(overrides: dict[str, Any], *options: str) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # do not interrupt the short cleanup
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # do not interrupt the cleanup
             signal.signal(number, signal.SIG_IGN)
         _stop(process)
         for lock in set(LOCKS.glob("*")) - locks:  # Snakemake was killed and cannot remove it

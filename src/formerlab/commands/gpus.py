@@ -28,17 +28,16 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
 """Environment variable with the folder of the lock files; default: formerlab-<user id> in the temporary folder."""
 JOBS_PER_GPU = "FORMERLAB_JOBS_PER_GPU"
-"""Environment variable with the number of single-GPU jobs that share a GPU; default: 1. Small models use only a small
-part of a GPU."""
+"""Environment variable with the number of single-GPU jobs that run on one GPU at a time; default: 1."""
 NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 OUT_OF_MEMORY = "OutOfMemoryError"
-"""Name of torch's error for an allocation that does not fit on a GPU."""
+"""Class name of torch's error."""
 MEMORY_REMEDIES = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
 }
-"""Remedies for a stage that does not fit on a GPU. All other stages have a batch size in their settings."""
+"""Remedies for a stage that does not fit on a GPU. All other stages have a batch size."""
 FAILURE = "FORMERLAB_FAILURE"
 """Environment variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0
@@ -50,9 +49,8 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait for `count` free GPUs of this machine, lock them, and hide all other GPUs from this process.
 
     The operating system releases the locks when the process ends. Locks separate only the jobs of a single user;
-    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. The function does
-    nothing on the CPU, in a process of torchrun, and under Slurm, which assigns GPUs itself. Raises UserError if the
-    machine has fewer than `count` GPUs.
+    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. Nothing is locked on
+    the CPU, in a process of torchrun, and under Slurm. Raises UserError if the machine has fewer than `count` GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
@@ -74,7 +72,7 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
 
 @contextmanager
 def explain_out_of_memory(stage: str, name: str) -> Iterator[None]:
-    """Raise a UserError with a remedy if the block runs out of GPU memory; another attempt would fail, too."""
+    """Raise a UserError with a remedy if the block runs out of GPU memory."""
     try:
         yield
     except RuntimeError as error:
@@ -92,10 +90,7 @@ def gpu_count() -> int:
 
 
 def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
-    """Wait until `count` GPUs are free, lock them, and return their names.
-
-    All `count` GPUs are locked or none, so that two jobs cannot wait for each other.
-    """
+    """Wait until `count` GPUs are free, lock them at once, and return their names."""
     folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU) or "1"
     if not jobs_per_gpu.isdecimal() or int(jobs_per_gpu) == 0:
         raise UserError(f"{JOBS_PER_GPU}={jobs_per_gpu}: set a number of jobs, 1 or more")
@@ -134,8 +129,8 @@ def _lock_folder() -> Path:
 def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:
     """Train a job of the plan at `path` with `count` processes under torchrun.
 
-    Raises StoppedEarly if the processes saved their work and stopped. If a process fails, all processes end; the stage
-    note and the raised error describe the first failure.
+    Raises StoppedEarly if the processes saved their work and stopped. If a process fails, all processes end, and the
+    stage note and the raised error describe the first failure.
     """
     failure = out / ".train.failure.json"
     out.mkdir(parents=True, exist_ok=True)
@@ -146,7 +141,7 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
         if (value := getattr(arguments, option)) is not None:
             command.append(f"--{option.replace('_', '-')}={value}")
     command += ["--deterministic"] if arguments.deterministic else []
-    # Stopped processes save their work first; by default torchrun kills them after 30 s.
+    # Stopped processes save their work; by default torchrun kills them after 30 s.
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | {FAILURE: str(failure.resolve())}
     process = subprocess.Popen(command, env=environment | ({SHARDED: "1"} if job.get("sharded") else {}))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -162,7 +157,7 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
 
 
 def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> None:
-    """Write the note of a failed training and raise its error, because the failing process may have written no note."""
+    """Write the note of a failed training, because the failing process may have written none, and raise its error."""
     failure.unlink()
     with stage_note("train", out):
         if cause["mistake"]:
@@ -172,10 +167,10 @@ def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> Non
 
 @contextmanager
 def end_all_on_failure() -> Iterator[None]:
-    """End this process soon after another process of the run fails; otherwise it might wait for that process forever.
+    """End this process soon after another process of the run fails, because it might wait for that process forever.
 
-    The first process that fails writes its error to the file of `FAILURE` as JSON with the keys process, mistake and
-    reason. Only process 0 prints progress; every process prints its error.
+    The first process that fails writes its error to the file `FAILURE` as JSON. Only process 0 prints progress; every
+    process prints its error.
     """
     if FAILURE not in os.environ:
         yield
@@ -208,8 +203,8 @@ def _end_after(failure: Path) -> None:
 def torchrun(count: int, nodes: int, threads: int) -> list[str]:
     """Return the command prefix that starts `count` processes of `threads` threads each.
 
-    In a Slurm job of several nodes, srun starts torchrun once per node, with an equal number of processes on each node;
-    this node, the first node of the job, is the rendezvous endpoint. Otherwise all processes run on this machine.
+    In a Slurm job of several nodes, srun starts torchrun once per node with an equal number of processes, and this node
+    (the first) is the rendezvous endpoint. Otherwise all processes run on this machine.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if nodes == 1 or job is None:

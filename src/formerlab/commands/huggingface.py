@@ -1,4 +1,4 @@
-"""The commands for models and formats of other libraries: export-huggingface, import-tokenformer, answer-tasks."""
+"""The commands export-huggingface, import-tokenformer and answer-tasks."""
 
 import argparse
 import re
@@ -32,14 +32,15 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("model", help=text)
     parser.add_argument("--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks of lm_eval")
     parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
-    parser.add_argument("--budgets", nargs="+", help="fractions such as 0.4 (default), or numbers of keys such as 64")
+    text = "cache budgets: fractions of the prompt such as 0.4 (default), or numbers of keys such as 64"
+    parser.add_argument("--budgets", nargs="+", help=text)
     text = "numbers of prompt tokens of long-context tasks; default 1024 2048 4096"
     parser.add_argument("--lengths", nargs="+", type=int, help=text)
     parser.add_argument("--examples", type=int, help="number of examples of each task and length; default 20")
     parser.add_argument("--seed", type=int, help="seed of long-context tasks; default 0")
     text = "UTF-8 text file for the long-context tasks; default: Python's documentation"
     parser.add_argument("--text", help=text)
-    parser.add_argument("--shots", type=int, help="number of solved examples before questions of lm_eval; default 0")
+    parser.add_argument("--shots", type=int, help="number of few-shot examples of lm_eval's questions; default 0")
     parser.add_argument("--chat-template", action="store_true", help="wrap prompts in the tokenizer's chat template")
     parser.add_argument("--batch", type=int, default=1, help="number of prompts that are answered together; default 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")

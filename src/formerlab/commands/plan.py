@@ -1,4 +1,4 @@
-"""The commands plan, status, check and rescue: show jobs and their states, check resources, and list failures."""
+"""The commands plan, status, check and rescue."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from formerlab.commands.gpus import NO_GPU, gpu_count
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.plan.locate import read_plan
-from formerlab.plan.staleness import Staleness, maker
+from formerlab.plan.staleness import Staleness, making_stage
 from formerlab.progress import short
 from formerlab.results.notes import SAFE
 from formerlab.results.stages import MAKING, MEASURED, TIMED
@@ -61,7 +61,7 @@ def status(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Check disk space, GPU and prepared data before a start, and reset modification times in the future."""
+    """Check disk space, prepared data and, with --here, the GPU, and reset modification times in the future."""
     from formerlab.data.manifest import verify_all
 
     plan = load_plan(arguments)
@@ -78,34 +78,32 @@ def check(arguments: argparse.Namespace) -> None:
             "(--profile slurm)"
         )
     missing = [job for run_id, job in plan["train"].items() if not staleness.check("train", run_id).current]
-    need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
+    needed_bytes = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
-    free = shutil.disk_usage(folder).free
-    if free < need:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
         raise UserError(
-            f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
-            "free disk space, or set the key `results` to a folder on another disk"
+            f"{folder}: {short(free_bytes)}B free, but the {len(missing)} missing runs need about "
+            f"{short(needed_bytes)}B; free disk space, or set the key `results` to a folder on another disk"
         )
-    read = {
-        plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in pending
-    }
-    for name in sorted(read):
+    pending_runs = [run for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in pending]
+    for name in sorted({plan[making_stage(plan, run)][run]["data"] for run in pending_runs}):
         if staleness.check("data", name).current:
-            verify_all(Path(plan["data"][name]["out"]), anew=True)
+            verify_all(Path(plan["data"][name]["out"]), ignore_cache=True)
 
 
 def _reset_future_times(plan: dict[str, Any]) -> None:
-    """Reset modification times of results and figures that are in the future, because the clocks of machines differ.
+    """Reset modification times in the future, which occur if the clocks of two machines differ.
 
-    When a job that read such a file ends, Snakemake treats the job as failed and deletes its outputs.
+    Snakemake treats jobs that read such files as failed.
     """
-    now = time.time()
+    current_time = time.time()
     folders = (Path(plan["results"]), Path(plan["figures"]))
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-    future = [path for path in files if path.stat().st_mtime > now]
+    future = [path for path in files if path.stat().st_mtime > current_time]
     for path in future:
         with suppress(PermissionError):
-            os.utime(path, (now, now))
+            os.utime(path, (current_time, current_time))
     if future:
         print(
             f"modification times of {len(future)} files were in the future and are reset; check the clocks",
@@ -114,7 +112,7 @@ def _reset_future_times(plan: dict[str, Any]) -> None:
 
 
 def rescue(arguments: argparse.Namespace) -> None:
-    """After a failure, render missing figures and tables that have rows, and list failed jobs with their logs."""
+    """Render missing figures and tables that have rows, and list failed jobs with their logs."""
     from formerlab.plan.show import report
     from formerlab.report.write import draw_each
 

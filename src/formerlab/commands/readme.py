@@ -1,4 +1,4 @@
-"""Blocks of Markdown that the command `readme` writes into pages: verdicts, stages, reproduced figures and tables."""
+"""Blocks of Markdown that the command `readme` writes into pages."""
 
 import re
 from functools import cache
@@ -54,7 +54,7 @@ def stages_block() -> str:
 
 
 def papers_block(root: Path) -> str:
-    """Return a table of our figures and tables that reproduce an item of a paper, and a list of all other items."""
+    """Return a table of the figures and tables that reproduce an item of a paper, and a list of all other items."""
     studies, runs, flops = study_names(root), {}, {}
     for scale in (path.stem for path in root.glob("workflow/scales/*.yaml")):
         if scale == Config.model_fields["scale"].default or read_scale(root, scale).get("evidence") is True:

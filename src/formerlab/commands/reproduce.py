@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 REPEATED_FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
-"""Files whose rows are bit-identical in a repeated run; rows of timing.csv differ."""
+"""Files whose rows are bit-identical in a repeated run."""
 CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
 """Prefixes of the record keys that may explain differing rows."""
 
@@ -40,7 +40,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     """Train a run of results/cached again, after its ancestors, and compare the rows.
 
     Raises UserError if the run is not committed, if its code or data have changed, or if the rows differ. Raises
-    StoppedEarly at a signal; the work is saved, and the same command continues it.
+    StoppedEarly at a signal; the same command continues the work.
     """
     from formerlab.results.read import Results, has_runs
 
@@ -53,16 +53,16 @@ def reproduce(arguments: argparse.Namespace) -> None:
     records = Results(cached).all_records
     if arguments.id not in records:
         raise UserError(f"{cached}: no run {arguments.id!r}{near_misses(arguments.id, list(records))}")
-    chain = [records[arguments.id]]
-    while (link := chain[0]["init"]) is not None:
-        if link["id"] not in records:
-            raise UserError(f"{chain[0]['id']} starts from {link['id']}, which is not committed; choose another run")
-        chain.insert(0, records[link["id"]])
+    lineage = [records[arguments.id]]
+    while (init := lineage[0]["init"]) is not None:
+        if init["id"] not in records:
+            raise UserError(f"{lineage[0]['id']} starts from {init['id']}, which is not committed; choose another run")
+        lineage.insert(0, records[init["id"]])
     parent: Path | None = None
-    for record, child in zip(chain, [*chain[1:], None], strict=True):
+    for record, child in zip(lineage, [*lineage[1:], None], strict=True):
         parent = _reproduce_run(record, child, parent, out, plan, arguments.other)
     # Read the committed rows again, because an export may have changed them during the training.
-    text, equal = compared(Results(cached), Results(out), chain[-1])
+    text, equal = compared(Results(cached), Results(out), lineage[-1])
     print(text)
     if not equal:
         raise UserError(f"{arguments.id}: the rows differ from the committed rows, as listed above")
@@ -129,7 +129,7 @@ def _data_folder(record: Record, plan: Plan, allowed: list[str]) -> Path:
 
 
 def compared(committed: "Results", reproduced: "Results", record: Record) -> tuple[str, bool]:
-    """Return the comparison of a committed run with its reproduction, and whether both are bit-identical."""
+    """Return a text that compares a committed run with its reproduction, and whether both are bit-identical."""
     from formerlab.results.read import flatten
 
     new_record = reproduced.all_records[record["id"]]

@@ -66,10 +66,10 @@ def write_report(plan: Plan, out: Path | None = None) -> Path:
 
     runs = {name: entry["runs"] for job in plan["draw"].values() for name, entry in job["drawings"].items()}
     stages = (("data", *TIMED, "exact"), MAKING, MEASURED)
-    groups = [{stage: len(plan[stage]) for stage in group if plan[stage]} for group in stages]
-    groups.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})
+    job_counts = [{stage: len(plan[stage]) for stage in names if plan[stage]} for names in stages]
+    job_counts.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})
     path = out or Path(plan["results"], "report.html")
-    write_text(path, html_report(_results(plan), Path(plan["figures"]), plan["studies"], runs, groups))
+    write_text(path, html_report(_results(plan), Path(plan["figures"]), plan["studies"], runs, job_counts))
     return path
 
 
@@ -93,8 +93,8 @@ def figures(arguments: argparse.Namespace) -> None:
     in_checkout = Path("workflow", "studies").is_dir()
     scale_folders = sorted(rows.glob(f"{arguments.scale or '*'}/")) if in_checkout else []
     selects = partial(is_committed, Path()) if in_checkout and not arguments.scale else None
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per process; there is a process for every core
-    # A figure has many small objects that live until it is saved, so frequent garbage collection is slow.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a process for every core
+    # The many small objects of a figure live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=collect_rarely) as pool:
         # Verdicts take longest, so they are submitted first.
@@ -195,10 +195,9 @@ def headline(arguments: argparse.Namespace) -> None:
 
 
 def track(arguments: argparse.Namespace) -> None:
-    """Write all runs to MLflow, including runs in progress; each run is written once, even if the command is repeated.
+    """Write all runs to MLflow, including runs in progress; a repeated call writes only changes.
 
-    A failure causes only a warning, because results and report need no tracking. Failures are counted in mlflow.json,
-    so that the next start of the DAG tries again.
+    A failure only prints a warning and is counted in mlflow.json, so that the next start of the DAG tries again.
     """
     plan = load_plan(arguments)
     root, uri = Path(plan["results"]), plan["tracking_uri"]

@@ -1,4 +1,4 @@
-"""The commands of the stages data, train and load, and of every measuring stage."""
+"""The commands of the stages data, train and load, and of all measurements."""
 
 import argparse
 import dataclasses
@@ -16,14 +16,12 @@ from formerlab.commands.gpus import end_all_on_failure, locked_gpus, train_distr
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, variable, write_record, write_text
 from formerlab.plan.locate import read_plan
-from formerlab.plan.staleness import Staleness, made_runs, maker
+from formerlab.plan.staleness import Staleness, making_stage, run_jobs
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
 MAX_REUSED_BYTES = 2**25
-"""Maximum size of blocks that malloc keeps for reuse while a run is measured. Larger blocks return to the system,
-because their sizes differ between policies.
-"""
+"""Maximum size of blocks that malloc keeps for reuse while a run is measured."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -118,7 +116,7 @@ def load(arguments: argparse.Namespace) -> None:
 
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the number of steps of an equal-time run, computed from measured step times, and extra record entries."""
+    """Return the number of steps of an equal-time run from measured step times, and entries of the record."""
     from formerlab.evaluation.timing.speed import EqualTime
 
     rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
@@ -134,7 +132,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
     """Run a measurement of the plan and write its record."""
     plan, name = load_plan(arguments), arguments.name
     job = find_job(plan, stage.name, name)
-    # Snakemake sets a higher value for a timing job, which reserves all cores.
+    # Use the plan's number: Snakemake sets the reserved cores, which are all cores for a timing job.
     os.environ["OMP_NUM_THREADS"] = str(plan["threads"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch
@@ -153,7 +151,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
 
 
 def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str, Any]:
-    """Measure a finished run and return entries of the record; the row files of a diverged run contain only headers."""
+    """Measure a finished run and return entries of the record; the row files of a diverged run have only headers."""
     from pydantic import TypeAdapter
 
     from formerlab.data.manifest import verify
@@ -165,11 +163,11 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
     from formerlab.training.load import load_model
     from formerlab.training.run import Run
 
-    job, began = plan[stage.name][name], time.monotonic()
+    job, start_time = plan[stage.name][name], time.monotonic()
     record = read_record(folder / "run.json", "spec", "data", "status", "weights_sha256")
     notes: dict[str, Any] = {"id": name, "weights_sha256": record["weights_sha256"]}
     notes |= {key: job[key] for key in ("settings", "suites")}
-    data = Path(plan["data"][plan[maker(plan, name)][name]["data"]]["out"])
+    data = Path(plan["data"][plan[making_stage(plan, name)][name]["data"]]["out"])
     verify(data)
     keep_memory(MAX_REUSED_BYTES)
     if stage.models and record["status"] != "finished":
@@ -204,11 +202,11 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
         )
         module, settings = stage.measuring
         module.measure(measured, settings.model_validate(job["settings"]))
-    return notes | {"wall_time_s": time.monotonic() - began}
+    return notes | {"wall_time_s": time.monotonic() - start_time}
 
 
 def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, Any]:
-    """Time the runs of a study one after another, with initial or released weights; return entries of the record."""
+    """Time the runs of a study, with initial or released weights, and return entries of the record."""
     import torch
 
     from formerlab.kernels.native import keep_memory
@@ -218,7 +216,7 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
 
     job, device = plan[stage.name][study], torch.device(plan["device"])
     keep_memory()
-    jobs = made_runs(plan)
+    jobs = run_jobs(plan)
     runs = [(ReleasedRun if run in plan["load"] else Run).model_validate(jobs[run]["spec"]) for run in job["runs"]]
     loaders: dict[str, Any] = {}
     if "released" in stage.models:

@@ -1,4 +1,4 @@
-"""The commands for interactive use: init, generate, ui."""
+"""The commands init, generate and ui."""
 
 import argparse
 import os
@@ -40,7 +40,7 @@ def add_parsers(commands: Any) -> None:
 
 
 PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm", "cluster")
-"""Files and folders that `init` copies into a project; the rules remain in the package, so they match its version."""
+"""Files and folders that `init` copies into a project; the rules remain in the package."""
 SNAKEFILE = """\
 # This file includes the rules of the installed formerlab; you may add rules below.
 from importlib.resources import files
@@ -95,10 +95,7 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def ui(arguments: argparse.Namespace) -> None:
-    """Open the MLflow UI with all runs.
-
-    New results are sent to MLflow every minute until the command is stopped.
-    """
+    """Open the MLflow UI with all runs, and send new results to MLflow every minute."""
     from formerlab.tracking.mlflow import TRAINING_VIEW, sync
 
     try:
@@ -133,7 +130,7 @@ def ui(arguments: argparse.Namespace) -> None:
 
 
 def _pages(plan: Plan) -> dict[str, str]:
-    """Return the page of each study in MLflow; if MLflow has no study, track the runs first."""
+    """Return the page of each study in MLflow; track the runs first if MLflow has no study."""
     from formerlab.tracking.mlflow import pages, sync
 
     filters = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))

@@ -109,7 +109,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
         inputs["source_fingerprint"] = source
     with suppress(UserError):
         if read_manifest(out).items() >= (inputs | data.borrowed_entries(out)).items():
-            verify(out, anew=True)
+            verify(out, ignore_cache=True)
             print(f"{out}: already prepared", file=sys.stderr)
             return
     try:

@@ -27,16 +27,16 @@ unchanged.
 
 
 def file_hashes(
-    paths: Iterable[Path], cache: Path | None, expected: Mapping[Path, str] | None = None, *, anew: bool = False
+    paths: Iterable[Path], cache: Path | None, expected: Mapping[Path, str] | None = None, *, ignore_cache: bool = False
 ) -> dict[Path, str]:
-    """Return the SHA-256 of each file. Files whose `stamp` equals the stamp in the cache are not read, unless `anew`.
+    """Return the SHA-256 of each file; without `ignore_cache`, files whose stamp equals the cached stamp are not read.
 
     New digests are written to the cache; with `expected`, only digests that equal the expected digest are written.
     """
     stamps = {path: stamp(path.stat()) for path in paths}
     digests: dict[Path, str] = {}
     with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a damaged cache is ignored
-        cached = read_json(cache) if cache is not None and not anew else {}
+        cached = read_json(cache) if cache is not None and not ignore_cache else {}
         digests = {path: cached[str(path)][1] for path in stamps if cached.get(str(path), [None])[0] == stamps[path]}
     if unknown := [path for path in stamps if path not in digests]:
         size = sum(stamps[path][0] for path in unknown)
@@ -87,10 +87,10 @@ def tokenizer_owner(out: Path) -> Path | None:
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 
 
-def verify(out: Path, *, anew: bool = False) -> None:
+def verify(out: Path, *, ignore_cache: bool = False) -> None:
     """Check all files of prepared data of any kind. Raises UserError with the first file whose SHA-256 differs.
 
-    A file that was checked before is read again only if it has changed since then, or with `anew`.
+    A file that was checked before is read again only if it has changed since then, or with `ignore_cache`.
     """
     manifest = read_manifest(out)
     entries = [*manifest["splits"].values(), *manifest["questions"]]
@@ -99,21 +99,21 @@ def verify(out: Path, *, anew: bool = False) -> None:
     expected |= {out / entry["offsets"]: None for entry in entries if "offsets" in entry}
     if "tokenizer" in manifest:
         expected[out / "tokenizer.json"] = manifest["tokenizer"]["sha256"]
-    check_hashes(expected, out / CHECKED, anew=anew)
+    check_hashes(expected, out / CHECKED, ignore_cache=ignore_cache)
 
 
-def verify_all(out: Path, *, anew: bool = False) -> None:
+def verify_all(out: Path, *, ignore_cache: bool = False) -> None:
     """Check prepared data and the data set that owns their tokenizer; runs are evaluated on the test text of both."""
     for folder in filter(None, (out, tokenizer_owner(out))):
-        verify(folder, anew=anew)
+        verify(folder, ignore_cache=ignore_cache)
 
 
-def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None, *, anew: bool = False) -> None:
+def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None, *, ignore_cache: bool = False) -> None:
     """Raise UserError with the first file that is missing or whose SHA-256 differs from the expected hash."""
     for path in expected:
         if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")
     hashed = {path: sha for path, sha in expected.items() if sha is not None}
-    for path, actual in file_hashes(hashed, cache, hashed, anew=anew).items():
+    for path, actual in file_hashes(hashed, cache, hashed, ignore_cache=ignore_cache).items():
         if actual != (sha := hashed[path]):
             raise UserError(f"{path}: damaged or changed (SHA-256 {actual[:16]}..., expected {sha[:16]}...); {REMEDY}")

@@ -1,7 +1,7 @@
 """Retries of failed jobs, jobs that already run in another process, and stale locks of Snakemake.
 
-A stage writes a note with its state next to its results (`results/notes.py`). The state in the note of a killed stage
-remains "running". Only Slurm knows why the stage was killed.
+A stage writes a note with its state next to its results (`results/notes.py`). A killed stage leaves a note with the
+state "running".
 """
 
 import fcntl
@@ -22,8 +22,7 @@ Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
 
 MAX_RETRIES = 3
-"""Largest number of consecutive retries after a crash, a kill or a stop without progress. A stop with progress resets
-the count."""
+"""Largest number of consecutive retries; a stop with progress resets the count."""
 
 
 class Attempts:
@@ -31,9 +30,9 @@ class Attempts:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._before: dict[tuple[str, str], Note | None] = {}
+        self._notes_before: dict[tuple[str, str], Note | None] = {}
         self._kills: dict[tuple[str, str, int], int] = {}
-        self._abrupt: dict[tuple[str, str, int], int] = {}
+        self._failures: dict[tuple[str, str, int], int] = {}
         self._progress: dict[tuple[str, str, int], list[int]] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
@@ -43,7 +42,7 @@ class Attempts:
             note = self._last_note(stage, name) if attempt > 1 else None
             killed = note is not None and note["state"] == "running" and killed_for_memory(note.get("slurm_job"))
             self._kills[key] = self._kills.get((stage, name, attempt - 1), 0) + killed
-            self._before[stage, name] = written_note(stage, self._folder(stage, name))
+            self._notes_before[stage, name] = written_note(stage, self._folder(stage, name))
         return self._kills[key]
 
     def should_retry(self, stage: str, name: str, attempt: int) -> bool:
@@ -51,22 +50,22 @@ class Attempts:
 
         A job is always retried if it stopped and has saved more work than at its last stop. Other jobs have up to
         `MAX_RETRIES` consecutive retries. A job is not retried if the user must fix an error, if another process runs
-        the job, or if the attempt wrote no note, because Slurm refused it or it ended before its stage started.
+        the job, or if the attempt wrote no note (the stage did not start).
         """
         note = self._last_note(stage, name)
         if note is None or note.get("mistake") or worker_of(stage, self._folder(stage, name), queue()):
             return False
-        earlier = self._abrupt.get((stage, name, attempt - 1), 0)
+        previous_failures = self._failures.get((stage, name, attempt - 1), 0)
         previous_progress = self._progress.get((stage, name, attempt - 1), [])
         progress = self._progress[stage, name, attempt] = note.get("progress", previous_progress)
-        saved = note["state"] == "stopped" and STAGES[stage].resumes and progress != previous_progress
-        abrupt = self._abrupt[stage, name, attempt] = 0 if saved else earlier + 1
-        return abrupt <= MAX_RETRIES
+        progressed = note["state"] == "stopped" and STAGES[stage].resumes and progress != previous_progress
+        failures = self._failures[stage, name, attempt] = 0 if progressed else previous_failures + 1
+        return failures <= MAX_RETRIES
 
     def _last_note(self, stage: str, name: str) -> Note | None:
-        """Return the note of the last attempt, or None if the attempt wrote no note."""
+        """Return the note of the last attempt, or None if it wrote no note."""
         note = written_note(stage, self._folder(stage, name))
-        return None if note == self._before.get((stage, name)) else note
+        return None if note == self._notes_before.get((stage, name)) else note
 
 
 def command_output(*command: str) -> str | None:
@@ -119,8 +118,8 @@ def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_o
     """
     jobs, busy = queue(), dict[str, str]()
     comments = {job: comment for job, (folder, comment) in (jobs or {}).items() if Path(folder) == root}
-    for (stage, name), number in jobs_of_plan.items():
-        if worker := f"job {number}" if number else worker_of(stage, folder_of(stage, name), jobs):
+    for (stage, name), job_id in jobs_of_plan.items():
+        if worker := f"job {job_id}" if job_id else worker_of(stage, folder_of(stage, name), jobs):
             busy[worker] = f"{stage} {name}"
         rule = f"rule_{stage}"
         job_comments = (rule, f"{rule}_wildcards_{name.replace('/', '_')}")
@@ -138,8 +137,8 @@ def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_o
 def remove_stale_locks(folder: Path) -> TextIO | None:
     """Remove the locks of a killed Snakemake below `folder`, unless another Snakemake runs in this folder.
 
-    Returns an open file that must stay open until this Snakemake ends, or None if the folder is read-only or its file
-    system has no locks. Every Snakemake has a shared lock on this file, so an exclusive lock succeeds only if no other
+    Returns a file that must stay open until this Snakemake ends, or None if the folder is read-only or its file system
+    has no locks. Every Snakemake has a shared lock on this file, so an exclusive lock succeeds only if no other
     Snakemake runs. Locks of another machine are not removed, because some network file systems do not share locks.
     """
     locks = list((folder / "locks").glob("*.lock"))

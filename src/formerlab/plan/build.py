@@ -29,7 +29,7 @@ from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import execution_keys, match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources, tokenizer_chain
-from formerlab.plan.staleness import RECORDS, made_runs, maker
+from formerlab.plan.staleness import RECORDS, making_stage, run_jobs
 from formerlab.report.catalogue import CatalogueEntry, catalogue
 from formerlab.report.names import variant_styles
 from formerlab.results.schema import CLAIMS
@@ -42,7 +42,7 @@ Job = dict[str, Any]
 def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     """Return the plan of the configuration below `root`; values of the command line override the files.
 
-    Building a plan needs no data and no network. Raises UserError with one line for the first mistake.
+    This needs no data and no network. Raises UserError with one line for the first mistake.
     """
     sources = read_sources(root, command_line)
     config, scale = sources.config, sources.scale
@@ -51,8 +51,8 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     data = _data_jobs(sources, root, f"{results}/data")
     runs = [run for name in sources.studies for run in resolve_study(name, sources)]
     released = [run for name in sources.studies for run in resolve_released(name, sources)]
-    timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
-    runs, equal = match_times(runs, timed["speed"], sources)
+    timing = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
+    runs, equal_times = match_times(runs, timing["speed"], sources)
     hardware = find_hardware(sources.config_tree, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {}
@@ -71,7 +71,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
             **processes,
             **loader,
             "given": any(fnmatchcase(run.name, pattern) for pattern in weights_given),
-            "equal_time": equal[run.id].to_dict() if run.id in equal else None,
+            "equal_time": equal_times[run.id].to_dict() if run.id in equal_times else None,
         }
     _set_priorities(train)
     load = {
@@ -86,7 +86,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     all_runs: list[AnyRun] = [*runs, *released]
     used_data = {name for run in all_runs for name in tokenizer_chain(run.data, scale.data)}
     unread = list[str]()
-    for name in sorted(scale.data.keys() - used_data):  # studies that are not in this plan may read it
+    for name in sorted(scale.data.keys() - used_data):  # only warn: a study that is not in this plan may read it
         file = sources.scale_tree.file_of("data", name)
         if file != sources.scale_tree.file:
             unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used_data))}")
@@ -106,17 +106,17 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
             name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()
         },
         "data": {name: job for name, job in data.items() if name in used_data},
-        **timed,
+        **timing,
         "suites": {name: {"spec": suite.to_dict(), "state": suite.state()} for name, suite in scale.suites.items()},
         "train": train,
         "load": load,
     }
     for name, stage in MEASURED.items():
         plan[name] = measure_jobs(stage, all_runs, sources, hardware, plan["suites"], root / results)
-    available = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
-    _check_files(plan, available, sources)
+    readable_data = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
+    _check_files(plan, readable_data, sources)
     for name, job in plan["data"].items():
-        job["data_problem"] = check_public_data(name, scale.data[name], root, prepared=name in available)
+        job["data_problem"] = check_public_data(name, scale.data[name], root, prepared=name in readable_data)
     plan["draw"] = _group_draw_jobs(_draw_jobs(plan, scale.labels), by_study=scale.draw_by_study)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     specs: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
@@ -129,7 +129,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     plan["sources"] = source_hashes.AT_START
     for name, study in plan["studies"].items():
         study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
-    plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])
+    plan["totals"] = totals([job["cost"] for job in run_jobs(plan).values()])
     plan["too_large"] = too_large_runs(runs, hardware)
     return plan
 
@@ -148,16 +148,16 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
     return jobs
 
 
-def _check_files(plan: Job, available: Container[str], sources: Sources) -> None:
+def _check_files(plan: Job, readable_data: Container[str], sources: Sources) -> None:
     """Raise UserError if a file that config.yaml, an overlay or the command line names is missing.
 
-    Files that the scale names may be added later. Data sets in `available` are mounted or already prepared, so they are
-    not checked.
+    Files that the scale names may be added later. Data sets in `readable_data` are mounted or prepared, and are not
+    checked.
     """
     scale = sources.scale
     searches: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
-        if name not in available:
+        if name not in readable_data:
             searches.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):
@@ -190,10 +190,7 @@ def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
 
 
 def _set_priorities(train: Job) -> None:
-    """Set the priority of each run to the predicted seconds until its last descendant ends.
-
-    Long chains therefore start first.
-    """
+    """Set the priority of each run to the predicted seconds until its last descendant ends."""
     longest: dict[str, int] = {}
     for run_id, job in reversed(train.items()):
         job["priority"] = longest.get(run_id, 0) + max(1, round(3600 * job["cost"]["hours"]))
@@ -202,22 +199,22 @@ def _set_priorities(train: Job) -> None:
 
 
 def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
-    """Return the figures and tables that have input rows, by name, each with the files that it reads."""
+    """Return the figures and tables whose inputs are in the plan, by name, each with the files that it reads."""
     jobs = {}
-    run_jobs = list(made_runs(plan).values())
-    runs = [(job["study"], job["run"], job["spec"]) for job in run_jobs]
+    all_run_jobs = list(run_jobs(plan).values())
+    runs = [(job["study"], job["run"], job["spec"]) for job in all_run_jobs]
     names_hash = fingerprint([variant_styles(), labels])
     for name, entry in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
-        for job in (run_jobs[index] for index in entry.shown_indices(runs)):
+        for job in (all_run_jobs[index] for index in entry.shown_indices(runs)):
             if files := _inputs(entry, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
-        if inputs:  # timings are rows of the whole study
+        if inputs:  # a study has one table of timings
             files = [f"{stage}.csv" for stage in TIMED if entry.study in plan[stage]]
             inputs += [f"{plan['results']}/{entry.study}/{file}" for file in files if file in entry.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
-        if rows or (inputs and set(entry.reads) == {"run.json"}):  # a figure of records needs no rows
+        if rows or (inputs and set(entry.reads) == {"run.json"}):
             jobs[name] = {
                 "study": entry.study,
                 "inputs": inputs,
@@ -232,28 +229,28 @@ def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
 def _group_draw_jobs(entries: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
     """Group figures and tables into jobs, each named after its first figure or table.
 
-    Figures that wait for the same jobs of a study are rendered in one process, because starting a process takes longer
-    than rendering. With `by_study`, all figures of a study are rendered in one process.
+    A job renders the figures that wait for the same jobs of a study or, with `by_study`, all figures of a study,
+    because starting a process takes longer than rendering.
     """
-    groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
+    entries_by_job: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, entry in entries.items():
         waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in entry["inputs"]))
-        groups.setdefault((entry["study"], frozenset() if by_study else waits), {})[name] = entry
+        entries_by_job.setdefault((entry["study"], frozenset() if by_study else waits), {})[name] = entry
     return {
-        next(iter(group)): {
+        next(iter(job_entries)): {
             "study": study,
-            "drawings": group,
-            "inputs": sorted({path for entry in group.values() for path in entry["inputs"]}),
-            "outputs": [path for entry in group.values() for path in entry["outputs"]],
+            "drawings": job_entries,
+            "inputs": sorted({path for entry in job_entries.values() for path in entry["inputs"]}),
+            "outputs": [path for entry in job_entries.values() for path in entry["outputs"]],
         }
-        for (study, _), group in groups.items()
+        for (study, _), job_entries in entries_by_job.items()
     }
 
 
 def _inputs(entry: CatalogueEntry, job: Job, plan: dict[str, Any]) -> list[str]:
     """Return the files of a run that a figure or table reads."""
     run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
-    written = set(STAGES[maker(plan, run_id)].written)
+    written = set(STAGES[making_stage(plan, run_id)].written)
     for name, stage in MEASURED.items():
         written.update(stage.tables if run_id in plan[name] else ())
     if not plan["prune"].get(run_id, {"settings": {}})["settings"].get("questions"):

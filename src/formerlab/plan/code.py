@@ -1,9 +1,8 @@
 """Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use the module.
 
-A plan contains the hash and the modules of every job, so a job can check whether its code has changed. The modules are
-found by following imports in the source, without executing the source. Two types of modules are excluded: modules of
-specs that the stage does not use (an edit of one depth mixer must not retrain models with other mixers), and modules
-that cannot change a result. The hash ignores comments, docstrings, formatting and unions of variants.
+The modules of a job are found by following imports in the source. Two types of modules are excluded: modules of specs
+that the stage does not use (an edit of one depth mixer must not retrain models with other mixers), and modules that
+cannot change a result. The hash ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast
@@ -25,12 +24,11 @@ WITHOUT_EFFECT = frozenset(
         *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )
-"""Modules of messages, progress, records, names and optional imports, which cannot change a result."""
+"""Modules that cannot change a result."""
 
 
 ENTRIES_ONLY = frozenset((f"{PACKAGE}.growth.stage",))
-"""Modules that define both specs and functions. A job's hash includes these modules only if they are passed as entries
-or define one of its specs."""
+"""Modules with specs and functions that a job's hash includes only as entries or if they define one of its specs."""
 
 
 MODULES_BY_HASH: dict[str, tuple[str, ...]] = {}
@@ -79,11 +77,11 @@ def module_of(file: str) -> str:
 
 
 def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
-    """Return the modules that `entries` import, directly or indirectly.
+    """Return `entries`, `spec_modules` and the modules that they import, directly or indirectly.
 
     `spec_modules` define the specs of the job. Another module that defines specs is included (1) if a module in
     `spec_modules` uses one of its specs in a function body or as a base class, or (2) if a function is imported from
-    it. A job never builds a spec that occurs only as a default value, in a union or in an annotation.
+    it, except from `ENTRIES_ONLY`. A job never builds specs that occur only in defaults, unions or annotations.
     """
     closed: set[str] = set()
     waiting = [*entries, *spec_modules]
@@ -134,7 +132,7 @@ def _has_no_effect(node: ast.stmt) -> bool:
 def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
     """Return (statement, imported module or None) for the statements of a module that can change a result.
 
-    Unions (`X = Annotated[A | B, ...]`) and `__all__` are left out, because they only list specs and names.
+    Unions (`X = Annotated[A | B, ...]`) and `__all__` are left out.
     """
     statements: list[tuple[str, str | None]] = []
     for node in _tree(module).body:
@@ -151,7 +149,7 @@ def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _text(node: object) -> str:
-    """Return a syntax tree as text that is the same in all Python versions, unlike `ast.unparse` and `ast.dump`."""
+    """Return a syntax tree as text that, unlike `ast.unparse` and `ast.dump`, is the same in all Python versions."""
     if isinstance(node, list):
         return f"[{', '.join(map(_text, node))}]"
     if not isinstance(node, ast.AST):
@@ -195,7 +193,7 @@ def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
 
 @functools.cache
 def _defines_specs(module: str) -> bool:
-    """Return whether a module defines variants (classes with a literal `kind`) or other specs."""
+    """Return whether a module defines specs."""
     for node in (node for node in _tree(module).body if isinstance(node, ast.ClassDef)):
         fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign) and field.value is not None]
         if any(isinstance(field, ast.Name) and field.id == "kind" for field in fields):

@@ -22,7 +22,7 @@ BYTES_WEIGHT = 4
 STATE_ELEMENTS = 4
 """Float32 values per parameter in memory: weight, gradient and AdamW's two moments."""
 UNSHARDED_BLOCKS = 2
-"""Number of unsharded blocks of a sharded model: one computes while the next one is gathered."""
+"""Number of blocks of a sharded model that are unsharded at a time: the current block and the next one."""
 IMAGES_PER_S = {"encoded": 75, "pixels": 1000}
 """Images per second of one worker, by storage: `encoded` for files of ImageNet's size, `pixels` for small images."""
 CPUS_PER_GPU = 12
@@ -30,10 +30,9 @@ CPUS_PER_GPU = 12
 WORKER_BYTES = 450 * 2**20
 """Memory of a worker process, which imports torch and timm."""
 STEPS_IN_MEMORY = AHEAD + 4
-"""Number of image batches in host memory: AHEAD prefetched, one in training, and three that are not yet in pinned
-memory."""
+"""Number of image batches in host memory: AHEAD prefetched, one in training, three before the copy to pinned memory."""
 NOISE_FACTOR = 1.2
-"""Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
+"""Bytes of an augmented image, with the float32 noise of random erasing, divided by the bytes of its pixels."""
 LOGIT_BYTES = 12
 """Peak bytes per logit of a translator: 8 for the log-probability and its gradient (float32), and 4 for the logit (one
 float32 copy or two bfloat16 copies)."""
@@ -42,7 +41,7 @@ CHECKPOINT_ELEMENTS = 3 * 3
 BYTES_PER_TOKEN = 3
 """Approximate bytes of text per token, for text whose number of tokens is unknown."""
 PARALLEL_EFFICIENCY = 0.9
-"""Speed of n GPUs divided by n times the speed of one GPU. Assumed; the all-reduce of gradients takes time."""
+"""Speed of n GPUs divided by n times the speed of one GPU. Assumed."""
 BANDWIDTH_FRACTION = 0.8
 """Fraction of the memory bandwidth that a sum over many tensors reaches. Assumed."""
 
@@ -52,10 +51,10 @@ Cost = dict[str, Any]
 def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     """Return the peak memory of a processor in training, in bytes: state, activations of a micro-batch, and overhead.
 
-    With several shards, the state is split over this number of processors, and tensors are gathered before their use.
+    `shards` is the number of processors that the state is split over.
     """
     model = run.model
-    elements = model.activation_elements()  # per token, or image, of a micro-batch
+    elements = model.activation_elements()  # per token or image
     if run.checkpoint_activations:  # activations of one block, and inputs of all blocks (at most a tenth of the total)
         elements = elements // model.layers + elements // 10
     state = model.params() * STATE_ELEMENTS * BYTES_WEIGHT
@@ -73,8 +72,7 @@ def logits_bytes(run: Run) -> int:
     """Return the memory of the logits of a micro-batch and of their softmax, in bytes.
 
     A compiled decoder stores all logits once in the precision of the run. Without compilation, `linear_cross_entropy`
-    computes chunks of logits with eight bytes per logit. A translator stores all logits, log-probabilities and
-    gradients in float32.
+    computes chunks of logits with eight bytes per logit. See `LOGIT_BYTES` for a translator.
     """
     logits = run.task.micro_batch_tokens * getattr(run.model, "vocabulary", 0)
     if not isinstance(run.model, Decoder):
@@ -90,10 +88,10 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
     """Return `gpus`, `nodes` and `sharded`: number of processes and machines of a run, and whether tensors are split.
 
     `requested` is the number of GPUs in the configuration of the run. If it is None, the run gets the largest number of
-    the scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are
-    split if the run does not fit on one GPU. `carried` means that another run continues with the optimizer state of
-    this run. Raises UserError if micro-batches or machines do not divide evenly, if the run would use only one of
-    several GPUs of the scale, or if tensors cannot be split.
+    the scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. If
+    `scale.sharded` is None, tensors are split if the run supports sharding and does not fit on one GPU. `carried` means
+    that another run continues with the optimizer state of this run. Raises UserError if micro-batches or machines do
+    not divide evenly, if the run would use only one of several GPUs of the scale, or if tensors cannot be split.
     """
     nodes, micro_batches = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
     fitting = [gpus for gpus in range(nodes, scale.gpus + 1, nodes) if micro_batches % gpus == 0]
@@ -102,13 +100,13 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
         gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if micro_batches % gpus == 0), 1
     nodes = 1 if requested == 1 else nodes
     if requested is None and gpus == 1 < scale.gpus:
-        uneven = f"scale.gpus={scale.gpus} cannot share task.accumulate={micro_batches} micro-batches"
+        uneven = f"task.accumulate={micro_batches} micro-batches cannot be divided evenly among scale.gpus={scale.gpus}"
         remedy = "set accumulate to a multiple of the GPUs, or gpus: 1 for this run"
         raise UserError(f"{run.id}: {uneven}, so only one GPU would be used; {remedy}")
     if micro_batches % gpus or gpus % nodes:
-        evenly = f"divide task.accumulate={micro_batches} micro-batches evenly on nodes={nodes}"
+        uneven = f"cannot be divided evenly among gpus={requested} on nodes={nodes}"
         remedy = "set gpus to a divisor of accumulate and a multiple of nodes"
-        raise UserError(f"{run.id}: gpus={requested} cannot {evenly}; {remedy}")
+        raise UserError(f"{run.id}: task.accumulate={micro_batches} micro-batches {uneven}; {remedy}")
     sharded, reason = scale.sharded, unsupported_by_sharding(run, carried=carried)
     if sharded and reason:
         raise UserError(f"{run.id}: scale.sharded=true, but {reason} does not support sharding; leave sharded out")
@@ -120,7 +118,7 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
 def too_large_runs(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
     """Return {run: number of processors} for the runs that are too large for one processor.
 
-    The number is a power of two, or None if 64 processors are too few.
+    The number is a power of two, or None if the run does not support sharding or does not fit on 64 processors.
     """
     limit, needed = hardware.memory_gb * 1e9, dict[str, int | None]()
     for run in runs:
@@ -135,8 +133,8 @@ def loader_resources(
 ) -> dict[str, int]:
     """Return the CPU `threads` of each process, and `loader_bytes`, the host memory of its workers and image batches.
 
-    The argument `threads` is the scale's number. If `flexible`, it is raised to at most `CPUS_PER_GPU`, so that image
-    loading is as fast as training, which takes the predicted `hours` on `gpus` GPUs.
+    If `flexible`, the configured `threads` are raised to at most `CPUS_PER_GPU`, so that image loading is as fast as
+    training, which takes the predicted `hours` on `gpus` GPUs.
     """
     images, images_per_s = 0.0, _images_per_s(run, data)
     if images_per_s:
@@ -150,13 +148,13 @@ def loader_resources(
 
 
 def loading_hours(run: Run, data: DataSpec, gpus: int, threads: int) -> float:
-    """Return the hours that `threads` threads per GPU need to load the images of a run; 0 for other runs."""
+    """Return the hours that `threads` threads per GPU need to load images; 0 for runs without loader threads."""
     images_per_s = _images_per_s(run, data)
     return run.tokens / (3600 * images_per_s * threads * gpus) if images_per_s else 0.0
 
 
 def _images_per_s(run: Run, data: DataSpec) -> float | None:
-    """Return the images per second of one loader thread, or None if the run needs no loader threads."""
+    """Return the images per second of one loader thread, or None for text and for pixels without timm augmentation."""
     storage = getattr(data, "storage", "pixels")
     if not isinstance(run.task, Classification) or not isinstance(run.model, VisionTransformer):
         return None
@@ -179,7 +177,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
 
 
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
-    """Return the cost of loading a released model and evaluating it on held-out text, with the keys of `run_cost`."""
+    """Return the cost of loading a released model and evaluating it on held-out text: memory and hours."""
     parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
     trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
@@ -187,7 +185,7 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
-    """Estimate the tokens of all validations and the final test of a language model; 0 for other tasks."""
+    """Estimate the tokens of all validations and of a test of `max_held_out_bytes`; 0 for tasks other than language."""
     if not isinstance(run.task, LanguageModeling):
         return 0
     evaluations = 1 + ceil(run.steps / run.evaluate_every)
@@ -196,10 +194,7 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
 
 
 def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
-    """Return the hours of a run on `count` processors: matrix products, overheads, evaluation and start-up.
-
-    With `checkpoint_activations` each step includes a second forward pass of the whole model.
-    """
+    """Return the hours of a run on `count` processors: matrix products, overheads, evaluation and start-up."""
     rate = scale.flops_per_s or _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
     overhead_s = (blocks(run.model) * hardware.block_us + hardware.micro_batch_us) / 1e6
@@ -216,13 +211,13 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
 
 
 def _rate(run: AnyRun, hardware: Hardware, precision: str) -> float:
-    """Return the FLOP/s that the model of a run reaches; models with Pattention have a separate utilisation."""
+    """Return the FLOP/s that the model of a run reaches."""
     kinds = {getattr(getattr(run.model, name, None), "kind", None) for name in ("projection", "feedforward")}
     return hardware.flops_per_s(precision, pattention="pattention" in kinds)
 
 
 def blocks(model: Model | Pretrained) -> int:
-    """Return the number of blocks of a model."""
+    """Return the number of blocks of a model, or 0 if it has no `layers`."""
     return int(getattr(model, "layers", 0))
 
 

@@ -1,4 +1,4 @@
-"""A table of processors and their speeds, which a configuration can extend with other machines and measurements."""
+"""A table of processors (a GPU, or one CPU thread) and their speeds, which a configuration can extend."""
 
 from typing import Annotated, Any
 
@@ -15,21 +15,19 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 class Hardware(Spec):
     """Specifications of a processor, used to estimate time and memory.
 
-    Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch. The two
-    constants cover all work other than matrix products. In small models this work takes most of the time.
+    Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch.
     """
 
     memory_gb: Positive
     """Memory in 10^9 bytes."""
     float32_tflops: Positive
-    """Peak throughput of dense float32 matrix products (no TF32) in 10^12 FLOP/s, of a GPU or of one CPU thread."""
+    """Peak throughput of dense float32 matrix products (no TF32) in 10^12 FLOP/s."""
     bfloat16_tflops: Positive
-    """Peak throughput of dense bfloat16 matrix products in 10^12 FLOP/s, of a GPU or of one CPU thread."""
+    """Peak throughput of dense bfloat16 matrix products in 10^12 FLOP/s."""
     utilisation: float = Field(default=0.4, ge=1e-6, le=1.0)
     """Fraction of the peak that large models reach in training."""
     pattention_utilisation: float | None = Field(default=None, ge=1e-6, le=1.0)
-    """Utilisation of models with Pattention, whose norm and GeLU of the scores take longer; null means
-    `utilisation`."""
+    """Utilisation of models with Pattention, whose score functions are memory-bound; null means `utilisation`."""
     block_us: NonNegative = 250.0
     """Time of a block, forward and backward, without its matrix products, in microseconds."""
     micro_batch_us: NonNegative = 4000.0
@@ -43,7 +41,7 @@ class Hardware(Spec):
     compile_s: NonNegative = 3.0
     """Time to compile a block, in seconds; a compiled run compiles again at every start."""
     memory_base_mb: NonNegative = 800.0
-    """Memory in MiB that does not depend on the model, such as the context and workspaces of a GPU."""
+    """Memory in MiB that does not depend on the model."""
     memory_factor: Positive = 1.2
     """Allocated memory, including temporary tensors, divided by the memory of weights, gradients, moments and
     activations."""
@@ -51,7 +49,7 @@ class Hardware(Spec):
     """Source of these numbers: which are measured and which are assumed."""
 
     def flops_per_s(self, precision: str, *, pattention: bool) -> float:
-        """Return the FLOP/s that training reaches, for models with or without Pattention."""
+        """Return the FLOP/s that training reaches."""
         peak = self.bfloat16_tflops if precision == "bfloat16" else self.float32_tflops
         return peak * 1e12 * ((pattention and self.pattention_utilisation) or self.utilisation)
 
@@ -67,9 +65,10 @@ def _gpu(
 
 
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090. On an H100 a Transformer of 354M
-# reaches 0.445 of the bfloat16 peak and a Tokenformer 0.362 (docs/performance.md). For the other GPUs, 0.4 is commonly
-# reported for compiled models of GPT-2's size, and 0.34 keeps the measured ratio. CPU: the peak is measured with a
-# 1024 x 1024 float32 product, and the other numbers follow from the runs in results/cached/laptop.
+# reaches 0.445 of the bfloat16 peak and a Tokenformer 0.362 (docs/performance.md); the table has rounder, lower values.
+# For the other GPUs, 0.4 is commonly reported for compiled models of GPT-2's size, and 0.34 keeps the ratio of the
+# H100's values. CPU: the peak is measured with a 1024 x 1024 float32 product, and the other numbers are fitted to the
+# runs in results/cached/laptop.
 TABLE: dict[str, dict[str, Any]] = {
     "A100": _gpu(80.0, 2039.0, 19.5, 312.0),
     "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.42, pattention_utilisation=0.36),

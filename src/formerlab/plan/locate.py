@@ -1,8 +1,8 @@
 """Find the plan of a configuration, and create it if it is missing. This module does not import torch or pydantic.
 
 The name of a plan file is the fingerprint of all inputs of the plan: configuration, command-line values, source of the
-package, and state of the data files. An existing plan is therefore valid, running jobs keep their plan when the
-configuration changes, and reading the Snakefile only needs to hash a few files.
+package, and state of the data files. An existing plan is therefore valid, and running jobs keep their plan when the
+configuration changes.
 """
 
 import hashlib
@@ -29,13 +29,12 @@ PATH_KEYS = frozenset(("paths", "shots_from", "train", "valid", "validation", "t
 
 
 def plan_path(root: Path, command_line: dict[str, Any]) -> Path:
-    """Return the path of the plan, which may not exist yet, for the files below `root` and the command line."""
+    """Return the path of the plan for the files below `root` and the command line; it may not exist."""
     trees = [command_line, _read(root / "config.yaml")]
     watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
     if overlay := command_line.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
-    # Files of the scale are below $FORMERLAB_DATA. If the variable is not set, these files are not fingerprinted.
     sets = [tree["set"] for tree in trees if isinstance(tree.get("set"), dict)]
     scales = {tree["scale"] for tree in (*trees, *sets) if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
@@ -44,7 +43,7 @@ def plan_path(root: Path, command_line: dict[str, Any]) -> Path:
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
-    environment = source_hashes.current(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA")
+    environment = source_hashes.current_hashes(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA")
     for state in (*environment, *_data_stamps(root, trees)):
         digest.update(f"\n{state}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
@@ -59,7 +58,7 @@ def root_of(plan: Path) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, or {} if the file is invalid; planning reports the error."""
     try:
-        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than `read_yaml`, whose messages are not needed
+        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than `read_yaml`
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return tree if isinstance(tree, dict) else {}
@@ -75,7 +74,7 @@ def _data_stamps(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
 
 
 def _patterns(tree: Any) -> Iterator[str]:
-    """Yield the file paths and patterns in a configuration, at any depth and also in dotted keys."""
+    """Yield the file paths and patterns in a configuration, also below dotted keys."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
         last = str(key).rpartition(".")[2]
         if last == "files" and isinstance(value, dict):  # paths by split
@@ -88,8 +87,8 @@ def _patterns(tree: Any) -> Iterator[str]:
 def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
     """Return the path of the plan of this configuration, and write the plan if it is missing.
 
-    Raises UserError with one line for a mistake in the configuration, and if the active environment runs the code of
-    another checkout.
+    Raises UserError for a mistake in the configuration, and if the active environment runs the code of another
+    checkout.
     """
     checkout_package = root / "src" / "formerlab"
     if checkout_package.is_dir() and not checkout_package.samefile(source_hashes.PACKAGE):
@@ -104,7 +103,7 @@ def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
         _make(root, command_line, path)
         if plan_path(root, command_line) == path:
             return path
-        path.unlink()  # an input was edited during planning, so the name does not match the content
+        path.unlink()  # an input was edited during planning
     raise UserError("configuration, data or code changed during planning; wait until no file changes, then try again")
 
 
@@ -134,7 +133,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def typed(value: Any) -> Any:
-    """Convert text scalars by the rules of YAML. On Snakemake's command line, scalars inside {} and [] stay text."""
+    """Convert text scalars by the rules of YAML; Snakemake's command line leaves scalars inside {} and [] as text."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):

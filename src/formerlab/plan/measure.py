@@ -1,7 +1,7 @@
 """Build the measurement jobs of a plan: one job per finished run, or one job that times all runs of a study.
 
-The key `measure` of a study maps each stage to its settings, `runs` (patterns of the measured runs) and `by_run`
-(settings that differ for some runs). The scale's key `measure` is merged over it.
+The key `measure` of a study, with the scale's key `measure` merged over it, maps each stage to its settings, `runs`
+(patterns of the measured runs) and `by_run` (settings that differ for some runs).
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ Jobs = dict[str, Any]
 
 
 class RequestedMeasurement:
-    """A measurement that a study requests at this scale. Its settings are also checked if it measures no runs."""
+    """A measurement that a study requests at this scale; its settings are always checked."""
 
     def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
         self.stage = stage
@@ -61,10 +61,11 @@ class RequestedMeasurement:
 def measure_jobs(
     stage: Stage, runs: Sequence[AnyRun], sources: Sources, hardware: Hardware, suites: dict[str, Any], results: Path
 ) -> Jobs:
-    """Return the jobs of a stage that measures finished runs, by run id, each with settings, code hash and cost.
+    """Return the jobs of a stage that measures finished runs, by run id.
 
-    `suites` are the suites of the plan, and `results` is the folder of earlier records. Raises UserError if the stage
-    does not support the model of a run or the settings.
+    A job has settings, code hash, states of its suites and, if it can be predicted, cost. `suites` are the suites of
+    the plan, and `results` is the folder of earlier records. Raises UserError if the stage does not support the model
+    of a run or the settings.
     """
     by_study = {study: RequestedMeasurement(stage, study, sources) for study in sources.studies}
     jobs: Jobs = {}
@@ -101,12 +102,12 @@ def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: 
 
 
 def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
-    """Return the modules that load released models. Stages already import the loader of trained models."""
+    """Return the modules that load released models, if `runs` contains any."""
     return ("formerlab.integrations.huggingface.released_run",) if any(isinstance(r, ReleasedRun) for r in runs) else ()
 
 
 def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
-    """Return the jobs of a stage that times the runs of a study, by study, with one seed per run."""
+    """Return the jobs of a stage that times the first seed of each run of a study, by study."""
     jobs = {}
     for study in sources.studies:
         requested = RequestedMeasurement(stage, study, sources)
@@ -114,15 +115,15 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
             key = f"{requested.tree.file_of('by_run')}: {requested.subject}.by_run"
             raise UserError(f"{key}: the runs are timed together, with the same settings; remove it")
         settings: Timing = requested.settings()
-        named = {run.name: run for run in reversed(runs) if run.study == study}
-        timed = [run for run in reversed(named.values()) if requested.includes(run)]
+        first_seeds = {run.name: run for run in reversed(runs) if run.study == study}
+        timed = [run for run in reversed(first_seeds.values()) if requested.includes(run)]
         if timed:
-            deciding_keys = {run.name: timing_keys(run, settings) for run in timed}
+            keys_by_run = {run.name: timing_keys(run, settings) for run in timed}
             specs = timed if "task" in settings.depends_on else [run.model for run in timed]
             jobs[study] = {
                 "settings": settings.to_dict(),
                 "runs": [run.id for run in timed],
-                "configuration": fingerprint([settings.to_dict(), deciding_keys]),
+                "configuration": fingerprint([settings.to_dict(), keys_by_run]),
                 "code": code_hash(stage.module, *_loaders(timed), specs=[settings, *specs]),
                 "memory_bytes": settings.memory_bytes(timed),
             }

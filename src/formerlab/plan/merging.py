@@ -1,7 +1,4 @@
-"""Merge configuration mappings, store the file of every key, and parse the result into specs.
-
-Every mistake gives an error of one line with file, key, value and remedy.
-"""
+"""Merge configuration mappings, store the file of every key, and parse the result into specs."""
 
 import difflib
 import functools
@@ -23,13 +20,13 @@ from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
 SPLITS = frozenset(("train", "valid", "test"))
-"""Keys for the files of a split. In a merge, these keys and the key `paths` replace each other."""
+"""Keys for the files of a split. In a merge, each of them removes the key `paths`, and `paths` removes all of them."""
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 """Numbers that YAML reads as text, such as 1e-3 (no dot), 1.0e3 (no sign in the exponent) and "3" (quoted)."""
 
 
 class Tree(dict[Any, Any]):
-    """A mapping that stores its file and, for every key, the file that set the key last."""
+    """A mapping that stores its file and, for every key, the file that set it last."""
 
     def __init__(self, values: Mapping[Any, Any] | None = None, file: str = "") -> None:
         super().__init__()
@@ -59,7 +56,7 @@ class Tree(dict[Any, Any]):
         return subtree if isinstance(subtree, Tree) else Tree(file=self.file_of(*path))
 
     def file_of(self, *path: Any) -> str:
-        """Return the file that set a path last, or that set the nearest existing key above the path."""
+        """Return the file that set a path or, if it is missing, the nearest existing key above it."""
         file, node = self.file, self
         for key in path:
             if not isinstance(node, Tree) or key not in node:
@@ -68,7 +65,7 @@ class Tree(dict[Any, Any]):
         return file
 
     def files_of(self, *path: Any) -> str:
-        """Return every file that sets keys at a path, for error messages about conflicting values."""
+        """Return every file that sets keys at a path."""
         node = value_at(self, path)
         inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
         return ", ".join(dict.fromkeys(file for files in inner for file in files.split(", "))) or self.file_of(*path)
@@ -87,7 +84,7 @@ def merge(base: Tree, overrides: Tree, subject: str = "") -> Tree:
     """Merge `overrides` into `base` key by key; a mapping with another `kind` replaces the mapping of the base.
 
     The returned tree has subtrees of both inputs, so trees must never be changed in place. Raises UserError if one tree
-    has a value and the other has keys at the same path, because the merge would lose one of them.
+    has a value and the other has keys at the same path.
     """
     if "kind" in overrides and base.get("kind", overrides["kind"]) != overrides["kind"]:
         return overrides
@@ -104,7 +101,7 @@ def merge(base: Tree, overrides: Tree, subject: str = "") -> Tree:
 
 
 def merge_all(trees: list[Tree], subject: str = "") -> Tree:
-    """Merge all trees; later trees override earlier ones."""
+    """Merge trees; later trees override earlier trees."""
     return functools.reduce(lambda base, overrides: merge(base, overrides, subject), trees)
 
 
@@ -120,24 +117,24 @@ def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
     return tree
 
 
-def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "remove it") -> SomeSpec:
+def parse(spec_class: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "remove it") -> SomeSpec:
     """Parse a tree into a spec with strict types, so text is never converted to a number.
 
-    `remedy` is the advice for an unknown key that resembles no valid key. Raises UserError with one line.
+    `remedy` is the advice for an unknown key that resembles no valid key. Raises UserError with file, key and value.
     """
     try:
-        return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
+        return spec_class.model_validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as caught:
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    # Type errors have a lower priority than other errors. "Too short" has the lowest: pydantic reports a list with
+    # Report type errors only if there are no other errors, and "too short" last, because pydantic reports a list with
     # items of a wrong type as empty.
     reported = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
     path = _path_in_tree(reported, tree)
     file = tree.files_of(*path) if reported["type"] == "value_error" else tree.file_of(*path)
     key = ".".join(str(name) for name in (subject, *path) if name != "")
-    raise UserError(": ".join(text for text in (file, key, _reason(reported, kind, remedy)) if text))
+    raise UserError(": ".join(text for text in (file, key, _reason(reported, spec_class, remedy)) if text))
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
@@ -153,11 +150,11 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
     return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
 
 
-def _misread(kind: str, value: Any) -> str | None:
+def _misread(error_type: str, value: Any) -> str | None:
     """Return advice if YAML reads a value as another type than its key needs, otherwise None."""
-    if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
+    if isinstance(value, str) and error_type in ("float_type", "int_type") and NUMBER.fullmatch(value):
         return f"{short_repr(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
-    if isinstance(value, bool | int | float) and kind in ("string_type", "literal_error"):
+    if isinstance(value, bool | int | float) and error_type in ("string_type", "literal_error"):
         return f'YAML reads it as {short_repr(value)}, which is not text; write it in quotes, as "no" or "0123"'
     return None
 
@@ -173,7 +170,7 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
         schemas = (schema, *schema.get("$defs", {}).values())
         valid = {name for definition in schemas for name in definition.get("properties", ())}
         if (name := str(error["loc"][-1])) in valid:
-            return f"not a key of this kind or position (value {short_repr(value)}); set another kind, or move it"
+            return f"not a valid key here (value {short_repr(value)}); set another kind, or move the key"
         near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.7)
         return f"unknown key (value {short_repr(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
     if kind == "union_tag_invalid":
@@ -193,7 +190,7 @@ def template_fields(template: str) -> list[str]:
 
 
 class _NameFormatter(string.Formatter):
-    """A formatter for numbers in names, without a decimal point: 0.001 is 1e-3, 0.00015 is 15e-5."""
+    """Formats numbers in names without a decimal point: 0.001 is 1e-3, 0.00015 is 15e-5."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if isinstance(value, float) and math.isfinite(value) and not format_spec:
@@ -225,7 +222,7 @@ def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
 
 
 def fill(value: Any, point: Mapping[str, Any]) -> Any:
-    """Substitute the values of a grid point into a tree. The text "{x}" becomes the value of x; longer texts stay text.
+    """Substitute a grid point into a tree. The text "{x}" becomes the value of x; longer texts stay text.
 
     Raises KeyError for a field that is missing in the point, and ValueError for a brace without a field.
     """
@@ -248,5 +245,5 @@ def pattern_of(template: str) -> str:
 
 
 def may_match(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches a run name, or may match a run of a template."""
+    """Return whether a pattern matches the name of a run, or may match a run of the template `name`."""
     return fnmatchcase(name, pattern) or (not set("{}") & set(pattern) and fnmatchcase(pattern, pattern_of(name)))

@@ -1,8 +1,6 @@
 """Check the public data files of the shipped scales below $FORMERLAB_DATA against workflow/data.yaml.
 
-The manifest workflow/data.yaml lists every file with its hash, source and licence. The paths in a scale have the form
-`$FORMERLAB_DATA/...`, which does not depend on the machine. A run therefore reads exactly the data of the committed
-rows, or it fails with an error of one line that names the difference.
+A run therefore reads exactly the data of the committed rows, or it fails with an error that names the difference.
 """
 
 import hashlib
@@ -28,8 +26,8 @@ PUBLIC_MANIFEST = "workflow/data.yaml"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class ManyFiles(Spec):
-    """A folder with too many files to list each of them."""
+class HashedFolder(Spec):
+    """A folder with too many files to list."""
 
     files: Count
     """Number of files, at any depth."""
@@ -44,13 +42,12 @@ class PublicData(Spec):
     title: str
     """Name of the data set, and how it was processed."""
     source: str
-    """Source of the files, for the user who downloads them."""
+    """Where to download the files."""
     licence: str
     """The licence that the source states."""
     files: dict[str, Sha256] = {}
     """SHA-256 by file."""
-    folders: dict[str, ManyFiles] = Field(default={})
-    """Folders of many files."""
+    folders: dict[str, HashedFolder] = Field(default={})
 
 
 def read_manifest(root: Path) -> dict[str, PublicData]:
@@ -63,54 +60,54 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
     """Raise UserError if files of a data set below $FORMERLAB_DATA are missing or differ from the manifest.
 
     Files are hashed once and then identified by size and modification time. If the variable is not set and the data are
-    not prepared, the function returns a message instead, because a plan needs no data. Otherwise it returns None.
+    not prepared, the function returns a message, because a plan needs no data. Otherwise it returns None.
     """
-    named = sorted(re.findall(rf'"\${DATA_VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
+    paths = sorted(re.findall(rf'"\${DATA_VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
     folder = variable(DATA_VARIABLE)
-    if not named or (prepared and folder is None):
+    if not paths or (prepared and folder is None):
         return None
     manifest = read_manifest(root)
     if folder is None:
-        owners = [data_set for data_set in manifest.values() if any(_listed(data_set, path) for path in named)]
+        owners = [data_set for data_set in manifest.values() if any(_listed(data_set, path) for path in paths)]
         sources = "; ".join(f"{owner.title}: {owner.source}" for owner in owners)
         return (
-            f"data.{name}: ${DATA_VARIABLE} is not set; set it to the folder that contains {', '.join(named)} "
+            f"data.{name}: ${DATA_VARIABLE} is not set; set it to the folder that contains {', '.join(paths)} "
             f"as {PUBLIC_MANIFEST} lists them ({sources}), or set your own data in config.yaml"
         )
-    for path in named:
+    for path in paths:
         cache = root / ".formerlab" / "public_data" / f"{name}.{path.replace('/', '.')}.json"
         if problem := _problem(path, Path(folder), manifest, cache):
             raise UserError(f"data.{name}: {problem}, or set your own data in config.yaml")
     return None
 
 
-def _listed(data_set: PublicData, named: str) -> list[str]:
-    """Return the files and folders of a public data set that are equal to a path or below it."""
-    return [path for path in (*data_set.files, *data_set.folders) if path == named or path.startswith(f"{named}/")]
+def _listed(data_set: PublicData, parent: str) -> list[str]:
+    """Return the files and folders of a public data set that are equal to `parent` or below it."""
+    return [path for path in (*data_set.files, *data_set.folders) if path == parent or path.startswith(f"{parent}/")]
 
 
-def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
+def _problem(path: str, data_folder: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
     """Return an error message with remedy if files are missing or differ from the manifest, otherwise None."""
-    owner = next((data_set for data_set in manifest.values() if _listed(data_set, named)), None)
+    owner = next((data_set for data_set in manifest.values() if _listed(data_set, path)), None)
     if owner is None:
-        return f"{below / named}: not listed in {PUBLIC_MANIFEST}; add it there"
+        return f"{data_folder / path}: not listed in {PUBLIC_MANIFEST}; add it there"
     remedy = f"get it from {owner.source}"
-    if not (below / named).exists():
-        return f"{below / named}: missing; {remedy}"
-    paths = [Path(path) for path, _ in files_below(str(below / named))]
-    hashes = {path.relative_to(below).as_posix(): sha for path, sha in file_hashes(paths, cache).items()}
-    listed = {path: owner.files[path] for path in _listed(owner, named) if path in owner.files}
-    if folder := owner.folders.get(named):
-        if (len(hashes), listing_hash(hashes, named)) == (folder.files, folder.sha256):
+    if not (data_folder / path).exists():
+        return f"{data_folder / path}: missing; {remedy}"
+    files = [Path(file) for file, _ in files_below(str(data_folder / path))]
+    hashes = {file.relative_to(data_folder).as_posix(): sha for file, sha in file_hashes(files, cache).items()}
+    if folder := owner.folders.get(path):
+        if (len(hashes), listing_hash(hashes, path)) == (folder.files, folder.sha256):
             return None
-        counts = f"its {len(hashes)} files differ from the {folder.files} of {PUBLIC_MANIFEST}"
-        return f"{below / named}: {counts}; {remedy}"
-    for path in sorted(listed.keys() | hashes.keys()):
-        if path not in listed:
-            return f"{below / path}: not in {PUBLIC_MANIFEST}; move it elsewhere"
-        if hashes.get(path) != listed[path]:
-            problem = f"SHA-256 differs from {PUBLIC_MANIFEST}" if path in hashes else "missing"
-            return f"{below / path}: {problem}; {remedy}"
+        problem = f"its content ({len(hashes)} files) differs from {PUBLIC_MANIFEST} ({folder.files} files)"
+        return f"{data_folder / path}: {problem}; {remedy}"
+    listed = {file: owner.files[file] for file in _listed(owner, path) if file in owner.files}
+    for file in sorted(listed.keys() | hashes.keys()):
+        if file not in listed:
+            return f"{data_folder / file}: not in {PUBLIC_MANIFEST}; move it elsewhere"
+        if hashes.get(file) != listed[file]:
+            problem = f"SHA-256 differs from {PUBLIC_MANIFEST}" if file in hashes else "missing"
+            return f"{data_folder / file}: {problem}; {remedy}"
     return None
 
 

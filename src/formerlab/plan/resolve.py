@@ -1,4 +1,4 @@
-"""Resolve the spec of every run from study, scale and overrides. Specific keys override general keys."""
+"""Resolve the spec of every run from study, scale and overrides."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 RELEASED = "released"
-"""The key of a run for the released model that is loaded instead of training a model."""
+"""The key of a run that names a released model. Such a run loads this model and trains none."""
 PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )
@@ -40,7 +40,7 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 
 @functools.cache
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
-    """Return the tree of every run of a study by name, including runs that the scale leaves out."""
+    """Return the tree of every run of a study by name, including runs outside the scale's key `only`."""
     study, scale = sources.study_trees[name], sources.scale_settings(name)
     common = [sources.scale_tree.subtree("defaults"), study.subtree("defaults"), scale.subtree("defaults")]
     trees: dict[str, Tree] = {}
@@ -58,7 +58,7 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
                     keys for tree in overrides for keys in (tree.select(RUN_KEYS), tree.subtree("runs", run))
                 ]
                 trees[run] = merge_all([*common, *special, *run_overrides], subject)
-            else:  # common keys configure training; a released model takes only the key `data` from them
+            else:  # the other common keys configure training
                 general = [tree.select({"data"}) for tree in (*common, *overrides)]
                 run_overrides = [tree.subtree("runs", run) for tree in overrides]
                 trees[run] = merge_all([*general, *special, *run_overrides], subject)
@@ -67,7 +67,7 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
 
 
 def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, Tree, Tree]]:
-    """Yield (run name, tree of the study, tree of the scale) for the runs of a template or a plain name."""
+    """Yield (run name, tree of the study, tree of the scale) for the runs of a template or a name without fields."""
     merged = merge_all([study, scale])
     grid, file = merged.get("grid"), merged.file_of("grid")
     try:
@@ -117,7 +117,7 @@ def _runs_at_scale(name: str, sources: Sources, *, released: bool) -> dict[str, 
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the trained runs of a study, one per seed: parents first, the other runs in the order of `only`."""
+    """Return the trained runs of a study, one per seed, in the order of `only`, with parents first."""
     trees = _runs_at_scale(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     default_seeds = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
@@ -147,9 +147,11 @@ def execution_keys(run: Run, sources: Sources) -> ExecutionKeys:
 
 
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
-    """Return all runs and the equal-time settings by run id. The steps of equal-time runs are estimates.
+    """Return all runs and the equal-time settings by run id.
 
-    `timed` are the jobs of the stage `speed`, which must include the arm and its reference.
+    Equal-time runs get the steps of their arm as an estimate; the stage `train` computes the steps from measured times.
+    Raises UserError if `timed`, the jobs of the stage `speed`, do not include the arm and the reference, or if the
+    reference has another model or batch than the run.
     """
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
@@ -179,9 +181,9 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
     source = scale.released[model]
     sizes = sizes_of(model, source, tree.file_of(RELEASED))
     longest = min(sizes.context, source.context or sizes.context)
-    known_keys = sizes.to_dict() | {"context": longest, "kind": "released", "name": model, "source": source.to_dict()}
-    by_file = Tree({"study": study, "name": name, "model": known_keys}, study_file(study))
-    run = parse(ReleasedRun, merge(by_file, tree, subject), subject)
+    model_keys = sizes.to_dict() | {"context": longest, "kind": "released", "name": model, "source": source.to_dict()}
+    defaults = Tree({"study": study, "name": name, "model": model_keys}, study_file(study))
+    run = parse(ReleasedRun, merge(defaults, tree, subject), subject)
     tokenizer = spec.tokenizer if isinstance(spec := scale.data[data], TextData) else None
     if not isinstance(tokenizer, ReleasedTokenizer) or tokenizer.model != model:
         remedy = f"give that data set tokenizer: {{kind: released, model: {model}}}"
@@ -189,7 +191,7 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
         raise UserError(f"{key}: {data!r} does not use the tokenizer of {model!r}; {remedy}")
     if run.context > longest:
         key = f"{tree.file_of('context')}: {subject}.context"
-        raise UserError(f"{key}: {run.context} exceeds the {longest} tokens that {model!r} reads; lower it")
+        raise UserError(f"{key}: {run.context} exceeds the maximum context of {model!r}, {longest} tokens; lower it")
     if run.dtype is None:
         return run
     narrowed = run.model.model_copy(update={"source": source.model_copy(update={"dtype": run.dtype})})
@@ -197,7 +199,7 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
 
 
 def _entry_name(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) -> str:
-    """Return the data set or released model of a run. Raises UserError if `names` of the scale do not include it."""
+    """Return the data set or released model of a run; raise UserError unless it is in `names`."""
     value = tree.get(key, Run.model_fields[key].default if key in Run.model_fields else None)
     if not isinstance(value, str) or value not in names:
         near = near_misses(str(value), list(names))
@@ -211,8 +213,8 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but the plan sets it; remove it")
     data = _entry_name(tree, "data", scale.data, "data set", subject)
     data_keys = scale.data[data].run_defaults(tree.subtree("task"))
-    by_file = Tree({"study": study, "name": name} | data_keys, study_file(study))
-    run = parse(Run, merge(by_file, tree, subject), subject)
+    defaults = Tree({"study": study, "name": name} | data_keys, study_file(study))
+    run = parse(Run, merge(defaults, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
         raise UserError(
             f"{tree.file_of('data')}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
@@ -231,24 +233,24 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
     """Order runs so that parents come first. Raises UserError for a missing parent or a cycle."""
     ordered: dict[str, Run] = {}
     for run in runs:
-        chain = [run]
-        while (parent := runs[chain[-1]].init) is not None:
-            key = f"{trees[chain[-1]].file_of('init')}: runs.{chain[-1]}.init"
+        lineage = [run]
+        while (parent := runs[lineage[-1]].init) is not None:
+            key = f"{trees[lineage[-1]].file_of('init')}: runs.{lineage[-1]}.init"
             if parent not in runs:
                 problem = "is left out by the key `only` of this scale" if parent in trees else "does not exist"
-                near = near_misses(parent, [name for name in runs if name != chain[-1]])
+                near = near_misses(parent, [name for name in runs if name != lineage[-1]])
                 raise UserError(f"{key}: {parent!r} {problem}{near}")
-            chain.append(parent)
-            if parent in chain[:-1]:
+            lineage.append(parent)
+            if parent in lineage[:-1]:
                 raise UserError(
-                    f"{key}: {parent!r} closes a cycle ({' -> '.join(chain)}); train one of them from scratch"
+                    f"{key}: {parent!r} closes a cycle ({' -> '.join(lineage)}); train one of them from scratch"
                 )
-        ordered |= {name: runs[name] for name in reversed(chain)}
+        ordered |= {name: runs[name] for name in reversed(lineage)}
     return list(ordered.values())
 
 
 def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
-    """Raise UserError if the optimizer of a run differs from the optimizer of its parent, whose moments it uses."""
+    """Raise UserError if the kind of optimizer of a run differs from its parent's."""
     if (new := run.optimizer.kind) != (old := parent.optimizer.kind):
         raise UserError(
             f"{tree.file_of('optimizer', 'kind')}: runs.{run.name}.optimizer.kind: {new!r} cannot continue with the "

@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
 
 LONGEST_FOLDER = 200
-"""Maximum length of a results or figures folder in bytes, which leaves room for the paths below it."""
+"""Maximum length of the path of the results or figures folder in bytes."""
 
 
 def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -31,16 +31,16 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _folder(path: str) -> str:
-    """Check that a path is a folder below the project, with characters that shells, reports and file systems accept."""
+    """Check that a path names a folder other than the project, with characters that shells and reports accept."""
     plain = re.fullmatch(r"(?!-)[\w ./+@=,-]+", path) and len(path.encode()) <= LONGEST_FOLDER
     if not plain or not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
-        allowed = "letters, digits, spaces and ./_-+@=, without a hyphen at the start, such as results"
-        raise ValueError(f"{short_repr(path)} is not a valid output folder; use at most {LONGEST_FOLDER} {allowed}")
+        allowed = f"{LONGEST_FOLDER} letters, digits, spaces and ./_-+@=, and no hyphen at the start (example: results)"
+        raise ValueError(f"{short_repr(path)} is not a valid output folder; use at most {allowed}")
     return path
 
 
 def _tracking(uri: str) -> str:
-    """Check that a tracking URI is valid and has no credentials, which plans, logs and reports would contain."""
+    """Check that a tracking URI is valid and has no credentials, because plans and reports contain it."""
     address = urlsplit(uri)
     if "@" in address.netloc or address.query:
         raise ValueError(
@@ -55,7 +55,7 @@ def _tracking(uri: str) -> str:
 
 
 Folder = Annotated[str, AfterValidator(_folder)]
-Processors = Annotated[int, Field(gt=0, le=10**4)]
+ResourceCount = Annotated[int, Field(gt=0, le=10**4)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
 Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
 
@@ -64,15 +64,15 @@ class Config(Spec):
     """config.yaml: the user's file."""
 
     scale: Name = "laptop"
-    """Name of a file in workflow/scales, which sets the sizes and the data of the runs."""
+    """Name of a file in workflow/scales."""
     studies: Studies | None = None
-    """Studies to run, by name of a file in workflow/studies; null means the studies in the scale's file, or all studies
-    in the order of their papers if the file has no studies."""
+    """Studies to run (files in workflow/studies); null means the studies in the scale's file, or all studies in the
+    order of their papers if the file has no studies."""
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
     """Device for training; null means the scale's device."""
-    threads: Processors | None = None
+    threads: ResourceCount | None = None
     """CPU threads of a job; null means the scale's number, or a larger number for GPU jobs that load images."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys merged over the scale's data sets of the same name."""
@@ -85,11 +85,10 @@ class Config(Spec):
     figures: Folder = "figures"
     """Folder for figures and tables."""
     tracking_uri: Annotated[str, AfterValidator(_tracking)] | None = "sqlite:///mlflow.db"
-    """MLflow tracking URI: a sqlite file, an http(s) address, or empty for no tracking. Credentials belong in the
+    """MLflow tracking URI: a sqlite file, an http(s) address, or empty for no tracking. Set credentials in the
     environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN)."""
     hardware: dict[str, dict[str, Any]] = {}
-    """Keys merged over the table of processors for the estimates (plan/hardware.py), such as measured utilisation or
-    your own machine."""
+    """Keys merged over the table of processors for the estimates (plan/hardware.py)."""
     overlay: Annotated[str, Field(min_length=1)] | None = None
     """A YAML file merged over this one, with the same keys except `overlay`."""
     set: dict[str, Any] = {}
@@ -99,12 +98,12 @@ class Config(Spec):
 
 
 class ExecutionKeys(Spec):
-    """Keys of a run that control its execution; its spec does not contain them."""
+    """Keys of a run that its spec does not contain."""
 
     seeds: Seeds | None = None
     """Seeds of the run, if they differ from the seeds of its study."""
-    gpus: Processors | None = None
-    """Number of GPUs of the run, if it differs from the scale's. It must divide the task.accumulate micro-batches."""
+    gpus: ResourceCount | None = None
+    """Number of GPUs of the run, if it differs from the scale's. It must divide task.accumulate."""
     equal_time: EqualTime | None = None
     """Train for the same time as another run; measured times determine the number of steps."""
 
@@ -128,17 +127,16 @@ class Measures(Spec):
     """The measurements of a study; a scale can override them."""
 
     measure: Annotated[dict[str, dict[str, Any]], AfterValidator(_stages)] = {}
-    """Settings by stage (results/stages.py), with `runs` and with `by_run`, the settings that differ for some runs."""
+    """Settings by stage (results/stages.py), with the keys of `MeasuredRuns`."""
 
 
 class StudyScale(Measures):
     """The settings of one study at a scale."""
 
     only: tuple[str, ...] = ("*",)
-    """Patterns of run names that exist at this scale, by descending priority; scripts/evidence.py runs them in this
-    order."""
+    """Patterns of run names that exist at this scale. scripts/evidence.py runs them in this order."""
     given: tuple[str, ...] = ()
-    """Patterns of parent runs with committed weights; these runs stay up to date if the code changes."""
+    """Patterns of parent runs with committed weights, which stay up to date if the code changes."""
     seeds: Seeds | None = None
     """Seeds, if they differ from the scale's."""
     defaults: dict[str, Any] = {}
@@ -150,32 +148,30 @@ class StudyScale(Measures):
 
 
 class Scale(Spec):
-    """A file of workflow/scales: sizes and data."""
+    """A file of workflow/scales."""
 
     description: str
     """One line about the scale."""
     evidence: bool | Literal["rates"] = False
-    """Whether the committed rows of the scale are evidence: verdicts include these rows, and the figures of the scale
-    are committed. `rates`: only the searches for learning rates are committed."""
+    """Whether verdicts include the committed rows of the scale, and its figures are committed. `rates`: only the
+    searches for learning rates are committed."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device for training."""
-    threads: Processors = 1
+    threads: ResourceCount = 1
     """CPU threads of a job."""
     memory_mb: int = Field(default=2000, gt=0, le=10**8)
     """Memory of a job in addition to the memory of its model, in MiB."""
     hardware: str = "CPU"
-    """Processor for the estimates of time and memory, which determine the requests of cluster jobs."""
+    """Processor (plan/hardware.py) for the estimates of time and memory, which determine requests of cluster jobs."""
     flops_per_s: float | None = Field(default=None, ge=1.0, le=1e21)
     """Measured speed of matrix products in training, in FLOP/s of one job; null means the speed of `hardware`."""
-    gpus: Processors = 1
+    gpus: ResourceCount = 1
     """Maximum number of GPUs (on a CPU, processes) of one run. A run uses the largest number that divides its
-    task.accumulate micro-batches; a run that would use only one must set `gpus: 1`. The number changes results only by
-    rounding."""
-    nodes: Processors = 1
+    task.accumulate; a run that would use only one must set `gpus: 1`. The number changes results only by rounding."""
+    nodes: ResourceCount = 1
     """Machines of a run in a cluster job, each with the same number of GPUs; 1 without a cluster."""
     sharded: bool | None = None
-    """Split weights, gradients and moments of a run over its GPUs; null means only if the run does not fit on one
-    GPU."""
+    """Split weights, gradients and moments of a run over its GPUs; null means if the run does not fit on one GPU."""
     runtime_minutes: int = Field(default=1440, gt=0, le=10**6)
     """Time limit of one cluster job in minutes; longer training continues in the next submission."""
     seeds: Seeds = (0,)
@@ -185,13 +181,12 @@ class Scale(Spec):
     labels: dict[Name, str] = {}
     """Labels of data sets in figures and tables, by name; the default label is the name."""
     suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
-    """Question suites by name, in addition to the embedded questions. Zero-shot jobs use all suites, sweeps use the
-    suites of their setting `suites`."""
+    """Question suites by name, in addition to the embedded questions. Zero-shot jobs use all suites; `prune` jobs use
+    the suites in their setting `suites`."""
     released: dict[Name, ReleasedModel] = {}
-    """Released models by name, for runs that load a model instead of training one."""
+    """Released models by name."""
     draw_by_study: bool = False
-    """Render all figures and tables of a study in one job, which is faster if its runs take seconds. A single figure
-    then waits for all runs of its study."""
+    """Render all figures and tables of a study in one job, after all its runs. This is faster if runs take seconds."""
     defaults: dict[str, Any] = {}
     """Keys of every trained run."""
     studies: dict[Name, StudyScale] = {}
@@ -199,17 +194,17 @@ class Scale(Spec):
 
 
 class Study(Measures):
-    """A file of workflow/studies: the runs of a study."""
+    """A file of workflow/studies."""
 
     title: str
     """Title in reports."""
     paper: str
     """Paper that the study reproduces."""
     question: str
-    """Research question of the study, in one sentence."""
+    """Research question, in one sentence."""
     defaults: dict[str, Any] = {}
     """Keys of every run."""
     runs: dict[str, dict[str, Any]]
-    """Keys of each run. A name with {fields} is a template: its `grid` lists the values."""
+    """Keys of each run. A name with {fields} is a template; its key `grid` lists the values."""
     claims: dict[str, ClaimArms] = {}
     """The runs that are the arms of the registered claims (report/claims/claims.yaml), by claim id."""

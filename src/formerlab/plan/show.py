@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from formerlab.errors import MAX_NAMES, some
 from formerlab.kernels import COMPILERS, find_compiler
-from formerlab.plan.staleness import RECORDS, Staleness, made_runs
+from formerlab.plan.staleness import RECORDS, Staleness, run_jobs
 from formerlab.progress import duration, short
 from formerlab.report.catalogue import failure_file
 from formerlab.results.notes import read_note
@@ -19,23 +19,22 @@ from formerlab.results.stages import MEASURED, TIMED
 
 OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Number of retries for lost nodes, memory errors and preemption, in addition to twice the predicted number of
-submissions."""
+"""Number of retries in addition to twice the predicted number of submissions."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 
 def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
-    """Return a table of all runs with predicted costs and totals per study; with `seeds`, it has a row per seed."""
+    """Return a table of all runs with predicted costs; with `seeds`, it has a row per seed."""
     lines = [f"scale {plan['scale']}: {plan['description']}", ""]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
-        jobs = {run_id: job for run_id, job in made_runs(plan).items() if job["study"] == name}
+        jobs = {run_id: job for run_id, job in run_jobs(plan).items() if job["study"] == name}
         rows += _rows(jobs, seeds)
         total = study["totals"]
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
     lines += aligned(rows, left=(0, len(COLUMNS) - 1))
-    lines += [] if seeds else ["x: number of seeds, each at this cost; --seeds shows a row per seed"]
+    lines += [] if seeds else ["run x 3: three seeds with this cost each; --seeds shows one row per seed"]
     lines += _times(plan)
     lines += ["", *_hardware(plan), ""]
     further = ", ".join(f"{len(plan[stage])} {stage}" for stage in OTHER_STAGES if plan[stage])
@@ -50,11 +49,11 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
 
 def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
     """Return a row per run with the number of seeds and the cost of one seed, or a row per seed."""
-    groups: dict[str, list[str]] = {}
+    ids_by_row: dict[str, list[str]] = {}
     for run_id in jobs:
-        groups.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
+        ids_by_row.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
     rows = []
-    for run, (first, *more_seeds) in groups.items():
+    for run, (first, *more_seeds) in ids_by_row.items():
         init = jobs[first]["init"] or ""
         name = f"{run} x {1 + len(more_seeds)}" if more_seeds else run
         rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
@@ -82,7 +81,7 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     for run, gpus in plan["too_large"].items():
         by_need.setdefault(gpus, []).append(run)
     for count, runs in by_need.items():
-        remedy = ", nor on 64 with sharding; raise task.accumulate to lower the micro-batch size."
+        remedy = " and cannot be sharded over up to 64; raise task.accumulate to lower the micro-batch size."
         if count:
             remedy = f"; set gpus: {count} to shard {'them' if runs[1:] else 'it'}."
         subject = f"Runs {', '.join(runs)} do" if runs[1:] else f"Run {runs[0]} does"
@@ -104,7 +103,7 @@ def submissions(plan: dict[str, Any]) -> int:
 
 
 def aligned(rows: list[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
-    """Return the rows as lines with aligned columns; `left` are the indices of left-aligned columns."""
+    """Return the rows as aligned lines; `left` are the indices of left-aligned columns."""
     sides = ["left" if column in left else "right" for column in range(len(rows[0]))]
     text: str = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
     return text.splitlines()
@@ -122,10 +121,7 @@ def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
 
 
 def shell(plan: dict[str, Any], path: Path) -> str:
-    """Return the stage commands for all results that are not up to date, in order of their dependencies.
-
-    The commands for figures, tables and verdicts are always included.
-    """
+    """Return the stage commands for all results that are not up to date, and for all figures, tables and verdicts."""
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     staleness = Staleness(plan)
     for stage in (stage for stage in RECORDS if stage != "exact"):
@@ -140,7 +136,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job, from its note or, without a note, from its record."""
+    """Return (stage, job, state, detail) of every job, from its note or, if there is none, from its record."""
     staleness = Staleness(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
@@ -165,16 +161,16 @@ def failed_entries(plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
-    """Return job states as aligned text, with counts; `problems_only` lists only failed, killed and stopped jobs."""
+    """Return job states and counts as text; `problems_only` lists only failed, killed and stopped jobs."""
     rows = states(plan)
     listed = [row for row in rows if not problems_only or row[2] in ("failed", "killed", "stopped")]
     if problems_only and not listed:
-        return "no stage failed after its start"
+        return "no failed, killed or stopped jobs"
     lines = aligned(listed, left=(0, 1, 2, 3)) if listed else []
     counts = Counter(row[2] for row in rows)
     results = Path(plan["results"])
     existing_runs = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
-    if unplanned := sorted(existing_runs - made_runs(plan).keys()):
+    if unplanned := sorted(existing_runs - run_jobs(plan).keys()):
         lines.append(f"not in the plan, and therefore not in figures and counts: {some(unplanned, MAX_NAMES)}")
     if plan["device"] == "cpu" and not problems_only and find_compiler() is None:
         lines.append(

@@ -1,7 +1,6 @@
 """Hashes of the source files at the start of this process, so that a job can detect edits during its run.
 
-The package `commands` imports this module first, so AT_START has the hashes of the source that `python -m formerlab`
-runs.
+The package `commands` imports this module first.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".csv", ".yaml")
 
 
-def current() -> dict[str, str]:
+def current_hashes() -> dict[str, str]:
     """Return the current hash of every source file and table of the package, by path relative to the package."""
     hashes = {}
     for folder, folders, names in os.walk(PACKAGE):
@@ -25,9 +24,9 @@ def current() -> dict[str, str]:
     return hashes
 
 
-def differing(a: dict[str, str], b: dict[str, str]) -> set[str]:
+def differing_files(a: dict[str, str], b: dict[str, str]) -> set[str]:
     """Return the files whose hashes differ, including files that are in only one of the mappings."""
     return {file for file in a.keys() | b.keys() if a.get(file) != b.get(file)}
 
 
-AT_START = current()
+AT_START = current_hashes()

@@ -1,7 +1,4 @@
-"""Read config, scale and studies, and apply the overrides of the overlay file and the command line.
-
-The module also sets the vocabulary of data sets that use the tokenizer of another data set or of a released model.
-"""
+"""Read config, scale and studies, and apply the overrides of the overlay file and the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,13 +23,13 @@ DataSets = Mapping[str, DataSpec]
 _SET_BY_STUDY = {"study", "name", "seed"}
 RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _SET_BY_STUDY
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
-"""Keys of config.yaml that apply to all studies. If `scale` is a mapping, it has keys of the scale's file."""
+"""Keys of config.yaml that apply to all studies. `scale` is the name of a scale or a mapping with keys of its file."""
 KEY_FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Configuration, scale and studies before runs are resolved, as specs and as trees that store their files."""
+    """Configuration, scale and studies, as specs and as trees that store their files."""
 
     config: Config
     scale: Scale
@@ -42,7 +39,7 @@ class Sources:
     study_trees: dict[str, Tree]
     overrides: list[Tree]
     added: dict[str, frozenset[str]]
-    """Runs that config.yaml, an overlay or `set` adds, by study. These runs exist at every scale."""
+    """Runs that config.yaml, an overlay or `set` adds, by study; they exist at every scale."""
 
     def scale_settings(self, study: str, *path: str) -> Tree:
         """Return the scale's settings below a path of a study."""
@@ -80,10 +77,10 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
     if config.scale not in scales:
         near = near_misses(config.scale, scales)
         raise UserError(f"{config_tree.file_of('scale')}: scale: no scale {config.scale!r}{near}")
-    scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
+    scale_tree = _with_default_kind(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
     input_trees = [tree.select({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
     for tree in (*input_trees, *(Tree(tree.subtree("scale"), f"{tree.file}: scale") for tree in with_scale_keys)):
-        scale_tree = _as_text(merge(scale_tree, tree))
+        scale_tree = _with_default_kind(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
     studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
     for tree, path, names in (
@@ -107,10 +104,7 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
 
 
 def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
-    """Return the overrides by increasing priority: keys of config.yaml, overlay and command line, then their `set`.
-
-    All of them accept the same keys, nested or dotted, but an overlay cannot name another overlay.
-    """
+    """Return the overrides by increasing priority: keys of config.yaml, overlay and command line, then their `set`."""
     files = [read_tree(root, "config.yaml"), Tree(command_line, "command line")]
     if (overlay := parse(Config, merge_all([tree.select({"overlay"}) for tree in files])).overlay) is not None:
         files.insert(1, read_tree(root, overlay))
@@ -125,15 +119,15 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
 
 
 def _nested(tree: Tree, file: str) -> list[Tree]:
-    """Convert dotted keys to nested mappings, except below `hardware`, because names of processors may contain dots.
+    """Return a tree with the key `hardware` and the name of the scale, and a nested tree of all other (dotted) keys.
 
-    Returns two trees. The first has the key `hardware` and the name of the scale, the second has all other keys.
+    Names of processors may contain dots, so the keys of `hardware` stay unchanged.
     """
     literal = tree.select({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
     return [Tree(literal, file), nested(tree.drop(*literal), file)]
 
 
-def _as_text(tree: Tree) -> Tree:
+def _with_default_kind(tree: Tree) -> Tree:
     """Return the tree of a scale with `kind: text` added to every data set that has no `kind`."""
     data = tree.subtree("data")
     kinds = {name: {"kind": "text"} for name, spec in data.items() if isinstance(spec, Tree) and "kind" not in spec}
@@ -151,15 +145,15 @@ def _override_spec(studies: list[str]) -> type[Spec]:
 
 
 def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, ReleasedModel]) -> DataSets:
-    """Return the data sets with the vocabularies of shared tokenizers. The owner of a tokenizer comes before its users.
+    """Return the data sets with the vocabularies of shared tokenizers; the owner of a tokenizer precedes its users.
 
     A data set that uses the tokenizer of a released model gets the files and the vocabulary of this model. Raises
     UserError if the owner of a tokenizer does not exist or has another vocabulary, or if two data sets use each other's
     tokenizer.
     """
-    chains = {name: tokenizer_chain(name, data, tree) for name in data}
+    paths_to_owner = {name: tokenizer_chain(name, data, tree) for name in data}
     filled: dict[str, DataSpec] = {}
-    for name in sorted(data, key=lambda name: len(chains[name])):
+    for name in sorted(data, key=lambda name: len(paths_to_owner[name])):
         spec, changes = data[name], dict[str, object]()
         key = f"{tree.file_of('data', name, 'tokenizer')}: data.{name}.tokenizer"
         tokenizer = getattr(spec, "tokenizer", None)
@@ -181,7 +175,7 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
 
 
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
-    """Return the sizes of a released model. Raises UserError if no sizes are set and its files cannot be read."""
+    """Return the sizes of a released model; raise UserError if no sizes are set and its files cannot be read."""
     try:
         return source.known_sizes()
     except UserError as error:
@@ -191,7 +185,7 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
 def tokenizer_chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
     """Return the data sets from `name` to the owner of its tokenizer; each uses the tokenizer of the next data set.
 
-    Raises UserError if an owner does not exist or the chain has a cycle.
+    Raises UserError if an owner does not exist or data sets use each other's tokenizer.
     """
     names = [name]
     while isinstance(tokenizer := getattr(data[names[-1]], "tokenizer", None), TokenizerOf):

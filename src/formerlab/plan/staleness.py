@@ -1,7 +1,6 @@
 """Staleness check: compare the records of jobs with the plan. This module does not import torch or pydantic.
 
-`status`, the DAG, the stages and all readers of rows use this check, so their results agree, also for copied files. The
-output of a job is stale if its record differs from the plan in configuration or code, if its data or parent were
+The output of a job is stale if its record differs from the plan in configuration or code, if its data or parent were
 replaced, or if its data or parent are stale.
 """
 
@@ -20,17 +19,17 @@ from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED, WEIGHTS
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
-"""The record file of each stage, which the stage writes last. A stage comes before the stages that read its results."""
+"""The record file of each stage, which it writes last. A stage comes before the stages that read its results."""
 Expected = dict[tuple[str, ...], tuple[str, Any]]
 """Expected values of a record: path of the key -> (label for messages, expected value)."""
 
 
-def maker(plan: dict[str, Any], run: str) -> str:
-    """Return the stage that makes a run: the stage whose jobs include the run, otherwise `train`."""
+def making_stage(plan: dict[str, Any], run: str) -> str:
+    """Return the stage that makes a run, or `train` for a run outside the plan."""
     return next((stage for stage in MAKING if run in plan[stage]), "train")
 
 
-def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def run_jobs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the jobs that make the runs of a plan, by id."""
     return {run: job for stage in MAKING for run, job in plan[stage].items()}
 
@@ -66,16 +65,16 @@ class Staleness:
         return self._states[stage, name]
 
     def stale(self) -> dict[tuple[str, str], str]:
-        """Return the outputs that exist but differ from the plan, as {(stage, name): reason}."""
+        """Return the outputs that differ from the plan or have an unreadable record, as {(stage, name): reason}."""
         states = {(stage, name): self.check(stage, name) for stage in RECORDS for name in self.plan[stage]}
         return {job: detail for job, (state, detail) in states.items() if state in ("stale", "failed")}
 
     def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
         """Write the stale outputs with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
 
-        The file is newer than the outputs and notes, so Snakemake reruns every rule that reads the file. Its name is a
-        hash of its content, so another process does not write the file again and change its time. Returns the path of
-        the file, or None if no output is stale or failed.
+        The file is newer than the outputs and notes, so Snakemake reruns every rule that reads it. Its name is a hash
+        of its content, so another process does not write it again and change its time. Returns the path of the file, or
+        None if no output is stale or failed.
         """
         current_time, lines = time.time(), [f"{note}\n" for note in failures]
         stamps = [note.stat().st_mtime_ns for note in failures]
@@ -91,22 +90,22 @@ class Staleness:
         return path if lines else None
 
     def staleness_reason(self, stage: str, name: str) -> str:
-        """Return the reason why the rows of a job are not up to date, or "" if they are up to date."""
-        stage = maker(self.plan, name) if stage in MAKING else stage
+        """Return the reason why the rows of a job are not up to date, or ""."""
+        stage = making_stage(self.plan, name) if stage in MAKING else stage
         if name not in self.plan[stage]:
             return UNPLANNED
         output = self.check(stage, name)
         return "" if output.current else output.detail or output.state
 
     def dependencies(self, stage: str, name: str) -> list[tuple[str, str]]:
-        """Return the jobs, as (stage, name), whose outputs a job reads."""
+        """Return (stage, name) of the jobs whose outputs a job reads."""
         if stage in (*TIMED, "exact"):
             return []
         if stage == "data":
             owner = self.plan["data"][name]["tokenizer"]
             return [("data", owner)] if owner else []
         if stage in MEASURED:
-            return [(maker(self.plan, name), name)]
+            return [(making_stage(self.plan, name), name)]
         job = self.plan[stage][name]
         inputs = [("data", job["data"]), *([("train", job["init"])] if job.get("init") else [])]
         return [*inputs, *([("speed", job["study"])] if job.get("equal_time") else [])]
@@ -158,13 +157,16 @@ class Staleness:
         elif stage in TIMED:
             expected["configuration",] = "configuration", job["configuration"]
         elif stage in MEASURED:
-            expected["weights_sha256",] = "weights", self._recorded(maker(self.plan, name), name, "weights_sha256")
+            expected["weights_sha256",] = (
+                "weights",
+                self._recorded(making_stage(self.plan, name), name, "weights_sha256"),
+            )
             expected["settings",] = "configuration", job["settings"] or None
             expected["suites",] = "suites", job["suites"] or None
         elif stage in MAKING:
             expected["weights_sha256",] = "weights", job.get("weights")
             expected["data", "fingerprint"] = "data", self._recorded("data", job["data"], "fingerprint")
-            equal = ("equal_time",) if job.get("equal_time") else ()  # the spec in the record has the resulting steps
+            equal = ("equal_time",) if job.get("equal_time") else ()  # the recorded spec has the computed steps
             expected[*equal, "spec_hash"] = "configuration", job["spec_hash"]
             if equal:
                 expected[*equal, "rows_sha256"] = "measured speed", self._recorded("speed", job["study"], "rows_sha256")
@@ -207,7 +209,7 @@ def _is_complete(weights: Path) -> bool:
 
 
 def failed_syncs(results: Path) -> int:
-    """Return the number of failed syncs with MLflow. The DAG runs the rule `track` again when this number increases."""
+    """Return the number of failed syncs with MLflow, whose increase makes the DAG run the rule `track` again."""
     try:
         failures = read_json(results / "mlflow.json")["failures"]
     except (UserError, OSError, KeyError, TypeError):
