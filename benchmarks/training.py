@@ -132,7 +132,7 @@ def translation():
 
     def loss(model):
         (batch,) = task.step_batches(pairs, 0, next(steps))
-        logits = model(batch.source, batch.real, batch.target_in)
+        logits = model(batch.source, batch.source_mask, batch.target_in)
         return smoothed_loss(logits.flatten(0, 1), batch.target_out.flatten(), 0.1, "vocabulary") / batch.loss_divisor
 
     ours = OurLoop(Translator(**size), task, pairs)

@@ -60,7 +60,7 @@ def test_the_counts_of_a_step_match_its_batch():
     start = TASK.position_after(DATA, START, 2)
     for step, begins in ((0, START), (size + 3, START), (3, start)):
         (batch,) = TASK.step_batches(DATA, 5, step, begins)
-        sources, targets = batch.real.sum(1).tolist(), (batch.target_out != NO_TARGET).sum(1).tolist()
+        sources, targets = batch.source_mask.sum(1).tolist(), (batch.target_out != NO_TARGET).sum(1).tolist()
         flops = 3 * sum(MODEL.flops(s, t) for s, t in zip(sources, targets, strict=True))
         assert TASK.step_counts(MODEL, DATA, 5, step, begins) == (batch.tokens, flops)
     assert TASK.epoch_tokens(DATA) == sum(TASK.step_counts(MODEL, DATA, 5, step)[0] for step in range(size))
@@ -91,7 +91,7 @@ def test_a_batch_contains_sources_and_shifted_targets():
     batch = sentence_batch(DATA, [3, 8])
     for row, pair in enumerate((3, 8)):
         source, target = DATA.sentence(pair, 0), DATA.sentence(pair, 1)
-        assert batch.source[row][batch.real[row]].tolist() == source.tolist()
+        assert batch.source[row][batch.source_mask[row]].tolist() == source.tolist()
         out = batch.target_out[row]
         assert out[out != NO_TARGET].tolist() == target.tolist()
         assert batch.target_in[row, : len(target)].tolist() == [0, *target[:-1].tolist()]

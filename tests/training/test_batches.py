@@ -67,7 +67,7 @@ def test_a_shard_has_its_micro_batches_of_the_step(case):
 def test_prefetched_batches_are_equal(case, monkeypatch):
     run, data = case
     monkeypatch.setattr(processes, "rank", lambda: 1)
-    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "group_size", lambda: 2)
     # one after the other: the thread that prefetches mixes images with the random state that both share
     steps = [list(islice(batches(run, data, START, 4, device), 5)) for device in (CPU, ELSEWHERE)]
     for (count, on_demand), (prefetched_count, prefetched) in zip(*steps, strict=True):

@@ -211,7 +211,7 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
 
     from formerlab.kernels.native import keep_memory
     from formerlab.training.any_run import ReleasedRun
-    from formerlab.training.provenance import circumstances
+    from formerlab.training.provenance import collect_provenance
     from formerlab.training.run import Run
 
     job, device = plan[stage.name][study], torch.device(plan["device"])
@@ -228,4 +228,4 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
     rows, notes = module.measure(runs, settings, device, **loaders)
     write_rows(folder / file, stage.tables[file].names, rows)
     inputs = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
-    return {**inputs, **notes, "load": os.getloadavg()[0], **circumstances(device)}
+    return {**inputs, **notes, "load": os.getloadavg()[0], **collect_provenance(device)}

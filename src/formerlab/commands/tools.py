@@ -72,12 +72,12 @@ def generate(arguments: argparse.Namespace) -> None:
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import generate as continue_prompt
     from formerlab.models.decoder import DecoderModel
-    from formerlab.training.load import data_of, find_finished_run, load_model
+    from formerlab.training.load import data_folder, find_finished_run, load_model
 
     check_text("prompt", arguments.prompt)
     folder = find_finished_run(arguments.checkpoint)
     model, run = load_model(folder, "decoder")
-    data = data_of(folder, run)
+    data = data_folder(folder, run)
     print(arguments.prompt, end="", flush=True)
     notes: list[str] = []
     continue_prompt(

@@ -178,7 +178,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
 
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     """Return the cost of loading a released model and evaluating it on held-out text: memory and hours."""
-    parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
+    parameters, stored = run.model.params(), BYTES_WEIGHT if run.measuring_precision == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
     trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
     return trained | {"hours": forward_cost(run, run.tokens, hardware)["hours"]}
@@ -224,7 +224,7 @@ def blocks(model: Model | Pretrained) -> int:
 def forward_cost(run: AnyRun, tokens: int, hardware: Hardware, *, cached: bool = False) -> Cost:
     """Return the estimated FLOPs and hours of a forward pass over `tokens`, token by token if `cached`."""
     flops, steps = tokens * run.forward_flops, tokens * blocks(run.model) * cached
-    seconds = hardware.start_s + flops / _rate(run, hardware, run.measured_in) + steps * hardware.cache_us / 1e6
+    seconds = hardware.start_s + flops / _rate(run, hardware, run.measuring_precision) + steps * hardware.cache_us / 1e6
     return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
 
 

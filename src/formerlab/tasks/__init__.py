@@ -1,4 +1,4 @@
-"""Training tasks: `Task` is the union of their specs, and `TaskSpec` is their interface."""
+"""Training tasks."""
 
 from typing import Annotated
 

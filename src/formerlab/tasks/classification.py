@@ -23,7 +23,7 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import SINGLE_PROCESS, START, DataPosition, Measures, Row, Shard, TaskSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Commonly used mean and standard deviation of ImageNet's pixels, per channel on a scale from 0 to 1."""
+"""Mean and standard deviation of ImageNet's pixels, per channel on a scale from 0 to 1."""
 
 
 class Prediction(NamedTuple):
@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 class Classification(TaskSpec):
     """Minimise the cross-entropy of the class, in nats per image; every epoch has each training image once.
 
-    Fields that count tokens in other tasks count images in this task, because each image is one prediction.
+    Fields that count tokens in other tasks count images in this task.
     """
 
     reads: ClassVar[str] = "images"
@@ -67,8 +67,8 @@ class Classification(TaskSpec):
     """alpha of the Beta distribution for pasting a rectangle of another image (cutmix, arXiv:1905.04899); 0 disables
     it. If mixup is also enabled, each step uses one of them."""
     average: float | None = Field(default=None, gt=0, lt=1)
-    """Decay per step of an exponential moving average of the weights; the test uses the average, or the last weights if
-    null. Validation during training always uses the current weights."""
+    """Decay per step of an exponential moving average of the weights, which the test uses; null disables it. Validation
+    uses the current weights."""
     normalise: Literal["data", "imagenet"] = "data"
     """Mean and standard deviation for normalising pixels: of the training images, or of ImageNet."""
     crop: float = Field(default=1.0, gt=0, le=1)
@@ -100,12 +100,12 @@ class Classification(TaskSpec):
     def step_batches(
         self, data: TrainingImages, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[ImageBytes]:
-        """Return the micro-batches of a step, of equal size; they are normalised and mixed on the device."""
+        """Return the micro-batches of a step, which are normalised and mixed on the device."""
         data_step, mix = start.steps + step, None
         if self.mixup or self.cutmix:
             mix_seed, classes = mixed_seed(seed, data_step, "mix"), len(data.images.classes)
             mix = sample_mix(self.mixup, self.cutmix, self.smoothing, classes, data.preprocessing.side, mix_seed)
-            # Images i and batch - 1 - i of a step are mixed, so they are in the same micro-batch.
+            # Images i and batch - 1 - i of a step are mixed, so they must be in the same micro-batch.
             halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
             positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
         else:
@@ -141,7 +141,7 @@ class Classification(TaskSpec):
         return [(index, 1, *row) for index, row in zip(group.tolist(), rows, strict=True)]
 
     def guessed_rows(self, model: Any, data: ImageSet) -> list[Row]:
-        """Return the rows of a uniform guess, with loss ln(classes) and the classes in turn as predictions."""
+        """Return the rows of a uniform guess: loss ln(classes), with predictions that cycle through the classes."""
         count, loss = model.classes, math.log(model.classes)
         labels = enumerate(data.labels.tolist())
         return [(index, 1, loss, label, index % count, (label - index) % count, 1 / count) for index, label in labels]
@@ -154,7 +154,7 @@ class Classification(TaskSpec):
         return len(data)
 
     def _position(self, data: TrainingImages, start: DataPosition, step: int) -> int:
-        """Return the position in images, so that epochs continue from the parent's position for any batch size."""
+        """Return the position in images, so that epochs continue if the batch size changes."""
         return start.position + step * self.batch
 
     def step_flops(self, model: Any) -> int:
@@ -165,9 +165,8 @@ class Classification(TaskSpec):
         return self.batch // self.accumulate
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
-        """Set average <- decay average + (1 - decay) weights; the first average is a copy of the weights.
-
-        This computation equals timm's ModelEmaV3, on plain tensors, so that checkpoints store the average.
+        """Set average <- decay average + (1 - decay) weights, as timm's ModelEmaV3 does; the first average is a copy of
+        the weights.
         """
         if self.average is None:
             return
@@ -195,7 +194,10 @@ def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " b
 def prediction_fields(
     logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch columns"]:
-    """Return the fields of `Prediction`, one row per image, with softmax in float64; a tie counts as a wrong class."""
+    """Return the fields of `Prediction`, one row per image, with softmax in float64.
+
+    A class with the probability of the true class ranks above it.
+    """
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
     true_class = log_probabilities.gather(1, labels[:, None])
     ranks = (log_probabilities >= true_class).sum(dim=1) - 1

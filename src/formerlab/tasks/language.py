@@ -23,7 +23,7 @@ Proportion = Annotated[float, Field(ge=0, le=1)]
 
 
 class HeldOut(NamedTuple):
-    """A held-out token stream, divided into windows."""
+    """A held-out token stream."""
 
     stream: NDArray[np.unsignedinteger]
     documents: list[int]
@@ -39,19 +39,18 @@ class LanguageModeling(TaskSpec):
 
     kind: Literal["language_modeling"] = "language_modeling"
     context: Size = 1024
-    """Number of predicted tokens per training sequence; the window is one token longer."""
+    """Number of predicted tokens per training sequence; its window is one token longer."""
     batch: Count = 8
-    """Number of sequences per optimizer step, over all devices and accumulation steps."""
+    """Number of sequences per optimizer step, over all micro-batches."""
     valid_windows: Count = 64
     """Number of windows of the validation stream that are evaluated during training."""
     stretch: tuple[Proportion, Proportion] = (0.0, 1.0)
-    """Start and end of the training data as fractions of the training stream. With [0, 0.8] for a model and [0.8, 1]
-    for the stages that grow from it, the stages read only new text."""
+    """Start and end of the training data as fractions of the training stream."""
 
     @field_validator("stretch", mode="before")
     @classmethod
     def _list_to_tuple(cls, stretch: Any) -> Any:
-        """Convert a list from YAML to a tuple, because the strict validation of configurations requires a tuple."""
+        """Convert a list from YAML to a tuple, which the strict validation of configurations requires."""
         return tuple(stretch) if isinstance(stretch, list) else stretch
 
     @field_validator("stretch")
@@ -92,8 +91,7 @@ class LanguageModeling(TaskSpec):
         """Return the windows `chosen` (a slice of the batch) of an optimizer step, sampled with replacement.
 
         The windows depend only on (stream, seed, step), and `step` includes the steps of the ancestors on this data
-        set. A resumed run therefore needs no loader state, and runs with the same seed and parent read the same tokens
-        in order.
+        set. Runs with the same seed and parent therefore read the same tokens in the same order.
         """
         random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
         starts = random.integers(0, self._last_start(stream), size=self.batch, endpoint=True)
@@ -135,7 +133,6 @@ class LanguageModeling(TaskSpec):
         return self.batch * self.context
 
     def epoch_tokens(self, data: NDArray[np.unsignedinteger]) -> int:
-        """Return the number of predicted tokens in the training data: all tokens except the first."""
         return len(data) - 1
 
     def step_flops(self, model: Any) -> int:

@@ -13,8 +13,7 @@ from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, causal_attention
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
-"""A function that returns the attention function for a batch, given the lengths of its rows without padding (on the
-CPU)."""
+"""Maps the lengths of the rows of a batch without padding (on the CPU) to the attention function of the batch."""
 
 
 class Scores(NamedTuple):
@@ -23,14 +22,14 @@ class Scores(NamedTuple):
     log_probs: Float[Tensor, "batch time"]
     """Natural logarithm of the probability of each token, given all tokens before it."""
     greedy: Bool[Tensor, "batch time"]
-    """Whether the token is the most probable token."""
+    """Whether this is the most probable token."""
     realised_budget: Float[Tensor, " batch"]
     """Measured cache size after the last input, as a fraction of all keys and values; 1 without pruning."""
 
 
 @contextmanager
 def evaluating(model: nn.Module, no_grad: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
-    """Set evaluation mode and enter the context `no_grad()`; at the end, restore the modes of all modules."""
+    """Set evaluation mode in the context `no_grad()`; at the end, restore the modes of all modules."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
@@ -57,9 +56,9 @@ def score(
 ) -> Scores:
     """Score tokens 1, 2, ... of each row in one forward pass over the tokens before them.
 
-    `lengths` has the number of inputs of each row, without padding. With `last`, logits are computed only for the last
-    `last` columns, and only these columns are scored. Log-softmax is computed in float32 or wider, row by row, because
-    a batch of float32 logits can be larger than the model. Raises UserError if a logit is not finite.
+    `lengths` has the number of inputs of each row, without padding. With `last`, only the last `last` columns are
+    scored. Log-softmax is computed in float32 or wider, row by row, because a batch of float32 logits can be larger
+    than the model. Raises UserError if a logit is not finite.
     """
     on_device = tokens.to(next(model.parameters()).device, non_blocking=True)
     targets = on_device[:, 1:] if last is None else on_device[:, 1:][:, -last:]
@@ -70,6 +69,6 @@ def score(
     log_probs = -torch.stack(losses).cpu()
     columns = torch.arange(tokens.shape[1] - 1 - log_probs.shape[1], tokens.shape[1] - 1)
     check_finite(log_probs[columns < lengths.cpu()[:, None]])  # logits of padding may have any value
-    # Only pruning simulations have this attribute. With `getattr`, training does not import the cache package.
+    # Only pruning simulations have this attribute; `getattr` avoids an import of the cache package.
     cache_size: Tensor = getattr(attend, "realised_budget", torch.ones(len(tokens)))
     return Scores(log_probs, (logits.argmax(dim=-1) == targets).cpu(), cache_size.cpu())

@@ -1,4 +1,4 @@
-"""The interface of all tasks. The training stage uses only this interface."""
+"""The interface of all tasks, as the training stage uses it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ Measures = tuple[int | float | Tensor, ...]
 
 
 class DataPosition(Spec):
-    """Position in the training data at the start of a run, after the data of its ancestors (its chain)."""
+    """Position in the training data at the start of a run, after the data of its ancestors."""
 
     chain_steps: NonNegativeInt = 0
-    """Number of steps of all ancestors on any data, which seeds randomness that does not depend on data (dropout)."""
+    """Number of steps of all ancestors on any data, which seeds dropout."""
     steps: NonNegativeInt = 0
     """Number of steps of the ancestors on this data set, which seeds samples of the data (windows, crops, mixes)."""
     position: NonNegativeInt = 0
@@ -34,25 +34,24 @@ START = DataPosition()
 
 @dataclass(frozen=True)
 class Shard:
-    """The micro-batches of a step that one of several processes computes."""
+    """The micro-batches of a step that a process computes."""
 
     rank: int = 0
     """Index of the process."""
     processes: int = 1
-    """Number of processes."""
 
     def micro_batches(self, count: int) -> list[int]:
         """Return the numbers of this process's micro-batches in a step with `count` micro-batches.
 
         All processes compute equal numbers of micro-batches, because every reduction needs all processes. If `count` is
-        not a multiple, some processes repeat micro-batches of the step. Repeated micro-batches have numbers from
-        `count` and do not contribute to the gradient.
+        not a multiple of `processes`, some micro-batches are repeated. Repeated micro-batches have numbers >= `count`
+        and do not contribute to the gradient.
         """
         rounds = -(-count // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
 
     def indices(self, count: int) -> list[int]:
-        """Return the indices (below `count`) of this process's micro-batches, including repeated micro-batches."""
+        """Return the indices (below `count`) of this process's micro-batches."""
         return [number % count for number in self.micro_batches(count)]
 
 
@@ -65,10 +64,9 @@ TRAINING_PASSES = 3
 class TaskSpec(Spec, ABC):
     """Batches, loss, evaluation and test rows for one kind of data and model.
 
-    All results are deterministic: batches depend on (data, seed, start, step), rows on (model, data). `data` is the
-    result of `load`. A batch has `pin_memory()` and `to(device, non_blocking=...)`. `start` is the position after the
-    data of the run's ancestors, where the run continues with new random samples. Samples with replacement, such as
-    windows of text, may repeat.
+    Batches depend only on (data, seed, start, step), and rows only on (model, data). `data` is the result of `load`. A
+    batch has `pin_memory()` and `to(device, non_blocking=...)`. `start` is the position after the data of the run's
+    ancestors.
     """
 
     reads: ClassVar[str]
@@ -78,18 +76,18 @@ class TaskSpec(Spec, ABC):
     eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats")
     """Columns of eval.csv that `measure` fills; the first two are the same for all tasks."""
     train_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of train.csv after the columns of all tasks, for the values that `losses` returns after the loss."""
+    """Additional columns of train.csv, for the values that `losses` returns after the loss."""
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
     """Columns of test.csv; the first three are the same for all tasks."""
     dynamic_shapes: ClassVar[bool | None] = False
-    """The argument `dynamic` of torch.compile. False compiles one static graph per shape, even if validation batches
-    (which come first) and training batches differ in size. None makes the graph symbolic at the second shape."""
+    """The argument `dynamic` of torch.compile. False compiles one static graph per shape; None makes the graph symbolic
+    at the second shape."""
 
     accumulate: Count = 1
     """Number of micro-batches per step, processed in sequence; it must divide `batch` if the task has this field."""
 
     def check(self, model: Any) -> None:
-        """Raise ValueError if the task does not support the model or if micro-batches would differ in size."""
+        """Raise ValueError if the task does not support the model or if micro-batches differ in size."""
         if model.kind != self.trains:
             kind = self.model_dump()["kind"]
             raise ValueError(f"task.kind={kind} trains model.kind={self.trains}, not {model.kind}; change one of them")
@@ -128,11 +126,11 @@ class TaskSpec(Spec, ABC):
     def measure(self, model: nn.Module, batch: Any) -> Measures:
         """Return the values of `eval_columns`: predicted tokens, their mean negative log-likelihood in nats, ...
 
-        The values stay on the device, so that the caller can read many batches at once.
+        The values stay on the device, so that the caller can transfer many batches together.
         """
 
     def held_out(self, folder: Path) -> Any:
-        """Return the test split of the data prepared in `folder`, as input of the next three methods."""
+        """Return the test split of the data prepared in `folder` for the next three methods."""
         return self.load(folder, "test")
 
     @abstractmethod
@@ -145,7 +143,7 @@ class TaskSpec(Spec, ABC):
 
     @abstractmethod
     def guessed_rows(self, model: Any, data: Any) -> list[Row]:
-        """Return the test rows of a diverged run: a uniform guess over the outputs of the model spec `model`."""
+        """Return the test rows of a diverged run: a uniform guess over the outputs of the model spec."""
 
     @property
     @abstractmethod
@@ -159,14 +157,14 @@ class TaskSpec(Spec, ABC):
     @property
     @abstractmethod
     def micro_batch_tokens(self) -> int:
-        """Number of positions per micro-batch; all their activations are in memory at the same time."""
+        """Number of positions per micro-batch, which determines the memory of activations."""
 
     @abstractmethod
     def epoch_tokens(self, data: Any) -> int:
         """Return the number of predicted tokens in the training split."""
 
     def position_after(self, data: Any, start: DataPosition, step: int) -> DataPosition:
-        """Return the position of a run after `step` steps from `start`, where the next run of its chain starts."""
+        """Return the position of a run after `step` steps from `start`, where a child run starts."""
         position, steps = self._position(data, start, step), start.steps + step
         return DataPosition(
             chain_steps=start.chain_steps + step, steps=steps, position=position, step_tokens=self.step_tokens

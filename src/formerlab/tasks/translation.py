@@ -27,15 +27,15 @@ NO_TARGET = -100
 
 @dataclass(frozen=True)
 class SentenceBatch:
-    """A batch of source sentences, and of target sentences as decoder inputs and as decoder targets."""
+    """A batch of sentence pairs."""
 
     source: Int[Tensor, "batch source"]
-    real: Bool[Tensor, "batch source"]
-    """Mask that is False at padding of the source."""
+    source_mask: Bool[Tensor, "batch source"]
+    """False at padding."""
     target_in: Int[Tensor, "batch target"]
     """The end-of-sentence token, followed by the target without its end."""
     target_out: Int[Tensor, "batch target"]
-    """The target with its end, one token ahead of `target_in`; padding is `NO_TARGET`."""
+    """The target with its end-of-sentence token; padding is `NO_TARGET`."""
     tokens: int
     """Number of target tokens, including the ends of sentences."""
     loss_divisor: float
@@ -48,7 +48,7 @@ class SentenceBatch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "SentenceBatch":
-        names = ("source", "real", "target_in", "target_out")
+        names = ("source", "source_mask", "target_in", "target_out")
         tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return replace(self, **tensors)
 
@@ -56,18 +56,18 @@ class SentenceBatch:
 def sentence_batch(pairs: PairStream, indices: Iterable[Any], loss_divisor: float | None = None) -> SentenceBatch:
     """Return the pairs with these indices as one batch; `loss_divisor` defaults to the target tokens of the batch."""
     indices = [int(index) for index in indices]
-    source, real = padded([pairs.sentence(index, 0) for index in indices], pairs.end)
-    target, real_target = padded([pairs.sentence(index, 1) for index in indices], pairs.end)
+    source, source_mask = padded([pairs.sentence(index, 0) for index in indices], pairs.end)
+    target, target_mask = padded([pairs.sentence(index, 1) for index in indices], pairs.end)
     first = torch.full((len(indices), 1), pairs.end)
     target_in = torch.cat((first, target[:, :-1]), dim=1)
-    target_out = target.masked_fill(~real_target, NO_TARGET)
-    tokens = int(real_target.sum())
+    target_out = target.masked_fill(~target_mask, NO_TARGET)
+    tokens = int(target_mask.sum())
     divisor = float(tokens) if loss_divisor is None else loss_divisor
-    return SentenceBatch(source, real, target_in, target_out, tokens, divisor)
+    return SentenceBatch(source, source_mask, target_in, target_out, tokens, divisor)
 
 
 def padded(sentences: list[Numbers], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
-    """Return sentences padded to equal length, and a mask that is False for padding."""
+    """Return padded sentences, and a mask that is False at padding."""
     rows = pad_sequence([torch.from_numpy(sentence) for sentence in sentences], batch_first=True, padding_value=fill)
     lengths = torch.tensor([len(sentence) for sentence in sentences])
     return rows, torch.arange(rows.shape[1]) < lengths[:, None]
@@ -76,8 +76,7 @@ def padded(sentences: list[Numbers], fill: int) -> tuple[Int[Tensor, "batch time
 class Translation(TaskSpec):
     """Minimise the label-smoothed negative log-likelihood of the target's tokens (arXiv:1706.03762, section 5).
 
-    A step is one batch of sentences of similar length, with about `tokens` source and `tokens` target tokens including
-    padding. Validation and test losses are not smoothed.
+    A step is one batch of sentences of similar length. Validation and test losses are not smoothed.
     """
 
     reads: ClassVar[str] = "parallel"
@@ -110,7 +109,7 @@ class Translation(TaskSpec):
     def step_batches(
         self, data: PairStream, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[Any]:
-        """Return the micro-batches of a step. Each pair occurs once per epoch."""
+        """Return the micro-batches of a step; each pair occurs once per epoch."""
         pairs = self._pairs(data, seed, step, start)
         micro_batches = np.array_split(pairs, self.micro_batch_count(data, seed, step, start))
         tokens = float(data.target_lengths[pairs].sum()) / len(micro_batches)
@@ -124,7 +123,7 @@ class Translation(TaskSpec):
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
         """Return the loss of a micro-batch with and without smoothing, in nats per target token of the step."""
-        logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
+        logits = model(batch.source, batch.source_mask, batch.target_in).flatten(0, 1).float()
         targets, divisor = batch.target_out.flatten(), float(batch.loss_divisor)
         total: Tensor = smoothed_loss(logits, targets, self.label_smoothing, self.smoothing_mass) / divisor
         with torch.no_grad():
@@ -153,7 +152,7 @@ class Translation(TaskSpec):
         return self.tokens
 
     def step_flops(self, model: Any) -> int:
-        """Return the forward FLOPs of a step with sentences of 25 tokens."""
+        """Return the forward FLOPs of a step with sentences of `ASSUMED_LENGTH` tokens."""
         return self.tokens * int(model.flops(ASSUMED_LENGTH, ASSUMED_LENGTH)) // ASSUMED_LENGTH
 
     @property
@@ -172,12 +171,12 @@ class Translation(TaskSpec):
         return int(targets.sum()), TRAINING_PASSES * int(model.flops(sources, targets).sum())
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
-        """Add the weights to the sums of snapshots if this step has one of the last snapshots."""
+        """Add the weights to the sums of snapshots if this step is one of the last snapshots."""
         remaining = steps - step
         if remaining % self.average_every == 0 and remaining // self.average_every < self.average_last:
             averaging["snapshots"] = averaging.get("snapshots", 0) + 1
             sums = averaging.setdefault("sums", {})
-            for name, weight in model.state_dict().items():  # in float64, rounding errors of the sums are negligible
+            for name, weight in model.state_dict().items():
                 sums[name] = sums.get(name, 0.0) + weight.double().cpu()
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
@@ -190,10 +189,7 @@ class Translation(TaskSpec):
         return data.epoch(self.tokens, seed, epoch)[index]
 
     def _position(self, data: PairStream, start: DataPosition, step: int) -> int:
-        """Return the position in batches, after the batches of the ancestors.
-
-        If the ancestors had another batch size, the run starts with the next epoch.
-        """
+        """Return the position in batches; if the ancestors had another batch size, the run starts with a new epoch."""
         if start.step_tokens in (0, self.tokens):
             return start.position + step
         epoch, batches = divmod(start.position, data.epoch_size(start.step_tokens))
@@ -206,7 +202,7 @@ def smoothed_loss(
     """Return the summed cross-entropy with (1 - eps) on the target and eps spread evenly (arXiv:1512.00567, section 7).
 
     With mass "vocabulary", every token gets eps / V; with mass "others", every token except the target gets
-    eps / (V - 1). Targets equal to `NO_TARGET` are ignored.
+    eps / (V - 1).
     """
     if mass == "others":  # equals smoothing over all V tokens with eps V / (V - 1)
         smoothing *= logits.shape[-1] / (logits.shape[-1] - 1)
@@ -214,7 +210,7 @@ def smoothed_loss(
 
 
 def _token_losses(model: nn.Module, batch: SentenceBatch) -> Float[Tensor, "batch target"]:
-    logits: Tensor = model(batch.source, batch.real, batch.target_in)
+    logits: Tensor = model(batch.source, batch.source_mask, batch.target_in)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), batch.target_out.flatten(), reduction="none", ignore_index=NO_TARGET
     )

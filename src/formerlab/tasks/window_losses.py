@@ -39,12 +39,11 @@ def window_losses(
     windows: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> list[WindowLoss]:
-    """Return the loss of each non-overlapping window of a stream of token ids.
+    """Return the loss of each window of a stream of token ids.
 
-    With context T, window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T. Each
-    prediction uses the 1 to T tokens before it in the window. Windows have T + 1 tokens and a stride of T, so every
-    token except the first is predicted once. The last window may be shorter. `windows` has the indices of the evaluated
-    windows in increasing order (default: all). Log-softmax is computed in float32 or wider, and means in float64.
+    With context T, window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T. The last
+    window may be shorter. `windows` has the indices of the evaluated windows in increasing order (default: all).
+    Log-softmax is computed in float32 or wider, and means in float64.
 
     Raises UserError for a stream of fewer than 2 tokens.
     """
@@ -63,7 +62,7 @@ def window_losses(
 
 
 def window_count(tokens: int, context: int) -> int:
-    """Return the number of windows of a stream of `tokens` tokens, including a partial last window."""
+    """Return the number of windows of a stream of `tokens` tokens; raise UserError for fewer than 2 tokens."""
     if tokens < 2:
         raise UserError(f"a held-out stream of {tokens} tokens is too short for a prediction; use more text")
     return -(-(tokens - 1) // context)
@@ -72,8 +71,7 @@ def window_count(tokens: int, context: int) -> int:
 def window_documents(stream: Stream, context: int, end_of_text: int) -> NDArray[np.int64]:
     """Return the document (index from 0) of the middle predicted token of each window.
 
-    A document ends with its token `end_of_text`. A window that overlaps two documents is therefore assigned to the
-    document with more tokens in the window.
+    A document ends with its token `end_of_text`.
     """
     first = np.arange(window_count(len(stream), context)) * context + 1
     last = np.minimum(first + context, len(stream)) - 1
@@ -88,15 +86,15 @@ def spread_windows(stream: Stream, context: int, count: int) -> list[int]:
 
 
 def mean_loss(rows: Sequence[WindowLoss]) -> float:
-    """Return the mean loss per token, nats; its exponential is the perplexity."""
+    """Return the mean loss in nats per token."""
     return sum(row.tokens * row.loss_nats for row in rows) / sum(row.tokens for row in rows)
 
 
 def window_groups(stream: Stream, context: int, windows: Sequence[int], batch: int) -> list[list[int]]:
     """Return the windows in groups of `batch`; a partial window is in a separate group."""
     full = [window for window in windows if (window + 1) * context < len(stream)]
-    groups = [full[first : first + batch] for first in range(0, len(full), batch)]
-    return groups + [[window] for window in windows[len(full) :]]
+    batches = [full[first : first + batch] for first in range(0, len(full), batch)]
+    return batches + [[window] for window in windows[len(full) :]]
 
 
 def window_batches(

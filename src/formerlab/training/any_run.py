@@ -1,4 +1,4 @@
-"""AnyRun: the base of runs that train a model and of runs that evaluate a released model."""
+"""Runs that train a model (`Run`) or evaluate a released model (`ReleasedRun`) have the base `AnyRun`."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,13 +20,13 @@ class AnyRun(Spec):
     seed: Seed = 0
     """Seed of initial values, batches and dropout; always 0 for a released model."""
     data: Name = "text"
-    """Name of a data set of the scale; a scale is a preset of model sizes, data and training length."""
+    """Name of a data set of the scale."""
     model: Any
     """The model."""
 
     @property
     def id(self) -> str:
-        """The unique id of the run, which is also its folder."""
+        """The id of the run, which is also its folder."""
         return f"{self.study}/{self.name}/seed{self.seed}"
 
     @property
@@ -40,8 +40,8 @@ class AnyRun(Spec):
         raise NotImplementedError
 
     @property
-    def measured_in(self) -> str:
-        """Precision of matrix products when the model is evaluated; float32 for models that this package trains."""
+    def measuring_precision(self) -> str:
+        """Precision of matrix products in the measuring stages (bfloat16 for released models in half precision)."""
         return "float32"
 
 
@@ -56,10 +56,10 @@ class Pretrained(Sizes):
 
 
 class ReleasedRun(AnyRun):
-    """A run without training: evaluates a released model on held-out text, tokenized by the model's tokenizer."""
+    """A run that evaluates a released model on held-out text, tokenized by the model's tokenizer."""
 
     model: Pretrained
-    """The model; the data set uses its tokenizer."""
+    """The model."""
     released: Name
     """Key of the model below `released` in the scale."""
     dtype: Dtype | None = None
@@ -79,5 +79,5 @@ class ReleasedRun(AnyRun):
         return self.model.flops(self.context) // self.context
 
     @property
-    def measured_in(self) -> str:
+    def measuring_precision(self) -> str:
         return "bfloat16" if self.model.source.dtype in ("float16", "bfloat16") else "float32"

@@ -1,8 +1,4 @@
-"""Checkpoints of a run in progress: one atomically written file that records the identity of the run.
-
-Sharded tensors are gathered, so any number of processes can resume. The previous checkpoint is kept in case the last
-checkpoint is damaged.
-"""
+"""Checkpoints of a run in progress. Sharded tensors are gathered, so any number of processes can resume."""
 
 import os
 import shutil
@@ -20,7 +16,7 @@ from formerlab.training.record import SUPERSEDED
 
 Content = dict[str, Any]
 PREVIOUS = "previous.pt"
-"""File name of the previous checkpoint."""
+"""File name of the previous checkpoint, which is used if the last checkpoint is damaged."""
 
 
 class DamagedFile(UserError):
@@ -28,9 +24,10 @@ class DamagedFile(UserError):
 
 
 def save_checkpoint(path: Path, content: Content, hashes: dict[str, str]) -> None:
-    """Write a checkpoint; the previous checkpoint is renamed to `PREVIOUS`. Raises NoRoom if the disk is full.
+    """Write a checkpoint atomically and rename the previous checkpoint to `PREVIOUS`.
 
-    `hashes` contains the hashes of spec, data, code and, for a child run, initial weights.
+    `hashes` contains the hashes of spec, data, code and, for a child run, initial weights. Raises NoRoom if the disk is
+    full.
     """
     with replacing(path) as temporary:
         torch.save({"belongs_to": hashes, "state": content}, temporary)
@@ -44,7 +41,7 @@ def checkpoint_to_resume(path: Path, hashes: dict[str, str]) -> Content | None:
     A checkpoint that is damaged or of another run is moved to the folder `SUPERSEDED`, with a warning.
     """
     with processes.rank_zero_first():
-        if processes.rank() == 0:  # rank 0 only, because it may already write when the other ranks arrive
+        if processes.rank() == 0:  # other ranks could delete a file that rank 0 is writing
             for temporary in path.parent.glob(".*.tmp"):
                 temporary.unlink()  # incomplete checkpoint of a killed process
         try:
@@ -60,11 +57,11 @@ def checkpoint_to_resume(path: Path, hashes: dict[str, str]) -> Content | None:
 def load_checkpoint(path: Path, hashes: dict[str, str]) -> Content | None:
     """Read the checkpoint of the run with these hashes; return None if there is no checkpoint.
 
-    If the last checkpoint is damaged or missing, the previous checkpoint is read, with a warning. Raises UserError if
+    If the last checkpoint is missing, or damaged (with a warning), the previous checkpoint is read. Raises UserError if
     both are damaged, or if the checkpoint is of another run; the message lists the differing hashes.
     """
     present = [candidate for candidate in (path, path.with_name(PREVIOUS)) if candidate.exists()]
-    for candidate in present:  # a process killed between the two renames of a save leaves only the previous checkpoint
+    for candidate in present:
         try:
             content = load_tensors(candidate, {"belongs_to", "state"}, "its steps are lost")
         except DamagedFile as error:
@@ -81,8 +78,8 @@ def load_checkpoint(path: Path, hashes: dict[str, str]) -> Content | None:
 def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
     """Read a mapping with these keys that `torch.save` wrote; only tensors and plain values are loaded.
 
-    The checksums of the file are verified. Tensors are memory-mapped, so that processes share the memory. Raises
-    DamagedFile if the file is damaged or has other keys; `remedy` ends the message.
+    Tensors are memory-mapped, so that processes share the memory. Raises DamagedFile if the file is damaged or has
+    other keys; `remedy` ends the message.
     """
     try:
         with zipfile.ZipFile(path) as file:

@@ -14,15 +14,15 @@ from formerlab.yaml_files import read_yaml
 def load(run: str | Path) -> nn.Module:
     """Return the model of a finished run with its final weights, in evaluation mode on the CPU.
 
-    `run` is the folder of a run or its id, such as `denseformer/plain-4/seed0`. An id is searched in all scales below
-    `<results>/live`. The results folder is the key `results` of config.yaml or of its overlay (default: `results/`).
-    Raises UserError if the run does not exist, exists in several scales, or diverged.
+    `run` is the folder of a run or its id, such as `denseformer/plain-4/seed0`, which is searched in all scales below
+    `<results>/live`. `<results>` is the key `results` of config.yaml or of its overlay (default: `results`). Raises
+    UserError if the run does not exist, exists in several scales, or diverged.
     """
     return load_model(find_finished_run(run))[0]
 
 
 def find_finished_run(run: str | Path) -> Path:
-    """Return the folder of a finished run, given its folder or id; ids and errors are described at `load`."""
+    """Return the folder of a finished run, given its folder or id; see `load`."""
     folder = Path(run)
     if not (folder / "run.json").is_file() and not folder.is_absolute():
         config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
@@ -55,6 +55,6 @@ def load_model(folder: Path, kind: str | None = None) -> tuple[nn.Module, Run]:
     return model.eval(), run
 
 
-def data_of(folder: Path, run: Run) -> Path:
-    """Return the data folder of a run, given the run's folder: results/<tree>/<scale>/<study>/<run>/seed<k>."""
+def data_folder(folder: Path, run: Run) -> Path:
+    """Return the data folder of a run, given the run's folder results/<tree>/<scale>/<study>/<run>/seed<k>."""
     return (folder.resolve() / "../../.." / "data" / run.data).resolve()

@@ -22,10 +22,8 @@ from formerlab.training.run import Run
 from formerlab.training.state import State
 from formerlab.training.step import Steps, precision
 
-BETWEEN_SAVES = 30.0
-"""Minimum time between checkpoints, in multiples of the time to save a checkpoint. Saving then takes at most 3 % of the
-time of a run.
-"""
+MIN_INTERVAL_IN_SAVES = 30.0
+"""Minimum time between checkpoints, in multiples of the time to save a checkpoint."""
 
 
 @dataclass
@@ -47,8 +45,7 @@ class Hooks:
         """Return the reason to stop now, or None, and set `due`, which says whether to write a checkpoint.
 
         All processes stop, and write checkpoints, after the same step. The call also updates `longest`, the longest
-        time in seconds between two calls: a step, a validation, or a group of test examples. The first step is not
-        counted, because it includes compilation.
+        time in seconds between two calls. The first step, which includes compilation, is not counted.
         """
         called, self._calls = time.monotonic(), self._calls + 1
         if self._calls > 2:
@@ -66,10 +63,10 @@ class Hooks:
         if _finite_weights(state.model):
             self.save(state)
         ended, min_interval = time.monotonic(), self.checkpoint_seconds
-        self._next = ended + (max(min_interval, BETWEEN_SAVES * (ended - began)) if min_interval else 0.0)
+        self._next = ended + (max(min_interval, MIN_INTERVAL_IN_SAVES * (ended - began)) if min_interval else 0.0)
 
     def save_and_stop(self, state: State, done: str, reason: str) -> NoReturn:
-        """Write a checkpoint and raise StoppedEarly with `done` (the finished work) and `reason` in its message."""
+        """Write a checkpoint and raise StoppedEarly; its message has `done` (the finished work) and `reason`."""
         self.due = True
         self.write(state)
         processes.wait_for_all()
@@ -84,12 +81,10 @@ def train(
 
     A run diverges if the loss or gradient of a step is not finite, or if the weights or the validation loss are not
     finite at a step that writes metrics. If loss, gradient or weights are not finite, no metrics of the step are
-    written. If only the validation loss is not finite, the training metrics of the step are written. Weights that are
-    not finite are never saved.
+    written. Weights that are not finite are never saved.
 
     `start` is the position in the data at which the run's ancestors ended. The batch, learning rate and dropout of a
-    step depend only on (run, start, step), so a run that is interrupted and resumed gives bit-identical results on the
-    same device.
+    step depend only on (run, start, step), so a resumed run gives bit-identical results on the same device.
 
     Raises StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
@@ -99,19 +94,19 @@ def train(
     with closing(steps.batches), Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
             if (reason := hooks.reason_to_stop() or steps.fetch()) is not None:
-                if skipped := steps.read().skipped:  # number of bad steps since the last read
-                    return state.count(run, train_data, start, -skipped)
+                if skipped := steps.read().skipped:
+                    return state.advance(run, train_data, start, -skipped)
                 hooks.save_and_stop(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
             step, last = state.step + 1, state.step + 1 == run.steps
             logged = last or step == 1 or step % run.log_every == 0
             evaluated = last or step % run.evaluate_every == 0
             steps.take()
-            outcome = steps.read() if steps.checks_at_once or logged or evaluated or hooks.due else None
+            outcome = steps.read() if steps.checks_every_step or logged or evaluated or hooks.due else None
             spent = time.perf_counter() - steps.began
-            state.count(run, train_data, start, 1)
+            state.advance(run, train_data, start, 1)
             bad_weights = (logged or evaluated) and not _finite_weights(state.model)
             if outcome and (outcome.skipped or bad_weights):
-                return state.count(run, train_data, start, -(outcome.skipped or 1))
+                return state.advance(run, train_data, start, -(outcome.skipped or 1))
             state.training_time_s += spent
             run.task.after_step(state.model, state.step, run.steps, state.kept)
             if outcome and logged:
@@ -128,12 +123,11 @@ def train(
     return None
 
 
-def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
-    """Evaluate on the test split.
+def evaluate_on_test(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
+    """Evaluate on the test split and, if another data set owns the tokenizer, on the test split of that data set.
 
-    If the tokenizer comes from another data set, also evaluate on the test split of that data set. Appends the rows to
-    `state.tested`. A diverged run (`diverged` is a step) gets the loss of a uniform guess. Raises StoppedEarly after
-    saving the state if `hooks.stop` returns a reason; finished groups are not measured again.
+    Appends the rows to `state.tested`. A diverged run (`diverged` is a step) gets the loss of a uniform guess. Raises
+    StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
     owner_folder = tokenizer_owner(data) if run.task.reads == "text" else None
     autocasts = state.device.type != "cpu" or processes.sharded()  # autocast does not speed up one CPU process
@@ -145,17 +139,17 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
         if diverged is not None:
             done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
             continue
-        groups: Any = run.task.test_groups(held_out)  # divided among the processes
-        with evaluating(state.model, nullcontext):  # once for all groups
-            while len(done) < len(groups):
+        examples: Any = run.task.test_groups(held_out)  # divided among the processes
+        with evaluating(state.model, nullcontext):
+            while len(done) < len(examples):
                 if (reason := hooks.reason_to_stop()) is not None:
-                    tested = f"{len(done)} of {len(groups)} groups done"
+                    tested = f"{len(done)} of {len(examples)} groups of examples done"
                     hooks.save_and_stop(state, f"{run.id}: stopped during the test, {tested}", reason)
-                # A process without a group repeats the last group, because all processes must take part in sums.
-                local_group = min(len(done) + processes.rank(), len(groups) - 1)
+                # The last group may be repeated, because all processes must call the same collective operations.
+                local_group = min(len(done) + processes.rank(), len(examples) - 1)
                 with precision(run, state.device) if autocasts else nullcontext():
-                    rows = run.task.test_rows(state.model, held_out, groups[local_group])
-                done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
+                    rows = run.task.test_rows(state.model, held_out, examples[local_group])
+                done += processes.gathered([list(row) for row in rows])[: len(examples) - len(done)]
                 hooks.write(state)
 
 
@@ -164,10 +158,7 @@ def _finite_weights(model: nn.Module) -> bool:
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
-    """Add a row per validation batch and per mixing weight and return True.
-
-    If a value is not finite, no row is added, and False is returned.
-    """
+    """Add a row per validation batch and per mixing weight and return True; return False if a value is not finite."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
         ready = (batch.to(state.device, non_blocking=True) for batch in batches)
         # Copy the values, because a CUDA graph overwrites the loss of a batch with the loss of the next batch.

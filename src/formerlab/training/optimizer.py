@@ -12,7 +12,7 @@ from formerlab.spec import AnyCount, Epsilon, Spec
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """torch's AdamW without the decorators of its methods, which import the compiler and take a second."""
+    """torch's AdamW without the decorators of its methods, which import the compiler."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
@@ -27,12 +27,12 @@ class MuonAndAdamW(FusedAdamW):
     muon: torch.optim.Optimizer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a state; AdamW's method would fail, because it expects AdamW's state for all parameters."""
+        """Restore a state without AdamW's method, which expects AdamW's state for all parameters."""
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Step all groups, or leave all weights unchanged if `found_inf` is 1."""
+        """Update all weights, unless `found_inf` is 1."""
         groups, found_inf = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
         self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
         weights = [weight for group in self.muon.param_groups for weight in group["params"]]
@@ -67,17 +67,16 @@ class AdamW(Spec):
     """Decoupled weight decay of matrices; vectors (gains, biases) are exempt."""
     decay_mixing: bool = True
     """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does. Mixing weights
-    that the mixer's paper excludes never have weight decay, whatever this setting is."""
+    that the mixer's paper excludes never have weight decay."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """Factor of the learning rate of the mixing weights. DenseFormer's official code uses 1."""
     mixing_start_step: AnyCount = 0
-    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). In earlier steps the mixing weights keep
-    their initial values: they have no gradient, moments or weight decay, and do not enter the gradient norm."""
+    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). In earlier steps they are frozen and do
+    not enter the gradient norm."""
     clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
     """Maximum gradient norm; 0 disables clipping."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer of the model's parameter groups."""
         return FusedAdamW(self.groups(model), **self._settings)
 
     @property
@@ -85,32 +84,31 @@ class AdamW(Spec):
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return the parameter groups: with weight decay, without weight decay, mixing weights.
-
-        Mixing weights that never have weight decay form a fourth group.
+        """Return the parameter groups: with weight decay, without weight decay, mixing weights, and mixing weights that
+        never have weight decay.
         """
-        matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
+        matrices, vectors, mixing, mixing_without_decay = (list[nn.Parameter]() for _ in range(4))
         exempt = self.exempt(model)
         for name, parameter in model.named_parameters():
             if name.startswith("mixer."):
-                group = static if name in exempt else mixing
+                group = mixing_without_decay if name in exempt else mixing
             else:
                 group = vectors if parameter.ndim < 2 or name in exempt else matrices
             group.append(parameter)
         factor, decay = self.mixing_lr_factor, self.weight_decay
         rows = [(matrices, decay, 1.0), (vectors, 0.0, 1.0), (mixing, decay * self.decay_mixing, factor)]
-        rows += [(static, 0.0, factor)] if static else []
+        rows += [(mixing_without_decay, 0.0, factor)] if mixing_without_decay else []
         return [{"params": group, "weight_decay": decay, "lr_factor": factor} for group, decay, factor in rows]
 
     def exempt(self, model: nn.Module) -> set[str]:
-        """Return the names of parameters that never have weight decay."""
+        """Return the names of the parameters that the mixer excludes from weight decay."""
         names: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
         return {f"mixer.{name}" for name in names}
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
-        """Set the learning rates of step `step` (from 0), and whether the step trains the mixing weights.
+        """Set the learning rates of step `step` (from 0), and whether it trains the mixing weights.
 
-        `factor` is the factor of the schedule. The settings depend only on the step, so checkpoints need not save them.
+        `factor` is the factor of the schedule.
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * factor * group["lr_factor"]
@@ -123,7 +121,7 @@ class LayerwiseAdamW(AdamW):
 
     kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]
     layer_decay: float = Field(default=1.0, ge=1.0, le=1.0)
-    """Always 1, because layer-wise learning-rate decay is not supported. Records of finished runs contain this key."""
+    """Always 1: layer-wise learning-rate decay is not supported. Records of finished runs contain this key."""
 
     def exempt(self, model: nn.Module) -> set[str]:
         names: set[str] = model.no_weight_decay()  # type: ignore[operator]
@@ -134,13 +132,12 @@ class Muon(AdamW):
     """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
     of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
 
-    The factor 0.2 sqrt(max(d_in, d_out)) gives Muon's update about the same RMS as AdamW's, so that both optimizers use
-    the same learning rate and weight decay.
+    The factor 0.2 sqrt(max(d_in, d_out)) gives Muon's update about the RMS of AdamW's, so that both optimizers use the
+    same learning rate and weight decay.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
     momentum: Beta = 0.95
-    """Momentum of Muon."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Return the optimizer, with Muon for the matrices of blocks. Raises UserError for torch before 2.9."""

@@ -3,8 +3,7 @@
 The processes divide the micro-batches of a step among them, sum the gradients and take the same optimizer step. Global
 batch, learning rate, dropout and data order do not depend on the number of processes, so losses differ only by the
 order of sums. Each process has the whole model (torch's DDP) or, if the model does not fit on one GPU, a shard of each
-tensor (torch's FSDP2): weights, gradients and moments are split along their first dimension, and the weights of a block
-are gathered for its computation. Environment variables set the number of processes and sharding.
+tensor (torch's FSDP2). Environment variables set the number of processes and sharding.
 """
 
 import os
@@ -25,8 +24,7 @@ from formerlab.training.run import Run
 from formerlab.training.runtime import SHARDED
 
 LONGEST_WAIT = timedelta(minutes=10)
-"""Timeout of collective operations, for example while rank 0 hashes the data or writes a checkpoint. The default of
-NCCL is also 10 minutes, the default of gloo is 30 minutes."""
+"""Timeout of collective operations, for example while rank 0 hashes the data or writes a checkpoint."""
 
 
 @contextmanager
@@ -44,7 +42,7 @@ def process_group(device: str) -> Iterator[str]:
     except StoppedEarly:
         distributed.destroy_process_group()
         raise
-    distributed.destroy_process_group()  # not called after an error, because it would wait for the other processes
+    distributed.destroy_process_group()  # after an error, this call would wait for the other processes
 
 
 def world_size() -> int:
@@ -61,7 +59,7 @@ def world_size() -> int:
     return int(size)
 
 
-def count() -> int:
+def group_size() -> int:
     """Return the number of processes in the initialised process group, or 1 without a group."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
@@ -73,7 +71,7 @@ def rank() -> int:
 
 def sharded() -> bool:
     """Return whether tensors are sharded over the processes."""
-    return os.environ.get(SHARDED) == "1" and count() > 1
+    return os.environ.get(SHARDED) == "1" and group_size() > 1
 
 
 def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
@@ -96,14 +94,14 @@ def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
 def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     """Move the model to the device; with sharding, keep only the shards of this process.
 
-    A model on the meta device gets memory; the values of its parameters are undefined.
+    A model on the meta device gets memory with undefined values.
     """
     if sharded():
         _shard(model, device, precision)
     if any(weight.is_meta for weight in model.parameters()):
         model.to_empty(device=device)
         for module in model.modules():
-            if module._non_persistent_buffers_set:  # tables that the state dict does not contain
+            if module._non_persistent_buffers_set:  # the state dict does not contain them
                 module.reset_parameters()  # type: ignore[operator]
     return model.to(device)
 
@@ -118,7 +116,7 @@ def _shard(model: Any, device: str, precision: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(torch.device(device).type, (count(),))
+    mesh = init_device_mesh(torch.device(device).type, (group_size(),))
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
         for norm in block.modules() if precision == "bfloat16" else ():
@@ -135,9 +133,9 @@ def _shard(model: Any, device: str, precision: str) -> None:
 def wrap_in_ddp(model: nn.Module, *, unused_parameters: bool) -> nn.Module:
     """Wrap the model in DDP, so that the backward pass sums the gradients over processes.
 
-    `unused_parameters` means that some parameters have no gradient in some steps. Sharded models need no wrapper.
+    `unused_parameters` means that some parameters have no gradient in some steps.
     """
-    if count() == 1 or sharded():
+    if group_size() == 1 or sharded():
         return model
     wrapped = nn.parallel.DistributedDataParallel(
         model, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused_parameters
@@ -153,21 +151,15 @@ def wrap_in_ddp(model: nn.Module, *, unused_parameters: bool) -> nn.Module:
 
 
 def micro_batch_context(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return `no_sync` for all micro-batches except the last, so that DDP reduces gradients once per step.
-
-    Sharded models sum after every micro-batch, because unsummed gradients would not be sharded.
-    """
+    """Return `no_sync` for all micro-batches except the last, so that DDP reduces gradients once per step."""
     if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
         return model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
     return nullcontext()
 
 
 def any_process(*conditions: bool) -> list[bool]:
-    """Return whether each condition is true in any process, so that all processes stop or save after the same step.
-
-    The exchange uses gloo on the CPU, so no process waits for a GPU.
-    """
-    if count() == 1:
+    """Return whether each condition is true in any process; the exchange uses gloo, so no process waits for a GPU."""
+    if group_size() == 1:
         return list(conditions)
     flags = torch.tensor(conditions, dtype=torch.uint8)
     distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
@@ -208,9 +200,9 @@ def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
 
 def gathered(rows: Any) -> list[Any]:
     """Return the objects of all processes in rank order."""
-    if count() == 1:
+    if group_size() == 1:
         return [rows]
-    rows_of_ranks = [None] * count()
+    rows_of_ranks = [None] * group_size()
     distributed.all_gather_object(rows_of_ranks, rows)
     return rows_of_ranks
 
@@ -221,11 +213,11 @@ def rank_zero_first() -> Iterator[None]:
     if rank() > 0:
         distributed.barrier()
     yield
-    if rank() == 0 and count() > 1:
+    if rank() == 0 and group_size() > 1:
         distributed.barrier()
 
 
 def wait_for_all() -> None:
     """Wait for all processes."""
-    if count() > 1:
+    if group_size() > 1:
         distributed.barrier()

@@ -1,4 +1,4 @@
-"""Provenance of a result: code, versions, machine, and the machine's peak speed and memory."""
+"""Provenance of a result: code, versions and machine, and measurements of peak speed and memory."""
 
 import functools
 import platform
@@ -26,8 +26,8 @@ def utc_timestamp() -> str:
 def git_state() -> dict[str, str | None]:
     """Return `commit`, and `dirty_hash`: the hash of uncommitted changes to tracked files, or None without changes.
 
-    Changes of results and figures are ignored, because training does not read these files. Both values are None if no
-    repository tracks this file, for example in an installed package.
+    Changes of results and figures are ignored. Both values are None if no repository tracks this file, for example in
+    an installed package.
     """
     file = Path(__file__).resolve()
     try:
@@ -68,8 +68,8 @@ def device_name(device: torch.device) -> str:
         return platform.processor() or platform.machine()
 
 
-def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
-    """Return the device, host, git state, versions and time that every record contains."""
+def collect_provenance(device: str | torch.device, *packages: str) -> dict[str, Any]:
+    """Return the device, host, git state, versions and time for the record of a run or timing."""
     return {
         "device": device_name(torch.device(device)),
         "host": socket.gethostname(),
@@ -82,11 +82,9 @@ def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
 def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "float32") -> float:
     """Measure the peak speed of square matrix products on one device, in FLOP per second.
 
-    `precision` is float32 or bfloat16. The matrices are large enough to hide launch overhead. The speed depends on the
-    current number of threads.
+    `precision` is float32 or bfloat16. The speed depends on the current number of threads.
     """
     device = torch.device(device)
-    # On a GPU, several products are computed between two synchronisations.
     size, products = (4096, 8) if device.type == "cuda" else (1024, 1)
     wait: Any = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
@@ -106,8 +104,8 @@ def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "flo
 def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:
     """Return the fraction of the peak of all devices that training reached (MFU, arXiv:2204.02311, section 4.1).
 
-    `flops` are the FLOPs of the model without recomputation. `flops_per_s` is the peak of one device as measured by
-    `matmul_flops_per_s`, which is lower than the peak of a data sheet; the result is higher than published values.
+    `flops` excludes recomputation. `flops_per_s` is the peak of one device as measured by `matmul_flops_per_s`, which
+    is lower than the peak of a data sheet, so the result is higher than published values.
     """
     return flops / seconds / (devices * flops_per_s)
 

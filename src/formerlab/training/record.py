@@ -40,7 +40,7 @@ def load_record(folder: Path) -> Record:
 
 
 class DataUsage(Spec):
-    """Data usage of one run of a growth chain; run.json lists the ancestors of the run first, then the run itself."""
+    """Data usage of one run; run.json lists the ancestors of the run first, then the run itself."""
 
     run: str
     """Id of the run."""
@@ -51,15 +51,15 @@ class DataUsage(Spec):
     start: DataPosition
     """Position at which the run started."""
     end: DataPosition
-    """Position at which the run ended; the next run of the chain on the same data continues there."""
+    """Position at which the run ended; a child run on the same data continues there."""
     tokens: NonNegativeInt
     """Number of predicted tokens (images for classification)."""
     epochs: NonNegativeFloat
     """Mean number of times that the run read each token of its range."""
     tokens_cumulative: NonNegativeInt
-    """Number of tokens that the chain up to this run predicted on these data."""
+    """Number of tokens that the run and its ancestors predicted on these data."""
     epochs_cumulative: NonNegativeFloat
-    """Mean number of times that the chain read each token of this range."""
+    """Mean number of times that the run and its ancestors read each token of this range."""
 
 
 def data_usages(record: Record | None) -> list[DataUsage]:
@@ -67,24 +67,24 @@ def data_usages(record: Record | None) -> list[DataUsage]:
     return [DataUsage.model_validate(usage) for usage in record["read"]] if record else []
 
 
-def next_position(chain: Sequence[DataUsage], data: str) -> DataPosition:
+def next_position(ancestors: Sequence[DataUsage], data: str) -> DataPosition:
     """Return the start position of a run on the data with this fingerprint, given the data usage of its ancestors."""
-    if not chain:
+    if not ancestors:
         return DataPosition()
-    end = next((usage.end for usage in reversed(chain) if usage.data == data), DataPosition())
-    return end.model_copy(update={"chain_steps": chain[-1].end.chain_steps})
+    end = next((usage.end for usage in reversed(ancestors) if usage.data == data), DataPosition())
+    return end.model_copy(update={"chain_steps": ancestors[-1].end.chain_steps})
 
 
-def data_usage(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[DataUsage]) -> DataUsage:
+def data_usage(run: Run, state: State, fingerprint: str, data: Any, ancestors: Sequence[DataUsage]) -> DataUsage:
     """Return the data usage of a run up to its current step.
 
-    `fingerprint` identifies the data set, `data` is the loaded training split, and `chain` lists the data usage of the
+    `fingerprint` identifies the data set, `data` is the loaded training split, and `ancestors` is the data usage of the
     run's ancestors.
     """
-    start = next_position(chain, fingerprint)
+    start = next_position(ancestors, fingerprint)
     low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
-    earlier = [usage for usage in chain if usage.data == fingerprint]
+    earlier = [usage for usage in ancestors if usage.data == fingerprint]
     ranges = [usage.stretch for usage in earlier]
     overlaps = [max(0.0, min(high, end) - max(low, begin)) / (high - low) for begin, end in ranges]
     return DataUsage(
@@ -129,14 +129,15 @@ def finish(
     if runtime.keep_optimizer:  # for a child run with growth.optimizer=carry
         with replacing(out / OPTIMIZER) as temporary:
             torch.save(content["optimizer"], temporary)
-    chain = data_usages(parent)
+    ancestors = data_usages(parent)
+    usages = (*ancestors, data_usage(run, state, manifest["fingerprint"], data, ancestors))
     rate, time_s = provenance.matmul_flops_per_s(runtime.device, run.precision), state.training_time_s
-    mfu = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
+    mfu = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.group_size()) if time_s else None
     record = base_record(run, manifest, runtime.code_hash, runtime.device) | {
         "status": "finished" if diverged is None else "diverged",
         "diverged_at_step": diverged,
         "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
-        "read": [usage.to_dict() for usage in (*chain, data_usage(run, state, manifest["fingerprint"], data, chain))],
+        "read": [usage.to_dict() for usage in usages],
         "tokens": state.tokens,
         "flops": state.flops,
         "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
@@ -146,7 +147,7 @@ def finish(
         "model_flops_utilisation": mfu,
         "matmul_flops_per_s": rate,
         "threads": runtime.threads,
-        "processes": processes.count(),
+        "processes": processes.group_size(),
         "kernels": state.kernels,
         "started": state.started,
         "weights_sha256": sha256(out / WEIGHTS),
@@ -158,7 +159,7 @@ def finish(
 
 
 def base_record(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
-    """Return the keys that the records of all runs share: spec, data, code and machine."""
+    """Return the keys that the records of trained and released runs have in common."""
     test = manifest["splits"].get("test") or {}
     return {
         "schema": SCHEMA,
@@ -174,7 +175,7 @@ def base_record(run: AnyRun, manifest: Record, code_hash: str, device: str, *pac
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
         "peak_memory_bytes": provenance.peak_memory_bytes(device),
-        **provenance.circumstances(device, *packages),
+        **provenance.collect_provenance(device, *packages),
     }
 
 
@@ -195,7 +196,7 @@ def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
 
 
 def write_curves(run: Run, state: State, out: Path) -> None:
-    """Write the metrics of all finished steps; every checkpoint calls it, so that unfinished runs can be inspected."""
+    """Write the metrics of all finished steps, at every checkpoint."""
     columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
     columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
     columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
@@ -210,7 +211,7 @@ def _mean_loss(rows: Iterable[Row]) -> float:
 
 
 def remove_checkpoints(out: Path, status: str) -> None:
-    """Remove the checkpoints of a run; a diverged run keeps its last good checkpoint."""
+    """Remove the checkpoints of a run, except the last good checkpoint of a diverged run."""
     if status == "finished":
         shutil.rmtree((out / CHECKPOINT).parent, ignore_errors=True)
     shutil.rmtree(out / SUPERSEDED, ignore_errors=True)

@@ -15,14 +15,11 @@ from formerlab.training.schedule import Cosine, Schedule
 
 
 class Run(AnyRun):
-    """One training run: model, task, data, optimizer, schedule, length, and the run that it starts from."""
+    """One training run."""
 
     model: Model
-    """The model."""
     task: Task = LanguageModeling()
-    """The task."""
     optimizer: Optimizer = AdamW()
-    """The optimizer."""
     schedule: Schedule = Cosine()
     """Learning-rate schedule over the steps of this run."""
     steps: Count = 1000
@@ -32,8 +29,8 @@ class Run(AnyRun):
     compile: bool = False
     """Use torch.compile; every process compiles the model."""
     checkpoint_activations: bool = False
-    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174). Recomputation
-    frees most of the activation memory and takes a third more time; the losses are equal."""
+    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174): a third more
+    FLOPs for less memory, with equal losses."""
     log_every: Count = 10
     """Number of steps between two rows of train.csv and of timing.csv."""
     evaluate_every: Count = 100
@@ -41,8 +38,8 @@ class Run(AnyRun):
     init: Name | None = None
     """Run of the same study and seed; this run starts from its final weights."""
     growth: Growth | None = None
-    """Growth of the weights of `init` to the sizes of this run; needs `init`. Without `growth`, this run starts from
-    the weights of `init` at the same size, with a fresh optimizer."""
+    """Growth of the weights of `init` to the sizes of this run. Without `growth`, a run with `init` has the sizes of
+    `init` and a fresh optimizer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,12 +53,11 @@ class Run(AnyRun):
 
     @property
     def init_id(self) -> str | None:
-        """The id of the run whose final weights this run starts from, or None."""
+        """The id of the run `init`, or None."""
         return None if self.init is None else f"{self.study}/{self.init}/seed{self.seed}"
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the whole run predicts."""
         return self.steps * self.task.step_tokens
 
     @property

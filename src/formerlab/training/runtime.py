@@ -38,10 +38,9 @@ class RuntimeConfig:
 class StopRequest:
     """A callable that returns a reason to stop, or None.
 
-    A `with` block records SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C), so that the stage can stop
-    between two steps; a second Ctrl-C interrupts immediately. `time_limit_s` counts from the creation of this object.
-    The call returns a reason from `margin_s` seconds before the limit, so that the stage can save its work. Raises
-    UserError if the margin is not shorter than the time limit.
+    The reason is SIGTERM (a cluster's time limit, scancel) or SIGINT (Ctrl-C) in a `with` block, or a time limit that
+    ends in less than `margin_s` seconds. A second Ctrl-C interrupts immediately. `time_limit_s` counts from the
+    creation of this object. Raises UserError if the margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
@@ -63,14 +62,13 @@ class StopRequest:
             signal.signal(number, handler)
 
     def __call__(self) -> str | None:
-        """Return the reason to stop now, or None."""
         limit = self._limit_s
         if self._signal is None and limit is not None and time.monotonic() - self._began >= limit - self._margin_s:
             return f"the time limit of {limit:g} s is near"
         return self._signal
 
     def raise_margin(self, seconds: float) -> None:
-        """Increase the margin to at least this time."""
+        """Set the margin to at least this time."""
         self._margin_s = max(self._margin_s, seconds)
 
     def _record(self, number: int, frame: FrameType | None) -> None:

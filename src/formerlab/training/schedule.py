@@ -11,7 +11,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Constant(Spec):
-    """Constant factor 1 after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
+    """1 after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
 
     kind: Literal["constant"] = "constant"
     warmup: Fraction = 0.0

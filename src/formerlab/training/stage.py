@@ -1,8 +1,4 @@
-"""The stage `train`: train a run on prepared data and write the files that later stages read.
-
-The stage checks the run, starts it (from scratch, grown from a parent, or resumed), trains (`loop.py`) and writes its
-files (`record.py`).
-"""
+"""The stage `train`: train a run on prepared data and write the files that later stages read."""
 
 import os
 import sys
@@ -26,7 +22,7 @@ from formerlab.layers.initialization import without_values
 from formerlab.results.stages import OPTIMIZER, STAGES, WEIGHTS
 from formerlab.training import processes, provenance
 from formerlab.training.checkpoint import Content, checkpoint_to_resume, differences, load_tensors, save_checkpoint
-from formerlab.training.loop import Hooks, measure, train
+from formerlab.training.loop import Hooks, evaluate_on_test, train
 from formerlab.training.record import (
     CHECKPOINT,
     Record,
@@ -45,10 +41,9 @@ from formerlab.training.state import State
 def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
     """Train `run` on the prepared data in `data` and write to `out`; `parent` is the folder of the run `run.init`.
 
-    Returns immediately if `out` already contains this run, unless `runtime.replace` is set.
-
-    Raises UserError if the data are damaged, if the parent is not finished, or if `out` contains another run. Raises
-    StoppedEarly at a signal or before the time limit; the work is saved, and another call resumes the run.
+    Returns immediately if `out` contains this run, unless `runtime.replace` is set. Raises UserError if the data are
+    damaged, if the parent is not finished, or if `out` contains another run. Raises StoppedEarly at a signal or before
+    the time limit; another call resumes the run.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
         # Check the data, the parent and existing results.
@@ -57,7 +52,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         with processes.rank_zero_first():
             if not runtime.replace and is_finished(run, out, hashes, keep_optimizer=runtime.keep_optimizer):
                 return
-            verify_all(data)  # the record contains the fingerprint of the data
+            verify_all(data)
 
         # Start from a checkpoint, the parent's weights, or initial weights.
         clock = time.monotonic() - runtime.startup_s
@@ -95,7 +90,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         start = next_position(data_usages(parent_record), manifest["fingerprint"])
         hooks = Hooks(save, stop, runtime.checkpoint_seconds)
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, start)
-        measure(run, state, data, hooks, diverged)
+        evaluate_on_test(run, state, data, hooks, diverged)
 
         # Write the final files.
         state.wall_time_s = time.monotonic() - clock
@@ -111,7 +106,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
 
 def set_deterministic(enabled: bool, *, compiles: bool) -> None:
-    """Set torch's deterministic mode; without compilation, avoid importing the compiler, which takes a second."""
+    """Set torch's deterministic mode; without compilation, avoid importing the compiler."""
     if compiles:
         torch.use_deterministic_algorithms(enabled)
     else:
@@ -119,7 +114,7 @@ def set_deterministic(enabled: bool, *, compiles: bool) -> None:
 
 
 def load_parent_record(run: Run, parent: Path | None) -> Record | None:
-    """Return the verified record of the run's parent, or None without `init`; raise UserError if it is not finished."""
+    """Return the record of the run's parent, or None without `init`; raise UserError if the parent is not finished."""
     if run.init is None:
         return None
     subject = f"{run.id}: init={run.init}"
@@ -134,10 +129,7 @@ def load_parent_record(run: Run, parent: Path | None) -> Record | None:
 
 
 def input_hashes(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
-    """Return the hashes that determine the results of a run.
-
-    `data` is the manifest of its data set, and `init` is the record of its parent or None.
-    """
+    """Return the hashes that determine the results of a run, given the manifest of its data and its parent's record."""
     hashes = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
     return hashes if init is None else hashes | {"init": init["weights_sha256"]}
 
@@ -166,7 +158,7 @@ def is_finished(run: Run, out: Path, hashes: dict[str, str], *, keep_optimizer: 
 def initial_state(run: Run, parent: Path | None, record: Record | None, content: Content | None, device: str) -> State:
     """Build model and optimizer with initial weights, the parent's weights, or the state of the checkpoint `content`.
 
-    `parent` is the folder of the parent run and `record` its record; both are None for a run without parent.
+    `parent` and `record` are the folder and the record of the parent run, or None.
     """
     growth, weights, spec = run.growth, dict[str, Tensor](), run.model
     if parent is not None and record is not None:
@@ -197,6 +189,6 @@ def note_kernels(state: State) -> None:
     """Record the kernels of the next steps in `state`; warn if earlier steps used other kernels."""
     current, previous = kernel_implementation(), state.kernels[-1:]
     if previous and previous != [current] and processes.rank() == 0:
-        differing = f"earlier steps were computed with kernels '{previous[0]}', the next steps with '{current}'"
-        print(f"{differing}: results may differ in the last bits from an uninterrupted run", file=sys.stderr)
+        change = f"earlier steps were computed with kernels '{previous[0]}', the next steps with '{current}'"
+        print(f"{change}: results may differ in the last bits from an uninterrupted run", file=sys.stderr)
     state.kernels += [current] if previous != [current] else []

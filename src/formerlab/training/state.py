@@ -27,25 +27,24 @@ class State:
     flops: int = 0
     """Training FLOPs of these steps."""
     training_time_s: float = 0.0
-    """Time in seconds of optimizer steps, summed over all starts of the run."""
+    """Time of optimizer steps, summed over all starts of the run."""
     wall_time_s: float = 0.0
-    """Wall time in seconds up to the last checkpoint, including process start-up, summed over all restarts."""
+    """Wall time up to the last checkpoint, including start-up, summed over all starts of the run."""
     started: str = ""
     """Time of the first start, ISO 8601, UTC."""
     rows: dict[str, list[Row]] = field(default_factory=lambda: {"train": [], "timing": [], "eval": [], "depth": []})
     tested: dict[str, list[list[Row]]] = field(default_factory=dict)
     """Measured rows of held-out data, by table and group of examples."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """State of the task between steps, such as averages of weights; empty for most tasks."""
+    """State of the task between steps, such as averages of weights."""
     kernels: list[str] = field(default_factory=list)
-    """Kernels that computed the steps, in order; a run that is resumed on another machine may have several."""
+    """Kernels that computed the steps, in order; several if a run is resumed on another machine."""
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
         return next(self.model.parameters()).device
 
-    def count(self, run: Run, data: Any, start: DataPosition, steps: int) -> int:
+    def advance(self, run: Run, data: Any, start: DataPosition, steps: int) -> int:
         """Add `steps`, which may be negative, to the counters; return the number of the next step (from 1)."""
         sign = 1 if steps > 0 else -1
         for _ in range(abs(steps)):
@@ -57,9 +56,9 @@ class State:
         return self.step + 1
 
     def dump(self) -> dict[str, Any]:
-        """Return the content of a checkpoint; sharded tensors are complete on rank 0 and None on other ranks.
+        """Return the content of a checkpoint; all processes must call this method.
 
-        All processes must call this method.
+        Sharded tensors are complete on rank 0 and None on other ranks.
         """
         counts = {name: getattr(self, name) for name in COUNTS}
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

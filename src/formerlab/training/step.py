@@ -23,19 +23,15 @@ from formerlab.training.state import State
 AHEAD = 2
 """Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of micro-batches of a step, and the (index, micro-batch) pairs of this process. An index >= the number of
-micro-batches marks padding: this micro-batch is a copy of another micro-batch, and its loss is multiplied by zero."""
+"""The number of micro-batches of a step, and the (index, micro-batch) pairs of this process. A micro-batch whose index
+is not below this number is a copy of another micro-batch; its loss is multiplied by zero."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
-    """Yield the batches of steps `first`, first + 1, ...; each batch depends only on its step.
-
-    For a GPU, a thread prepares batches in advance, in pinned memory for CUDA. For a CPU, batches are prepared on
-    demand.
-    """
+    """Yield the batches of steps `first`, first + 1, ...; for a GPU, a thread prepares them in advance."""
 
     def make(step: int) -> Batch:
-        key, shard = (data, run.seed, step, start), Shard(processes.rank(), processes.count())
+        key, shard = (data, run.seed, step, start), Shard(processes.rank(), processes.group_size())
         count, micro_batches = run.task.micro_batch_count(*key), run.task.step_batches(*key, shard)
         if device.type == "cuda":
             micro_batches = [micro_batch.pin_memory() for micro_batch in micro_batches]
@@ -57,7 +53,7 @@ def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.
 
 
 class Outcome(NamedTuple):
-    """The outcome of the steps taken so far."""
+    """The outcome of steps."""
 
     loss: float
     """Mean loss of the last step in nats."""
@@ -66,14 +62,14 @@ class Outcome(NamedTuple):
     skipped: int
     """Number of steps without update: the first step with a non-finite loss or gradient, and all later steps."""
     task_metrics: tuple[float, ...] = ()
-    """Other metrics of the task in the last step."""
+    """Other metrics of the last step."""
 
 
 class Steps:
     """The optimizer steps of a run that starts at the data position `start`.
 
-    On a CPU, each step checks immediately whether loss and gradient are finite. On a GPU, the result of the check stays
-    on the device to avoid a synchronisation: from the first bad step on, the optimizer skips its updates, and `read`
+    On a CPU, each step checks whether loss and gradient are finite. On a GPU, the result of the check stays on the
+    device to avoid a synchronisation: from the first non-finite step on, the optimizer skips its updates, and `read`
     returns the number of skipped steps.
     """
 
@@ -83,7 +79,7 @@ class Steps:
         self._batch: Batch | None = None
         self.began = 0.0
         """Time in seconds (`time.perf_counter`) at which the current step started to wait for its batch."""
-        self.checks_at_once = reads_without_sync(self.device)
+        self.checks_every_step = reads_without_sync(self.device)
         self._outcome = torch.zeros(3, device=self.device)
         if run.checkpoint_activations:
             recompute_blocks(state.model)
@@ -101,12 +97,12 @@ class Steps:
             self.model = torch.compile(self._ddp_model, dynamic=dynamic)  # type: ignore[assignment]
 
     def fetch(self) -> str | None:
-        """Fetch the batch of the next step; return None, or the reason to stop if no batch arrives."""
+        """Fetch the batch of the next step; return the reason to stop if no batch arrives, otherwise None."""
         self.began = time.perf_counter()
         try:
             self._batch = next(self.batches)
         except StoppedEarly as error:
-            if processes.count() > 1:  # the other processes wait for this process in the middle of their step
+            if processes.group_size() > 1:  # the other processes wait for this process
                 raise
             return str(error)
         return None
@@ -115,7 +111,7 @@ class Steps:
         """Take a step with the fetched batch; weights do not change if loss or gradient is not finite."""
         run, state, device = self.run, self.state, self.device
         chain_step = self.start.chain_steps + state.step
-        # Seed only the generator of the device, because a thread may sample batches with the CPU's generator.
+        # Seed only the device's generator, because a thread may sample batches with the CPU's generator.
         seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
         seed(mixed_seed(run.seed, chain_step))  # dropout depends only on the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
@@ -133,7 +129,7 @@ class Steps:
                     losses = [0.0 * loss for loss in losses]
                 losses[0].backward()  # type: ignore[no-untyped-call]
             total += torch.stack(losses).detach()
-        if processes.count() > 1:
+        if processes.group_size() > 1:
             distributed.all_reduce(total)
         self._update(total)
 
@@ -145,7 +141,7 @@ class Steps:
         norm = nn.utils.get_total_norm([weight.grad for weight in trained])
         full_norm, skipped = processes.full_tensor(norm).to(loss), self._outcome[2]
         updates = clips = True
-        if self.checks_at_once:
+        if self.checks_every_step:
             numbers = torch.stack((loss, full_norm)).tolist()
             updates = all(map(math.isfinite, numbers))
             clips = updates and numbers[1] > clip
@@ -168,12 +164,12 @@ class Steps:
 
 
 def reads_without_sync(device: torch.device) -> bool:
-    """Return whether a number can be read from a tensor without synchronisation, that is, on a CPU."""
+    """Return whether a number can be read from a tensor without synchronisation."""
     return device.type == "cpu"
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Checkpoint activations: save only block inputs and recompute blocks in the backward pass (arXiv:1604.06174)."""
+    """Save only block inputs and recompute blocks in the backward pass (arXiv:1604.06174)."""
     for stack in model.children():
         for block in stack if isinstance(stack, nn.ModuleList) else ():
             if "forward" not in vars(block):

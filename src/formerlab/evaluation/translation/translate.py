@@ -83,7 +83,7 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
                 continue
             batch = sentence_batch(pairs, chosen).to(device)
             limits = [min(longest, int(pairs.source_lengths[number]) + decoding.extra) for number in chosen]
-            inputs = batch.source, batch.real, limits, pairs.end
+            inputs = batch.source, batch.source_mask, limits, pairs.end
             translated = beam_search(model, *inputs, beam=decoding.beam, alpha=decoding.alpha)
             translations |= dict(zip(chosen, translated, strict=True))
             progress.advance(len(chosen))
@@ -127,5 +127,5 @@ def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Attenti
     with evaluating(model), ExitStack() as hooks:
         for module in kinds:
             hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
-        model(batch.source, batch.real, batch.target_in)
+        model(batch.source, batch.source_mask, batch.target_in)
     return maps
