@@ -98,7 +98,7 @@ def copied(path: Path) -> Path:
 def api() -> str:
     """Return the API page, which mkdocstrings fills in from the docstrings."""
     lines = ["# API", "", "`import formerlab` provides the public API. The unions list the variants of each key."]
-    sections = {"Public API": [f"{home}.{name}" for name, home in formerlab._HOMES.items()]}
+    sections = {"Public API": [f"{home}.{name}" for name, home in formerlab._MODULES.items()]}
     for title, unions in UNIONS.items():
         names = [f"{variant.__module__}.{variant.__name__}" for union in unions for variant in variants(union)]
         sections[title] = list(dict.fromkeys(names))

@@ -151,7 +151,7 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
     project.write("mine.yaml", "seeds: [4, 5, 6]")
     assert "= all: 15 runs" in output(capsys, "plan", "--overlay", "mine.yaml")
     assert refused(capsys, "plan", "--scale", "paper").startswith(
-        "command line: scale: no scale 'paper'; known are smoke"
+        "command line: scale: no scale 'paper'; known names: smoke"
     )
 
 
@@ -185,7 +185,7 @@ def test_user_errors_give_one_line(project, capsys, words, line):
             ["train", "small/plian/seed0"],
             "no job 'small/plian/seed0' of stage train at scale smoke; did you mean small/",
         ),
-        (["prune", "x"], "no job 'x' of stage prune at scale smoke; known are small/plain/seed0, small/plain/seed1"),
+        (["prune", "x"], "no job 'x' of stage prune at scale smoke; known names: small/plain/seed0, small/plain/seed1"),
     ],
 )
 def test_an_unknown_job_gives_similar_names(project, capsys, words, line):
@@ -213,7 +213,7 @@ def test_the_demo_makes_its_own_plan(project, capsys):
 
 def test_data_that_no_run_reads_are_named(project, capsys):
     project.lay_over(project.config, "data: {corpus: {kind: text, source: {kind: files, paths: [config.yaml]}}}")
-    assert "config.yaml: data.corpus: no run reads it; known are text" in output(capsys, "plan")
+    assert "config.yaml: data.corpus: no run reads it; known names: text" in output(capsys, "plan")
 
 
 def test_jobs_keep_their_plan_if_the_configuration_changes(project, capsys, monkeypatch):

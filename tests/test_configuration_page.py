@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-MEANING = "Name of a file in workflow/scales, which sets the sizes and the data of the runs."
+MEANING = "Name of a file in workflow/scales."
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 

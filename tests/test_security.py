@@ -167,6 +167,6 @@ def test_a_model_folder_cannot_have_code_of_the_hub_fetched(key, tmp_path, monke
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: "owner/kernel"} | sizes))
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", lambda *_, **__: pytest.fail("the kernel is fetched here"))
     folder = Folder(path=str(tmp_path))
-    for look in (folder.known_sizes, lambda: load_causal_lm(folder.arguments())):
+    for look in (folder.load_sizes, lambda: load_causal_lm(folder.arguments())):
         with pytest.raises(UserError, match=f"config.json names 'owner/kernel' as {key}, which is code of the hub"):
             look()

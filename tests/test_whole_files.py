@@ -75,7 +75,7 @@ def test_a_broken_json_file_is_one_line_with_a_remedy(content, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "key 'c' is given twice"),
         ('{"a": [1, Infinity]}', "Infinity is not a finite number"),
         ('{"a": NaN}', "NaN is not a finite number"),
         ('{"a": -1e999}', "-1e999 is not a finite number"),

@@ -1,10 +1,10 @@
 """formerlab: four papers that rethink the Transformer, reproduced on one harness.
 
-This module is the public API. Its names are imported on first use, so `import formerlab` is fast and does not load
-torch. `import formerlab.integrations.timm` and `.huggingface` register our models with timm and transformers.
+This module is the public API. Its names are imported on first use, so `import formerlab` does not load torch.
+`import formerlab.integrations.timm` and `.huggingface` register the models with timm and transformers.
 """
 
-TYPE_CHECKING = False  # type checkers know this name; importing typing would be slower
+TYPE_CHECKING = False  # type checkers know this name
 if TYPE_CHECKING:
     from formerlab.growth.modules import grow
     from formerlab.integrations.huggingface.pruning import prune
@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = ["DepthWeightedAverage", "Pattention", "create_model", "grow", "list_models", "load", "prune"]
 
-_HOMES = {
+_MODULES = {
     "DepthWeightedAverage": "formerlab.layers.depth.dwa",
     "Pattention": "formerlab.layers.pattention",
     "create_model": "formerlab.models.published",
@@ -30,12 +30,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a name of the public API on first use."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
     try:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         from formerlab.errors import missing_package
 

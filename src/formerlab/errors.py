@@ -1,4 +1,4 @@
-"""Exceptions for user errors and early stops, exit codes, and helpers that format values and names in messages."""
+"""Exceptions for user errors and early stops, exit codes, and helpers for messages."""
 
 import difflib
 import re
@@ -11,8 +11,7 @@ MAX_NAMES = 30
 class UserError(Exception):
     """An error that the user can correct: a config value, a file, a path.
 
-    The message is one line that names the file, key or value and the remedy. Line breaks and control characters are
-    replaced by spaces.
+    The message is one line that names the file, key or value and the remedy.
     """
 
     def __init__(self, message: str) -> None:
@@ -20,7 +19,7 @@ class UserError(Exception):
 
 
 class ArgumentError(UserError, ValueError):
-    """An invalid argument of a call. It is also a ValueError, because callers of transformers' models expect one."""
+    """An invalid argument of a call; callers of transformers' models expect a ValueError."""
 
 
 class StoppedEarly(Exception):
@@ -44,7 +43,10 @@ EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return a message with the missing package and the extra that installs it; other errors are repeated."""
+    """Return the end of a message, with the missing package and the extra that installs it.
+
+    If the error names no package, the end is the first line of the error.
+    """
     if error.name is None:  # transformers raises such an error for a model class whose imports fail
         return f"cannot be imported: {reason(error)}"
     package = error.name.partition(".")[0]
@@ -73,17 +75,17 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def resembling(word: str, known: list[str]) -> list[str]:
-    """Return up to three of the known names that resemble a misspelt word."""
-    names = sorted(set(known))
+def resembling(word: str, names: list[str]) -> list[str]:
+    """Return up to three of the names that resemble a misspelt word."""
+    names = sorted(set(names))
     containing = [name for name in names if word in re.split("[/:]", name)]  # for example a run without its study
     return containing[:3] or difflib.get_close_matches(word, names, n=3)
 
 
-def near_misses(word: str, known: list[str]) -> str:
-    """Return "; did you mean ...?" or "; known are ..." for the end of a message about a misspelt word."""
-    names = sorted(set(known))
+def near_misses(word: str, names: list[str]) -> str:
+    """Return "; did you mean ...?" or "; known names: ..." for the end of a message about a misspelt word."""
+    names = sorted(set(names))
     if close := resembling(word, names):
         return f"; did you mean {' or '.join(close)}?"
     more = ["..."] if len(names) > MAX_NAMES else []
-    return f"; known are {', '.join([*names[:MAX_NAMES], *more]) or 'none'}"
+    return f"; known names: {', '.join([*names[:MAX_NAMES], *more]) or 'none'}"

@@ -10,15 +10,15 @@ from formerlab.errors import UserError
 
 
 def expanded(path: str) -> Path:
-    """Expand `~`, `$NAME` and `${NAME}` in a path; unset variables are not replaced and appear in error messages."""
+    """Expand `~`, `$NAME` and `${NAME}` in a path; unset variables are not replaced."""
     return Path(os.path.expandvars(os.path.expanduser(path)))
 
 
 def matches(pattern: str, root: Path | str = "") -> list[str]:
     """Return the absolute paths of a file, a folder or a glob pattern, sorted.
 
-    `~` and `$NAME` are expanded. Existing names are taken literally, so that names of files and folders may contain
-    brackets. Paths are relative to `root`, by default the working directory.
+    `~` and `$NAME` are expanded. Existing names are taken literally and may contain brackets. Paths are relative to
+    `root`, by default the working directory.
     """
     base, names = os.path.abspath(root), list(expanded(pattern).parts)
     while names and os.path.lexists(os.path.join(base, names[0])):
@@ -32,8 +32,8 @@ def matches(pattern: str, root: Path | str = "") -> list[str]:
 def files_below(path: str, visited: set[tuple[int, int]] | None = None) -> Iterator[tuple[str, os.stat_result]]:
     """Yield path and status of a file, or of all files of a folder at any depth except hidden files, in a fixed order.
 
-    Links to folders are followed after all other entries of their folder. Each folder is read only once: `visited`
-    contains (device, inode) of each folder that was read. Raises UserError for an unreadable file or folder.
+    Links are followed after all other entries of their folder. Each folder is read only once: `visited` contains
+    (device, inode) of each folder that was read. Raises UserError for an unreadable file or folder.
     """
     visited = set() if visited is None else visited
     try:
@@ -53,7 +53,7 @@ def files_below(path: str, visited: set[tuple[int, int]] | None = None) -> Itera
                 yield from files_below(entry.path, visited)
     except OSError as error:
         problem = "a link to a missing file" if os.path.islink(path) else error.strerror
-        raise UserError(f"{path}: named by a data set or suite, but {problem}; remove or restore it") from None
+        raise UserError(f"{path}: {problem} (named by a data set or suite); remove or restore it") from None
 
 
 def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[Path]:
@@ -61,7 +61,7 @@ def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[P
 
     Raises UserError for a pattern without files; `key` names the setting in the message.
     """
-    named: set[Path] = set()
+    all_files: set[Path] = set()
     for pattern in patterns:
         files = {
             Path(path)
@@ -71,5 +71,5 @@ def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[P
         }
         if not files:
             raise UserError(f"{key}: no file at '{pattern}' (working directory {Path.cwd()})")
-        named |= files
-    return sorted(named)
+        all_files |= files
+    return sorted(all_files)

@@ -26,9 +26,9 @@ _NO_ROOM_MESSAGES = re.compile(
 )
 """Messages of a full disk from safetensors, torch and NumPy, which raise other exceptions than OSError."""
 RECORD_HASH = "record_sha256"
-"""Key of a record for the hash of all other keys; records of older versions do not have this key."""
+"""Key of a record for the hash of all other keys."""
 LOCK_TIMEOUT_S = 1.0
-"""Time in seconds to wait for a lock, because `is_locked` of another process holds the lock for a moment."""
+"""Time in seconds to wait for a lock, which `is_locked` of another process holds for a moment."""
 
 
 class NoRoom(UserError, OSError):
@@ -42,8 +42,7 @@ class NoRoom(UserError, OSError):
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; rename it to `path` on success and remove it on failure.
 
-    The next start of a stage removes temporary files of a killed process (`results/notes.py`). Raises NoRoom if the
-    disk is full.
+    Raises NoRoom if the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
@@ -56,15 +55,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~umask)  # some libraries ignore the umask and create private files
         os.replace(temporary, path)
     except Exception as error:
-        if found_no_room(error):
+        if is_disk_full(error):
             raise NoRoom(path) from None
         raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def found_no_room(error: BaseException) -> bool:
-    """Return whether an error says that the disk is full."""
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error means that the disk is full."""
     return (isinstance(error, OSError) and error.errno in NO_ROOM) or bool(_NO_ROOM_MESSAGES.search(str(error)))
 
 
@@ -73,10 +72,10 @@ def locked(path: Path, problem: Callable[[], str]) -> Iterator[None]:
     """Hold a lock file during the block; the system releases the lock when the process ends.
 
     On NFS, the lock works between machines unless the mount has the options `nolock` or `local_lock`. On a file system
-    without locks, a warning is printed and nothing is locked. The block may write to the file and may delete it. Raises
-    UserError with the message `problem()` if another process holds the lock.
+    without locks, a warning is printed and nothing is locked. The block may write or delete the file. Raises UserError
+    with the message `problem()` if another process holds the lock.
     """
-    from filelock import FileLock, Timeout  # imported here, because it takes 0.1 s that parsing the DAG does not need
+    from filelock import FileLock, Timeout  # not at the top: the import takes 0.1 s
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -118,18 +117,18 @@ def write_json(path: Path, value: object) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8, unlike file names with bytes of another encoding."""
+    """Return whether a text can be encoded as UTF-8."""
     return text.encode("utf-8", "ignore").decode() == text
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write the record of a stage atomically, with the SHA-256 of its keys; NaN and infinities become null."""
+    """Write the record of a stage atomically, with its SHA-256; NaN and infinities become null."""
     record = json.loads(json.dumps(record), parse_constant=lambda _: None)
     write_json(path, record | {RECORD_HASH: record_hash(record)})
 
 
 def record_hash(record: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record without its hash, independent of the order of its keys."""
+    """Return the SHA-256 of a record without its hash, for any order of its keys."""
     content = {key: value for key, value in record.items() if key != RECORD_HASH}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -145,7 +144,8 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 def _checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        raise ValueError(f"{next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))!r} twice")
+        key = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"key {key!r} is given twice")
     if RECORD_HASH in value and value[RECORD_HASH] != record_hash(value):
         raise ValueError("changed since its stage wrote it")
     return value
@@ -177,7 +177,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def stamp(status: os.stat_result) -> list[int]:
-    """Return numbers that change if a file changes: size, mtime, inode and ctime; programs cannot set the ctime."""
+    """Return numbers that change if a file changes: size, mtime, inode and ctime."""
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
@@ -188,7 +188,7 @@ def sha256(path: Path) -> str:
 
 
 def fingerprint(value: object) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of a JSON value, independent of the order of its keys."""
+    """Return 16 hexadecimal digits of the SHA-256 of a JSON value, for any order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Progress on stderr with tqdm: a line that is rewritten on a terminal, and a line every few seconds in a log."""
+"""Progress on stderr with tqdm: one rewritten line on a terminal, and a line every few seconds in a log."""
 
 import sys
 from contextlib import suppress
@@ -10,8 +10,7 @@ from tqdm import tqdm
 class Progress:
     """Show progress, speed and time left: `train a/b/seed0  step 3/9, loss 4  0.50 step/s  left 00:12`.
 
-    Use it as a context manager; the last state is always shown. The time left follows from the mean speed since
-    `start`, the step at which resumed work continues.
+    Use it as a context manager. The time left follows from the mean speed since `start`.
     """
 
     def __init__(
@@ -24,7 +23,7 @@ class Progress:
         scale: bool = False,
         delay: float = 0,
     ) -> None:
-        """Count from `start` up to `total` units (None: unknown).
+        """Count from `start`, for example of resumed work, up to `total` units (None: unknown).
 
         `scale` writes 12345 as 12.3k. Nothing is shown for work that takes less than `delay` seconds.
         """
@@ -37,7 +36,7 @@ class Progress:
             unit=f" {unit}",
             unit_scale=scale,
             initial=start,
-            file=sys.stderr if terminal else Lines(sys.stderr),
+            file=sys.stderr if terminal else LogWriter(sys.stderr),
             mininterval=pause,
             miniters=0,
             smoothing=0,
@@ -57,7 +56,7 @@ class Progress:
         self._bar.update(units)
 
     def reach(self, step: int) -> None:
-        """Set the number of finished units; the new units do not count for the speed."""
+        """Set the number of finished units; the speed excludes the new units."""
         self._bar.initial += step - int(self._bar.n)
         self.update(step)
 
@@ -73,17 +72,17 @@ class _Bar(tqdm):  # type: ignore[misc]
     monitor_interval = 0  # no monitor thread
 
 
-class Lines:
-    """A log file for tqdm: each new state becomes a line; repeated lines are skipped.
+class LogWriter:
+    """A log file for tqdm: each new state becomes a line, and repeated lines are skipped.
 
-    A closed pipe does not stop the work, because a cluster may end the `tee` of a job before the job saved its work.
+    Closed pipes are ignored, because a cluster may end the `tee` of a job before the job saves its work.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._last = file, ""
 
     def write(self, text: str) -> None:
-        """Write a line unless it equals the last line."""
+        """Write a line."""
         line = text.strip()
         if line not in ("", self._last):
             with suppress(BrokenPipeError):

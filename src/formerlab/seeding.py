@@ -4,9 +4,6 @@ import hashlib
 
 
 def mixed_seed(*values: int | str) -> int:
-    """Return a 32-bit seed that depends on all values.
-
-    The result is a hash, because torch's CPU generator uses only the low 32 bits of a seed.
-    """
+    """Return a hash of all values; it has 32 bits, because torch's CPU generator uses only the low 32 bits."""
     digest = hashlib.sha256(" ".join(map(str, values)).encode()).digest()
     return int.from_bytes(digest[:4], "big")

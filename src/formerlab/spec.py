@@ -1,8 +1,7 @@
 """Spec: a frozen, validated configuration that builds a module, a task or a data set.
 
-A variant (of a projection, a depth mixer, a data source, ...) is a subclass with a literal `kind`. The union of the
-variants, discriminated by `kind`, is the registry: it validates configurations, lists the choices in errors, exports
-the JSON schema, and tests enumerate it.
+A variant (of a projection, a depth mixer, a data source, ...) is a subclass with a literal `kind`. A union of variants,
+discriminated by `kind`, is their registry.
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from formerlab.files import fingerprint as fingerprint  # re-exported
 
-# Ranges that many specs share. The upper limits catch typing errors; the plan checks the resulting sizes.
+# Ranges that many specs share. The upper limits catch typing errors.
 Size = Annotated[int, Field(gt=0, le=10**7)]
 """Size of a tensor dimension: channels, heads, tokens, pixels."""
 Layers = Annotated[int, Field(gt=0, le=1000)]
@@ -20,7 +19,7 @@ Layers = Annotated[int, Field(gt=0, le=1000)]
 Count = Annotated[int, Field(gt=0, le=10**9)]
 """A positive number of steps, windows, sentences or repetitions."""
 AnyCount = Annotated[int, Field(ge=0, le=10**9)]
-"""A number that may be zero."""
+"""A count that may be zero."""
 Bytes = Annotated[int, Field(gt=0, le=10**15)]
 """A size of text in bytes."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -32,7 +31,7 @@ Epsilon = Annotated[float, Field(gt=0, le=1)]
 
 
 def is_none(value: object) -> bool:
-    """Return whether the value is None; fields that are None are not saved, so that older fingerprints stay valid."""
+    """Return whether the value is None, for fields that are not saved if they are None."""
     return value is None
 
 

@@ -2,7 +2,7 @@
 
 Trained models are compared with Student's t over seeds, paired by seed. Two policies on one model are compared with a
 paired bootstrap over examples, which is valid for this model only. Policies on several models are compared with the sum
-of the variances over seeds and over examples. `Interval.method` names the method.
+of the variances over seeds and over examples.
 """
 
 import functools
@@ -24,10 +24,7 @@ CONFIDENCE = 0.95
 
 
 def weighted_means(rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats") -> "pd.Series[float]":
-    """Return the mean of a column for each group, weighted by tokens; NaN if any value or weight of the group is NaN.
-
-    Pandas would omit a row with NaN from a mean, and would count it as 0 in a sum of products.
-    """
+    """Return the mean of a column for each group, weighted by tokens; NaN if any value or weight of the group is NaN."""
     weight = rows["tokens"].astype(float)
     product = rows[value].astype(float) * weight
     frame = rows[[*by]].assign(product=product, weight=weight, unknown=product.isna())
@@ -82,11 +79,9 @@ def bootstrap_means(
 ) -> Float[np.ndarray, " resamples *metrics"]:
     """Return bootstrap replicates of the weighted mean over examples, averaged over seeds.
 
-    Only examples are resampled. All seeds answer the same examples, so each replicate uses one resample for all seeds.
-    The resamples depend only on the number of examples and on `random_seed`, so that calls for the same examples give
-    paired replicates.
-
-    `weights` are the weights of the examples, such as the tokens of each window for losses; None means equal weights.
+    Each replicate uses one resample of the examples for all seeds. The resamples depend only on the number of examples
+    and on `random_seed`, so that calls for the same examples give paired replicates. `weights` are the weights of the
+    examples, such as the tokens of each window for losses; None means equal weights.
     """
     *metrics, _, examples = values.shape
     flat = values.mean(axis=-2).reshape(-1, examples)
@@ -126,8 +121,7 @@ def mean_ends(
     `seed_means` are the means over examples by seed, and `replicates` their bootstrap replicates. With one seed, the
     ends are percentiles of the replicates. With S seeds and E examples, they are mean +- t SE with
     SE^2 = s^2 / S + B^2, where s is the standard deviation over seeds, B is the standard deviation of the replicates,
-    and t has Satterthwaite's degrees of freedom, SE^4 / ((s^2 / S)^2 / (S - 1) + B^4 / (E - 1)). Seeds are not
-    resampled, because resampling three seeds excludes zero whenever the seeds agree in sign.
+    and t has Satterthwaite's degrees of freedom, SE^4 / ((s^2 / S)^2 / (S - 1) + B^4 / (E - 1)).
     """
     seeds = seed_means.shape[-1]
     if examples < 2:

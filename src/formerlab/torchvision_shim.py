@@ -1,10 +1,8 @@
 """Make torchvision importable with a CPU build of torch.
 
-The package index has torchvision compiled with CUDA, whose extension does not load with a CPU build of torch.
-torchvision ignores this, but it registers fake implementations of two operators that only the extension declares, so
-the import fails with `operator torchvision::nms does not exist` (pytorch/vision issue 9085). timm and the model classes
-of transformers, and therefore lm_eval's Hugging Face models, import torchvision and fail, too. This module declares the
-two operators without a kernel, so that the import succeeds; formerlab never calls the operators.
+The extension of the torchvision in the package index, which is compiled with CUDA, does not load with a CPU build of
+torch. The import of torchvision, timm and the model classes of transformers then fails with `operator torchvision::nms
+does not exist` (pytorch/vision issue 9085). This module declares the missing operators without a kernel.
 """
 
 import importlib.util
@@ -21,10 +19,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 @cache
 def ensure_torchvision_imports() -> None:
-    """Make `import torchvision` work; call this before the first import of timm or of a model class of transformers.
-
-    Nothing is changed if torchvision is not installed or already imported, or if its extension loads.
-    """
+    """Make `import torchvision` work; call this before the first import of timm or of a model class of transformers."""
     if "torchvision" in sys.modules:
         return
     spec = importlib.util.find_spec("torchvision")

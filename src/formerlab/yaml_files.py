@@ -1,4 +1,4 @@
-"""Read YAML files; every error is one line with the file and the remedy."""
+"""Read YAML files; every error is one line with the file."""
 
 import copy
 import functools
@@ -14,7 +14,7 @@ FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses duplicate keys; PyYAML would use the last value without an error."""
+    """A safe loader that refuses duplicate keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -28,12 +28,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> Any:
-    """Parse YAML text; results are cached, because many callers read the same files."""
     return yaml.load(text, Loader=_UniqueKeyLoader)
 
 
 def read_yaml(root: Path, name: str) -> dict[str, Any]:
-    """Read a mapping from the YAML file `name`, a path below `root`. Raises UserError."""
+    """Read a mapping from the YAML file `name`, a path below `root`; raise UserError for any mistake."""
     path = root / name
     if path.exists() and not path.is_file():
         raise UserError(f"{name}: a folder or device; name a file")

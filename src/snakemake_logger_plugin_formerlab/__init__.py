@@ -1,7 +1,7 @@
-"""Snakemake's logger plugin `formerlab`: one line per stage and one progress bar, instead of a paragraph per job.
+"""Snakemake's logger plugin `formerlab`: one line per stage and one progress bar.
 
 Snakemake finds the plugin by the name of this package; profiles/default selects it. The plugin implements the interface
-of the package snakemake-interface-logger-plugins and reads the event fields of Snakemake 9.
+of the package snakemake-interface-logger-plugins.
 """
 
 import logging
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from formerlab.errors import EXIT_USER_ERROR, UserError, near_misses
 from formerlab.plan.locate import PLAN_VARIABLE, read_plan
-from formerlab.progress import Lines
+from formerlab.progress import LogWriter
 from formerlab.results.stages import STAGES
 
 CHATTER = ("Assuming unrestricted shared filesystem", "host: ", "Building DAG", "Using shell", "None")
@@ -29,13 +29,13 @@ CHATTER = ("Assuming unrestricted shared filesystem", "host: ", "Building DAG", 
 REPEATED = ("RuleException", "WorkflowError: At least one job", "Exception in run_job")
 """Prefixes of messages about a failed job that repeat the JOB_ERROR event, which names job and log."""
 REFUSED = re.compile(r"sbatch failed\. The error message was '(.*?)'\.\n|submission failed with exception: (.*)", re.S)
-"""The Slurm executor's message about a job that could not be submitted; a group has Slurm's message."""
+"""The Slurm executor's message about a job that could not be submitted; one of the groups contains Slurm's message."""
 UNKNOWN = re.compile(r"No rule to produce (\S+)")
 """Snakemake's message about an unknown target."""
-SHOWN = {*STAGES, "draw", "claims", "runs", "track"}
-"""The stages of the DAG; any other rule only requests files of other rules."""
+DAG_STAGES = {*STAGES, "draw", "claims", "runs", "track"}
+"""The stages of the DAG; other rules only request files."""
 SECONDS_OF_A_JOB = 4.0
-"""Assumed seconds of a job whose cost the plan does not predict; mostly the start of Python."""
+"""Assumed seconds of a job whose cost the plan does not predict."""
 
 
 class LogHandler(LogHandlerBase):
@@ -63,7 +63,7 @@ class LogHandler(LogHandlerBase):
         """Show a record, or update the bar with it."""
         try:
             if self.has_filter and not self._silent:
-                self._read(record, vars(record), str(record.msg).replace("\n", " "))
+                self._show_record(record, vars(record), str(record.msg).replace("\n", " "))
             elif not self._silent:
                 self._write(record)
         except BrokenPipeError:  # the reader has closed the pipe, as in `| head`
@@ -80,11 +80,11 @@ class LogHandler(LogHandlerBase):
                 self._bar.close()
                 if self._failed:
                     count = "1 job" if len(self._failed) == 1 else f"{len(self._failed)} jobs"
-                    state = "did not finish, and the jobs that need them did not start"
-                    self._print(f"{count} {state}; correct what the logs report, then run the same command again")
+                    state = "did not finish, so dependent jobs did not start"
+                    self._print(f"{count} {state}; fix the errors in the logs and run the same command again")
         super().close()
 
-    def _read(self, record: logging.LogRecord, fields: dict[str, Any], text: str) -> None:
+    def _show_record(self, record: logging.LogRecord, fields: dict[str, Any], text: str) -> None:
         event, warned = fields.get("event"), record.levelno >= logging.WARNING
         if event == LogEvent.RUN_INFO:
             self._begin({rule: count for rule, count in fields["stats"].items() if rule != "total"})
@@ -92,12 +92,12 @@ class LogHandler(LogHandlerBase):
             if warned or (event is None and self._bar_wanted and not text.startswith(CHATTER)):
                 self._write(record)
         elif event not in (None, LogEvent.ERROR):
-            self._read_job(event, fields)
+            self._show_job(event, fields)
         elif text.startswith("Trying to restart job "):
             label = self._failed.pop(int(text.removesuffix(".").rpartition(" ")[2]), "a job")
             self._print(f"{label} is restarted")
         elif text.startswith("Exiting because a job"):
-            self.close()  # so that output of the Snakefile's onerror is below the bar
+            self.close()  # output of the Snakefile's onerror must be below the bar
         elif warned and not text.startswith(REPEATED):
             self._warn(self.format(record), text)
 
@@ -108,7 +108,7 @@ class LogHandler(LogHandlerBase):
             message = "\n".join(line for line in message.splitlines() if not line.startswith('  File "'))
         self._print(message)
 
-    def _read_job(self, event: LogEvent, fields: dict[str, Any]) -> None:
+    def _show_job(self, event: LogEvent, fields: dict[str, Any]) -> None:
         """Show the start, end or failure of a job."""
         if event == LogEvent.JOB_INFO:
             stage, log = _stage(fields["rule_name"]), next(iter(fields["log"]), "")
@@ -126,7 +126,7 @@ class LogHandler(LogHandlerBase):
         """Print the number of jobs and create the bar; a dry run prints the number of jobs per stage."""
         plan = _plan()
         for rule, count in counts.items():
-            if (stage := _stage(rule)) in SHOWN:
+            if (stage := _stage(rule)) in DAG_STAGES:
                 self._all[stage] += count
                 jobs = plan.get(stage, {}).values() if stage in STAGES else ()
                 hours = [job["cost"]["hours"] for job in jobs if "cost" in job]
@@ -142,7 +142,7 @@ class LogHandler(LogHandlerBase):
         self._bar = tqdm(
             desc=f"0 of {self._all.total()} jobs",
             total=sum(count * self._seconds[stage] for stage, count in self._all.items()),
-            file=self._file if terminal else Lines(self._file),
+            file=self._file if terminal else LogWriter(self._file),
             mininterval=1 if terminal else 30,
             miniters=0,
             smoothing=0,
@@ -197,17 +197,17 @@ class LogHandler(LogHandlerBase):
         if unknown := UNKNOWN.search(text):
             plan = _plan()
             files = [file for job in plan.get("draw", {}).values() for file in job["outputs"]]
-            targets = files if "/" in unknown[1] else [*plan.get("studies", {}), *SHOWN, "all"]
+            targets = files if "/" in unknown[1] else [*plan.get("studies", {}), *DAG_STAGES, "all"]
             text = f"no target {unknown[1]!r}{near_misses(unknown[1], targets)}"
         if text.startswith("LockException"):
-            text = "this folder is locked: another Snakemake is running; wait for it, or run `make unlock` if none is"
+            text = "this folder is locked; wait for the running Snakemake or, if there is none, run `make unlock`"
         if text != "None":
             self._file.write(f"{text}\n")
             self._file.flush()
 
 
 def _check_cache() -> None:
-    """Exit with one line if Snakemake's cache folder is not writable; Snakemake would exit with a traceback."""
+    """Exit with one line if Snakemake's cache folder is not writable."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snakemake"
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def _check_cache() -> None:
 
 
 def _plan() -> dict[str, Any]:
-    with suppress(KeyError, UserError):  # the workflow may be another one
+    with suppress(KeyError, UserError):  # another workflow may use this plugin
         return read_plan(Path(os.environ[PLAN_VARIABLE]))
     return {}
 

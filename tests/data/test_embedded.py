@@ -140,7 +140,7 @@ def test_streams_do_not_depend_on_questions():
 
 
 def test_tests_of_packages_are_not_read():
-    names = [name for name, _ in Embedded(packages=("networkx",), standard_library=True).located()]
+    names = [name for name, _ in Embedded(packages=("networkx",), standard_library=True).module_files()]
     assert "networkx.algorithms.dag" in names
     assert "asyncio.events" in names
     assert not [name for name in names if ".tests" in name or name.startswith("test.") or "site-packages" in name]
@@ -155,5 +155,5 @@ def test_state_and_notice_name_versions_and_licences():
     assert source.state() == Embedded(packages=("networkx",), standard_library=False).state()
     assert source.state() != Embedded(packages=("networkx",)).state()
     with pytest.raises(UserError, match="no package of no-such-package is installed"):
-        Embedded(packages=("no-such-package",), standard_library=False).located()
+        Embedded(packages=("no-such-package",), standard_library=False).module_files()
     assert all("not stated" not in notice for notice in Embedded(packages=PACKAGES).licence_notice().split(";"))

@@ -151,7 +151,7 @@ def test_the_tokenizer_is_trained_only_on_training_text(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"valid_share": 1e-6}, "no document of 60 is left for 'valid': raise valid_share=1e-06 or set"),
+        ({"valid_share": 1e-6}, r"60 documents leave the split 'valid' empty: raise valid_share \(now 1e-06\)"),
         ({"tokenizer": {"kind": "bpe", "vocabulary": 50_000}}, r"tokenizer\.vocabulary=50000: the training text yie"),
         ({"tokenizer": {"kind": "file", "path": "/nowhere.json", "vocabulary": 300}}, r"/nowhere\.json: no such"),
         ({"tokenizer": {"kind": "of", "data": "none", "vocabulary": 300}}, "the data are not prepared"),
@@ -172,7 +172,7 @@ def test_duplicate_files_are_in_the_message(tmp_path):
 
 def test_a_split_of_duplicates_is_refused_with_their_number(tmp_path):
     data = named(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
-    with pytest.raises(UserError, match=r"no document of 10 is left for '(valid|test)': 1 more repeat them"):
+    with pytest.raises(UserError, match=r"10 documents leave the split '(valid|test)' empty: 1 more repeat them"):
         prepare("lines", data, tmp_path / "out")
 
 

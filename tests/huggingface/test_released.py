@@ -69,9 +69,9 @@ def test_a_configuration_without_sizes_gives_one_line(kind, changes, message, tm
 
     AutoConfig.for_model(kind, n_layer=1, n_layers=1, **changes).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=message):
-        Folder(path=str(tmp_path)).known_sizes()
+        Folder(path=str(tmp_path)).load_sizes()
     if kind == "mpt":
-        assert Folder(path=str(tmp_path), context=64).known_sizes().context == 64
+        assert Folder(path=str(tmp_path), context=64).load_sizes().context == 64
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])

@@ -87,7 +87,7 @@ def test_a_broken_link_gives_one_line(project, texts, paths):
     project.lay_over(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
     with pytest.raises(UserError) as caught:
         ensure_plan(project.root, {})
-    remedy = "named by a data set or suite, but a link to a missing file; remove or restore it"
+    remedy = "a link to a missing file (named by a data set or suite); remove or restore it"
     assert str(caught.value) == f"{texts}/gone.txt: {remedy}"
 
 

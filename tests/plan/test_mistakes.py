@@ -188,7 +188,7 @@ BROKEN = {
     "key twice": ("scale: smoke\nstudies: [small]\nscale: laptop\n", "key 'scale' given twice in line 3; correct it"),
     "tab": ("scale: smoke\n\tseeds: [0]\n", "found character '\\t' that cannot start any token in line 2; correct it"),
     "list": ("- scale\n", "got ['scale']; write keys and values"),
-    "no overlay": ("{overlay: mine.yml, studies: [small]}", "mine.yml: no such file; known are config.yaml"),
+    "no overlay": ("{overlay: mine.yml, studies: [small]}", "mine.yml: no such file; known names: config.yaml"),
 }
 
 

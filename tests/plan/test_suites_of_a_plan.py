@@ -34,7 +34,7 @@ def test_a_sweep_names_the_suites_that_it_asks(project, words):
     only = project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": []})
     assert only["prune"][RUNS[0]]["suites"] == {}
     assert only["zeroshot"][RUNS[0]]["suites"] != {}
-    with pytest.raises(UserError, match=r"prune\.suites: no suite matches 'word_\*'; known are words_local"):
+    with pytest.raises(UserError, match=r"prune\.suites: no suite matches 'word_\*'; known names: words_local"):
         project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": ["word_*", "*"]})
 
 

@@ -45,7 +45,7 @@ def stages_block() -> str:
     lines = ["| stage | task | runs once per | files |", "|---|---|---|---|"]
     for stage in STAGES.values():
         files = " ".join(f"`{file}`" for file in stage.written)
-        lines.append(f"| `{stage.name}` | {stage.text} | {stage.unit} | {files} |")
+        lines.append(f"| `{stage.name}` | {stage.description} | {stage.unit} | {files} |")
     lines += ["", "| file | one row is | columns (? if optional) |", "|---|---|---|"]
     for file, table in TABLES.items():
         names = ", ".join(name + "?" * (name in table.optional) for name in table.names)

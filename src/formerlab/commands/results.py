@@ -40,7 +40,7 @@ def add_parsers(commands: Any) -> None:
         help="render all figures and tables of this scale; default: the committed figures and tables",
     )
     parser.add_argument("--pdf", action="store_true", help="also write each figure as PDF, which doubles the time")
-    add_command(commands, exact, text=STAGES["exact"].text)
+    add_command(commands, exact, text=STAGES["exact"].description)
     parser = add_command(commands, claims)
     parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
     parser = add_command(commands, runs)

@@ -26,10 +26,10 @@ MAX_REUSED_BYTES = 2**25
 
 def add_parsers(commands: Any) -> None:
     """Add the commands."""
-    parser = add_command(commands, data, text=STAGES["data"].text)
+    parser = add_command(commands, data, text=STAGES["data"].description)
     parser.add_argument("name", help="name of the data set, such as text")
 
-    parser = add_command(commands, train, text=STAGES["train"].text)
+    parser = add_command(commands, train, text=STAGES["train"].description)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     text = "save a checkpoint and stop before this time limit"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=text)
@@ -39,11 +39,11 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help=text)
     parser.add_argument("--deterministic", action="store_true", help="bit-identical results on a GPU, but slower")
 
-    parser = add_command(commands, load, text=STAGES["load"].text)
+    parser = add_command(commands, load, text=STAGES["load"].description)
     parser.add_argument("id", help="run, such as decay/released-smollm2-135m-instruct/seed0")
 
     for stage in (*MEASURED.values(), *TIMED.values()):
-        parser = add_command(commands, partial(measure, stage), stage.name, stage.text)
+        parser = add_command(commands, partial(measure, stage), stage.name, stage.description)
         parser.add_argument("name", metavar=stage.unit, help=f"name of the {stage.unit} in the plan")
 
 

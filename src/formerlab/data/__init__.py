@@ -1,8 +1,4 @@
-"""Data: prepare text, sentence pairs or images as memory-mapped files with a manifest.
-
-`TextData` is the spec of a corpus. `prepare` writes a data set of any kind, `load_stream` and `load_tokenizer` read a
-corpus, and `verify` checks all files of a data set.
-"""
+"""Data: prepare text, sentence pairs or images as memory-mapped files with a manifest."""
 
 from formerlab.data.dataset import prepare as prepare
 from formerlab.data.dataset import source_fingerprint as source_fingerprint

@@ -1,4 +1,4 @@
-"""`Data`: the spec of a data set of any `kind`. Importing this module does not import torch."""
+"""`Data`: the spec of a data set of any kind. This module does not import torch."""
 
 from typing import Annotated
 

@@ -21,7 +21,7 @@ class DataSource(Spec, ABC):
     """A source of items: documents, sentence pairs or images.
 
     The fields `train`, `valid` and `test` select the items of a split. If `valid` or `test` is missing, a hash assigns
-    items of `train` to it.
+    items of `train` to this split.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
@@ -30,7 +30,7 @@ class DataSource(Spec, ABC):
     def contents(self, cache: Path | None = None) -> Any:
         """Return JSON values that change if the content changes, by default the versions of packages.
 
-        The network is not used. `cache` is a file with the hashes of unchanged files. Raises UserError for a name or
+        The network is not used. `cache` is a file that caches the hashes of files. Raises UserError for a name or
         pattern without files, and OSError for an unreadable file.
         """
         return self.versions()
@@ -47,11 +47,11 @@ class DataSource(Spec, ABC):
         return self.model_dump(mode="json", exclude=self.outside_recipe)
 
     def hashed_splits(self) -> tuple[Split, ...]:
-        """Return the splits whose items a hash selects from the `train` split of the source; `train` is one of them."""
+        """Return `train` and the splits that a hash takes from the source's `train` split."""
         return tuple(split for split in SPLITS if split == "train" or not getattr(self, split, None))
 
     def licence_notice(self) -> str:
-        """Return the licence of the content, as stated by its owner or in the configuration."""
+        """Return the licence of the content."""
         return str(getattr(self, "licence", "not stated"))
 
     def versions(self) -> dict[str, str]:
@@ -72,11 +72,11 @@ class DataSpec(Spec, ABC):
 
     @property
     def fractions(self) -> SplitFractions:
-        """Return the fractions of items for validation and test if the source does not name these splits."""
+        """The fractions of items for validation and test, used if the source does not name these splits."""
         return SplitFractions(self.valid_share, self.test_share)
 
     def recipe(self) -> dict[str, Any]:
-        """Return the settings that determine the data, without paths."""
+        """Return the settings that determine the data."""
         return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}
 
     @abstractmethod
@@ -87,9 +87,8 @@ class DataSpec(Spec, ABC):
     def write(self, out: Path) -> dict[str, Any]:
         """Write all files except the manifest below `out`; return their entries for the manifest.
 
-        The entries are `fingerprint` (of all files), `splits`, and `notes` on items that a limit excludes. The old
-        manifest is removed before the first file is written. Raises UserError; its message names the wrong file, column
-        or setting.
+        The entries include `fingerprint` (of all files), `splits` and `notes`. The old manifest is removed before the
+        first file is written. Raises UserError with the wrong file, column or setting.
         """
 
     def borrowed_entries(self, out: Path) -> dict[str, Any]:
@@ -98,11 +97,11 @@ class DataSpec(Spec, ABC):
 
 
 def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> None:
-    """Write the files of a data set below `out`. The manifest is written last and marks complete data.
+    """Write the files of a data set below `out`, and the manifest last.
 
     Nothing is written if the manifest has the same settings, source and code and all files pass `verify`. A source that
-    is not available counts as unchanged. Raises UserError; its message names the data set, and incomplete files are
-    removed.
+    is not available counts as unchanged. Raises NoRoom, or UserError with the name of the data set; incomplete files
+    are removed.
     """
     inputs = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
     if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:
@@ -140,8 +139,8 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
     """Return a hash (16 hexadecimal digits) of source and tokenizer file, or None if they are not available.
 
-    The hash depends on the contents of the files and their names below their common folder; it does not change if files
-    are touched or moved together. `cache` is a file with the hashes of unchanged files.
+    The hash depends on the contents of the files and their names below their common folder. `cache` is a file that
+    caches the hashes of files.
     """
     state: str | None = data.source.state(cache)
     tokenizer_state = getattr(getattr(data, "tokenizer", None), "state", None)

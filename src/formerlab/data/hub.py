@@ -13,7 +13,7 @@ from formerlab.file_search import files_below
 class HubSource(DataSource):
     """A data set of the hub, or a folder that `datasets.load_dataset` can read.
 
-    Offline (HF_HUB_OFFLINE=1) it is read from the cache, if an earlier run has downloaded it.
+    Offline (HF_HUB_OFFLINE=1) it is read from the cache.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence", "streaming", "files"}
@@ -51,9 +51,9 @@ class HubSource(DataSource):
         try:
             return datasets.load_dataset(self.name, self.subset, revision=self.revision, split=split, **options)
         except Exception as error:  # the libraries raise many unrelated exception types
-            raise self.failed(split, error) from None
+            raise self.load_error(split, error) from None
 
-    def failed(self, split: str, error: Exception) -> UserError:
+    def load_error(self, split: str, error: Exception) -> UserError:
         """Return the UserError for an exception that was raised while a split was opened or read."""
         import datasets
 
@@ -71,5 +71,5 @@ class HubSource(DataSource):
                     yield from batch[column]
                 return
         except Exception as error:
-            raise self.failed(split, error) from None
+            raise self.load_error(split, error) from None
         raise UserError(f"hub {self.name}: no column '{column}' among {', '.join(names)}; set source.column")

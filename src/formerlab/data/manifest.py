@@ -55,7 +55,7 @@ def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: boo
     """Return a SHA-256 (64 hexadecimal digits) of the files of a released model, or None if they are not available.
 
     For a single file, this is the SHA-256 of the file. With weights=False, files that contain only weights are
-    excluded. `cache` is a file with the hashes of unchanged files.
+    excluded. `cache` is a file that caches the hashes of files.
     """
     try:
         files = [path for path in model.files() if weights or path.suffix not in WEIGHTS or path.suffix == ".gguf"]
@@ -69,7 +69,7 @@ def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: boo
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Return the manifest of prepared data. Raises UserError if it is missing or is not a manifest of this schema."""
+    """Return the manifest of prepared data; raise UserError if it is missing or has another schema."""
     path = out / MANIFEST
     if not path.exists():
         raise UserError(f"{path}: no such file, so the data are not prepared; {REMEDY}")
@@ -80,17 +80,15 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def tokenizer_owner(out: Path) -> Path | None:
-    """Return the folder of the data set whose tokenizer these prepared data use, or None if no other data set has
-    it.
-    """
+    """Return the folder of the data set that owns the tokenizer of these data, or None if the data own it."""
     tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 
 
 def verify(out: Path, *, ignore_cache: bool = False) -> None:
-    """Check all files of prepared data of any kind. Raises UserError with the first file whose SHA-256 differs.
+    """Check the files of prepared data; raise UserError with the first file that is missing or has another SHA-256.
 
-    A file that was checked before is read again only if it has changed since then, or with `ignore_cache`.
+    A file that was checked before is read again only if its stamp has changed, or with `ignore_cache`.
     """
     manifest = read_manifest(out)
     entries = [*manifest["splits"].values(), *manifest["questions"]]
@@ -103,7 +101,7 @@ def verify(out: Path, *, ignore_cache: bool = False) -> None:
 
 
 def verify_all(out: Path, *, ignore_cache: bool = False) -> None:
-    """Check prepared data and the data set that owns their tokenizer; runs are evaluated on the test text of both."""
+    """Check prepared data and the data set that owns their tokenizer."""
     for folder in filter(None, (out, tokenizer_owner(out))):
         verify(folder, ignore_cache=ignore_cache)
 

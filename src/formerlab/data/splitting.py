@@ -15,16 +15,13 @@ _WHITE_SPACE = b" \t\n\r\v\f"
 
 @dataclass(frozen=True)
 class SplitFractions:
-    """Fractions of items for validation and test if a hash of the content assigns the splits."""
+    """Fractions of items for validation and test that a hash of the content assigns."""
 
     valid: float
     test: float
 
     def split(self, digest: int, candidates: tuple[Split, ...]) -> Split:
-        """Return the split of a 64-bit digest: test for the lowest digests, then valid, then train.
-
-        A split that is not in `candidates` is never returned.
-        """
+        """Return the candidate for a 64-bit digest: test for the lowest digests, then valid, then train."""
         position = digest / 2**64
         if "test" in candidates and position < self.test:
             return "test"
@@ -42,7 +39,7 @@ def digest(text: str) -> int:
 class Digests:
     """A set of 64-bit digests that uses 8 bytes per digest.
 
-    The probability that two of n different texts have the same digest is n^2 / 2^65: 2e-5 for 27 million documents.
+    Two of n different texts have the same digest with probability n^2 / 2^65: 2e-5 for 27 million documents.
     """
 
     def __init__(self, recent: int = 1 << 20) -> None:

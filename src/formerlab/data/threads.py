@@ -16,7 +16,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     """Yield `function(item)` in the order of the items, with at most two pending items per thread.
 
     Use it for work that releases the GIL: tokenising, decoding, hashing. The number of threads is the environment
-    variable `RAYON_NUM_THREADS`, which also the tokenizers library reads, or else the number of available cores.
+    variable `RAYON_NUM_THREADS`, as in the tokenizers library; without it, the number of available cores.
     """
     limit = variable("RAYON_NUM_THREADS") or ""  # a value that is not a number is ignored, as in rayon
     cores = (int(limit) if limit.isdecimal() else 0) or len(os.sched_getaffinity(0))

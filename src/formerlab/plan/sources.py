@@ -177,7 +177,7 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
     """Return the sizes of a released model; raise UserError if no sizes are set and its files cannot be read."""
     try:
-        return source.known_sizes()
+        return source.load_sizes()
     except UserError as error:
         raise UserError(f"{file}: released.{model}: {error}; or set its sizes") from None
 

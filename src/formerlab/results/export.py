@@ -1,6 +1,6 @@
-"""Export live results to the cached results, from which figures are rendered (results/read.py describes the format).
+"""Export live results to the cached results (results/read.py describes the format).
 
-Equal rows give bit-identical files, so version control shows whether rows changed.
+Equal rows give bit-identical files.
 """
 
 import json
@@ -36,14 +36,13 @@ def export(
 ) -> dict[str, Any]:
     """Export the rows of finished runs, without weights, from results/live/<scale> to results/cached/<scale>.
 
-    A run is exported if all its seeds are finished and every file can be read. `seeds` gives the planned seeds by
-    study/run; the default is all seeds that any run of the study has. An exported run replaces all seeds of its
-    previous export; other exported runs, for example from another machine, are kept. Each study is replaced atomically.
-    Runs for which `staleness_reason` returns a reason (stale runs) are not exported.
+    A run is exported if all its planned seeds are finished and `staleness_reason` returns no reason. `seeds` gives the
+    planned seeds by study/run; the default is all seeds that any run of the study has. An exported run replaces all
+    seeds of its previous export; other exported runs are kept. Each study is replaced atomically.
 
-    The result has the ids of the exported runs (`exported`), of those that diverged (`diverged`), the reason for each
-    run that is not complete (`unfinished`), and the measurements that were not exported (`left_out`). Raises UserError
-    for damaged files, and if scales or versions of data differ.
+    Returns `exported` and `diverged` (ids of exported runs), `unfinished` (reason by id of an incomplete run), and
+    `left_out` (measurements that were not exported). Raises UserError for damaged files, if scales or versions of data
+    differ, if no run is complete, and if another export is running.
     """
     if live_root.resolve().name != cached_root.resolve().name:
         raise UserError(
@@ -77,10 +76,10 @@ def export(
 def _unfinished(
     results: Results, study: str, records: Sequence[Record], planned: Mapping[str, Set[int]]
 ) -> dict[str, str]:
-    """Return a reason for each incomplete run of a study, by id: the run is unfinished or stale, or misses seeds.
+    """Return a reason for each incomplete run of a study, by id: the run is unfinished or stale, or seeds are missing.
 
-    `planned` are the required seeds by study/run. For other runs, all seeds that the study has are required, except
-    seeds that are not in the plan.
+    `planned` are the required seeds by study/run. Other runs need all seeds that the study has, except seeds that are
+    not in the plan.
     """
     folders = {"/".join(path.parts[-3:]) for path in (results.root / study).glob("*/seed*/")}
     reasons = {}
@@ -100,7 +99,7 @@ def _unfinished(
 def _export_study(results: Results, target: Path, records: list[Record], fresh: Path) -> None:
     """Write `records` with their rows, and the runs of `target` that have no new rows, into the folder `fresh`.
 
-    New rows of the study replace its previous rows. The caller must lock `target`.
+    The caller must lock `target`.
     """
     rows, stages = _read(results, target.name, records)
     if (target / read.RECORDS).exists():
@@ -138,9 +137,9 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
 
 @contextmanager
 def _locked_folders(target: Path) -> Iterator[tuple[Path, Path]]:
-    """Lock an exported study during the block; yield paths for its new and its old folder, which do not exist yet.
+    """Lock an exported study during the block; yield unused paths for its new and its old folder.
 
-    If an export was killed between its two renames, the old folder is first renamed to `target` again.
+    If an export was killed between its two renames, the old folder is renamed to `target`.
     """
     fresh, old, lock = (target.with_name(f".{target.name}.{ending}") for ending in ("new", "old", "lock"))
 
@@ -171,7 +170,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _without_host(record: Record | None) -> Record | None:
-    """Return a record without the host name, which is private, and with a new hash."""
+    """Return a record without the host name and with a new hash."""
     if record is None or "host" not in record:
         return record
     public = {key: value for key, value in record.items() if key not in ("host", RECORD_HASH)}

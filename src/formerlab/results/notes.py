@@ -1,7 +1,4 @@
-"""Notes of stages: a stage writes its state into its output folder, and the command `status` reads it.
-
-The file of the note is also a lock, so that only one process runs a stage in a folder.
-"""
+"""Notes of stages: a stage writes its state into its output folder. The file of the note is also a lock."""
 
 import json
 import os
@@ -22,7 +19,7 @@ Note = dict[str, Any]
 
 SAFE = "Finished work is saved; the same command continues where this one stopped."
 NOTE_BYTES = 1024
-"""Size of every note in bytes. A constant size allows writing the final state on a full disk."""
+"""Minimum size of a note in bytes, so that the final state can be written on a full disk."""
 MAX_REASON_LENGTH = 400
 """Maximum number of characters of a reason."""
 
@@ -32,8 +29,7 @@ def stage_note(stage: str, folder: Path) -> Iterator[None]:
     """Write a note with the state "running" to `folder`, run the block, and remove the note.
 
     If the block fails or is stopped, the note remains with the state "failed" or "stopped" and the reason. Temporary
-    files of a killed process are removed first. Raises UserError if another process runs the same stage in this folder;
-    the message names the process.
+    files of a killed process are removed first. Raises UserError if another process runs the stage in this folder.
     """
     path = _path(stage, folder)
     note = {
@@ -76,21 +72,18 @@ def stage_note(stage: str, folder: Path) -> Iterator[None]:
 
 
 def written_note(stage: str, folder: Path) -> Note | None:
-    """Return the note of a stage in `folder` as it was written, or None if there is no valid note."""
+    """Return the note of a stage in `folder` as it was written, or None if it is missing or invalid."""
     return _read(_path(stage, folder))
 
 
 def running_process(stage: str, folder: Path) -> str | None:
-    """Describe the process that runs a stage in `folder`.
-
-    Returns None if no process runs the stage, or if the file system has no locks.
-    """
+    """Describe the process that runs a stage in `folder`; return None if it is unknown (no process, or no locks)."""
     path = _path(stage, folder)
     return _process_of(path) if is_locked(path) else None
 
 
 def read_note(stage: str, folder: Path) -> Note | None:
-    """Return the note of a stage in `folder`, or None if there is no valid note.
+    """Return the note of a stage in `folder`, or None if it is missing or invalid.
 
     If the process of a running stage was on this machine and has ended, the state is "killed".
     """

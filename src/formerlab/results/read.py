@@ -2,8 +2,8 @@
 
 A live study has one folder per run, into which the stages write. An exported study (results/export.py) has these files:
 
-    records.jsonl     one line per run: its id, its run.json and the records of its measurements; the last line has the
-                      records of the measurements of the study
+    records.jsonl     one line per run: its id, its run.json and the records of its measurements; if the study has
+                      measurements, the last line has their records
     <kind>.parquet    the rows of all runs (test.parquet has test.csv of every run), with the first columns run and seed
 """
 
@@ -27,7 +27,7 @@ from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
 Record = dict[str, Any]
 StalenessReason = Callable[[str, str], str]
-"""A function of a stage and a run or study that returns the reason to leave out its rows, or an empty string."""
+"""(stage, run or study) -> the reason to leave out its rows, or an empty string."""
 
 RUN, RECORDS = "run.json", "records.jsonl"
 SCHEMA = 1
@@ -42,8 +42,8 @@ EXACT_FLOATS: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precis
 class Results:
     """The finished runs in `results/<tree>/<scale>`; a run is finished if its run.json exists.
 
-    Live and exported studies have the same interface. A diverged run is also finished; its status is "diverged". Rows
-    are left out if `staleness_reason` returns a reason for them (plan/staleness.py); None includes all rows.
+    Live and exported studies have the same interface. The status of a run is "finished" or "diverged". Rows are left
+    out if `staleness_reason` returns a reason for them (plan/staleness.py); None includes all rows.
     """
 
     def __init__(self, root: Path, staleness_reason: StalenessReason | None = None) -> None:
@@ -71,7 +71,7 @@ class Results:
         return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
 
     def _matching(self, study: str | None, runs: Sequence[str]) -> list[Record]:
-        """Return the records of a study (None: all studies) whose run names match one of the patterns `runs`."""
+        """Return the records of a study (None: all studies) whose run names match one of the patterns."""
         return [
             record
             for record in self.records()
@@ -81,8 +81,8 @@ class Results:
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return the rows of file `name` of all finished runs; the first columns are study, run and seed.
 
-        Runs without the file are skipped. Raises UserError for a missing file whose hash is in a record, and for a
-        damaged or changed file.
+        Runs without the file are skipped. Raises UserError for a damaged or changed file, and if a record has the hash
+        of a file that is missing.
         """
         frames = []
         for record in self._matching(study, runs):
@@ -97,7 +97,7 @@ class Results:
     def rows_of(self, name: str, owner: str) -> DataFrame:
         """Return the rows of a file of `owner`: the id of a run, the name of a study, or "" for the scale.
 
-        The frame is empty if the file is missing or left out. Raises the same errors as `rows`.
+        The frame is empty if the file is missing or left out. Raises the errors of `rows`.
         """
         if exported := self.exported.get(owner.partition("/")[0]):
             frame = exported.rows(name, owner)
@@ -160,9 +160,7 @@ class Results:
         return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
-        """Return "stage name: reason" for all rows that are left out; patterns `key=value` on spec keys match all
-        runs.
-        """
+        """Return "stage name: reason" for all rows that are left out; a pattern `key=value` matches all runs."""
         names = ["*" if "=" in pattern else pattern for pattern in runs]
         return [
             f"{stage} {name}: {reason}"
@@ -171,14 +169,14 @@ class Results:
         ]
 
     def warning(self) -> str:
-        """Return a one-line warning about rows that are left out, with the remedy; empty if no rows are left out."""
+        """Return a warning about rows that are left out, or an empty text."""
         left_out = self.left_out()
         further = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        warning = f"left out because the plan differs ({left_out[0]}{further})" if left_out else ""
+        warning = f"results were left out because the plan differs ({left_out[0]}{further})" if left_out else ""
         return warning and f"{warning}: the command status lists them, snakemake runs them again"
 
     def origin(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
-        """Describe the scale and tree of the rows, and the number of results that are left out."""
+        """Describe the scale and origin (live or cached) of the rows, and the number of results that are left out."""
         left_out = self.left_out(study, runs)
         omission = f", {len(left_out)} left out because the plan differs" if left_out else ""
         return f"scale {self.scale}, {self.tree} results{omission}"
@@ -205,10 +203,7 @@ class ExportedStudy:
             raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
 
     def rows(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file for a run id or the study name, or None if there are no rows.
-
-        Optional columns are dropped if they are empty in these rows.
-        """
+        """Return the rows of a file for a run id or the study name, without empty optional columns, or None."""
         if name not in self._frames:
             self._frames[name] = self._by_owner(self.folder / f"{Path(name).stem}.parquet")
         if (name, owner) not in self._rows:
@@ -218,7 +213,7 @@ class ExportedStudy:
         return self._rows[name, owner]
 
     def _by_owner(self, path: Path) -> dict[str, DataFrame]:
-        """Return the rows of a Parquet file by run id; rows of a study have the name of the study as key."""
+        """Return the rows of a Parquet file by run id, or by the name of the study."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -238,7 +233,7 @@ class ExportedStudy:
 
 @cache
 def read_once(root: Path) -> Results:
-    """Return the results in `root`; rows are read once per process, so they must not change while it runs."""
+    """Return the results in `root`, whose rows are read once per process."""
     return Results(root)
 
 
@@ -250,8 +245,7 @@ def has_runs(root: Path) -> bool:
 def read_rows(path: Path, expected_hash: str | None = None) -> DataFrame:
     """Read a CSV file of rows; floats are exact.
 
-    The frame is empty for a file with only a header, which a run that diverged early writes. Raises UserError for a
-    missing or damaged file, a missing column, and a SHA-256 that differs from `expected_hash`.
+    Raises UserError for a missing or damaged file, a missing column, and a SHA-256 that differs from `expected_hash`.
     """
     try:
         content = path.read_bytes()
@@ -275,7 +269,7 @@ def read_rows(path: Path, expected_hash: str | None = None) -> DataFrame:
 
 @cache
 def _empty_rows(file: str) -> DataFrame:
-    """Return an empty frame with the columns of a file; cached, because most files are missing for most runs."""
+    """Return an empty frame with the columns of a file."""
     return DataFrame(columns=required_columns(file))
 
 
@@ -285,12 +279,12 @@ def required_columns(file: str) -> tuple[str, ...]:
 
 
 def read_run(path: Path) -> Record:
-    """Read and check a run.json; raise UserError if it is damaged, of another version or in the wrong folder."""
+    """Read a run.json; raise UserError if it is damaged, of another version or in the wrong folder."""
     return _checked(path, read_json(path), "/".join(path.resolve().parent.parts[-3:]))
 
 
 def _checked(path: Path, record: Any, folder: str) -> Record:
-    """Check the keys, the version and the id of a record and return it; its id must be in `folder` (study/run/seed)."""
+    """Check and return a record; its id must begin with `folder` (`study` or `study/run/seed`)."""
     if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
         fault = f"keys are missing ({', '.join(missing)})" if isinstance(record, dict) else "is not a JSON object"
         raise UserError(f"{path}: {fault}; delete the folder and train again")

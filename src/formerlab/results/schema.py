@@ -1,6 +1,6 @@
-"""The columns of all CSV files of rows; a column has the same meaning, type and unit in all files.
+"""The columns of all CSV files of rows; `stages.py` lists the files.
 
-The files and their columns are listed with their stages (`stages.py`).
+A column has the same type in all files, except `kept` in prune_mask_dumps.csv.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ COLUMNS: dict[str, Type] = {
     "destination": "integer",  # block after which outputs are mixed
     "source": "integer",  # block whose output is mixed in; 0 is the embedding
     "measure": "text",  # name of the measure, a constant of `results/schema.py`
-    "place": "number",  # position of a run in its repetition; for flow.csv a block, a fraction or a relative rank
+    "place": "number",  # order of a run in its repetition; flow.csv: block, fraction of weights or relative rank
     "sequences": "integer",  # batch size in sequences
     "length": "integer",  # tokens of a prompt; words of a translation
     "policy": "text",  # kind of cache policy and its other fields that differ from the default
@@ -57,7 +57,7 @@ COLUMNS: dict[str, Type] = {
     "realised_budget": "number",  # measured cache size, as a fraction of the keys
     "cache_bytes": "integer",  # bytes of keys and values
     "metadata_bytes": "integer",  # bytes of scores and positions, additional to cache_bytes
-    "kept": "integer",  # remaining weights
+    "kept": "integer",  # number of mixing weights after pruning
     "choices": "integer",  # number of possible answers
     "sentence": "integer",  # index of the sentence pair in its split
     "source_tokens": "integer",  # tokens of the source
@@ -102,30 +102,28 @@ class Table:
     columns: Mapping[str, Type]
     """Columns in order; a file may have additional columns."""
     optional: frozenset[str] = frozenset()
-    """Columns that may be missing, because some tasks or older files do not have them."""
+    """Columns that may be missing."""
     value: str = ""
-    """Column whose mean over rows is a metric of the run in MLflow; `tokens` is the weight if the file has this
-    column."""
+    """Column whose mean over rows, weighted by `tokens` if it exists, is a metric of the run in MLflow."""
     by: tuple[str, ...] = ()
     """Columns to group by; the mean of each group is a separate metric."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all columns."""
+        """The names of all columns."""
         return tuple(self.columns)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Return the names of the required columns."""
+        """The names of the required columns."""
         return tuple(name for name in self.columns if name not in self.optional)
 
 
 def table(row: str, columns: str, extra: Mapping[str, Type] | None = None, value: str = "", by: str = "") -> Table:
     """Return a table of shared columns (names of COLUMNS, separated by spaces), followed by `extra` columns.
 
-    A question mark after a name marks an optional column. `value` and `by` set the metrics in MLflow. Raises KeyError
-    for a name that is not in COLUMNS.
+    A question mark after a name marks an optional column. Raises KeyError for a name that is not in COLUMNS.
     """
-    named = {name.removesuffix("?"): COLUMNS[name.removesuffix("?")] for name in columns.split()}
+    shared = {name.removesuffix("?"): COLUMNS[name.removesuffix("?")] for name in columns.split()}
     optional = frozenset(name.removesuffix("?") for name in columns.split() if name.endswith("?"))
-    return Table(row, named | dict(extra or {}), optional, value, tuple(by.split()))
+    return Table(row, shared | dict(extra or {}), optional, value, tuple(by.split()))

@@ -1,7 +1,6 @@
 """The table of stages: name, description, unit and files of each stage. Importing it is cheap.
 
-The plan, the staleness check, the rules of the DAG, the commands, the readers of rows and docs/files.md use this
-table. docs/extending.md shows how to add a stage.
+docs/extending.md shows how to add a stage.
 """
 
 from dataclasses import dataclass, field
@@ -19,14 +18,14 @@ OPTIMIZER = "optimizer.pt"
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: work that runs once for every unit of the plan."""
+    """A stage, which runs once for every unit of the plan."""
 
     name: str
     """Name of the command, the rule and the stage in the plan; for a measurement, also its key in `measure`."""
-    text: str
-    """One-line description, the help text of the command."""
+    description: str
+    """The help text of the command."""
     unit: Literal["data set", "run", "study", "scale"]
-    """Unit of work. A stage with the unit "study" alternates between the runs of a study, alone on the machine."""
+    """Unit of work. A stage with the unit "study" runs alone on the machine."""
     tables: dict[str, Table] = field(default_factory=dict)
     """Files of rows that the stage writes into the folder of its unit."""
     files: tuple[str, ...] = ()
@@ -34,30 +33,30 @@ class Stage:
     record: str = ""
     """File name of the record, which is written last; by default <name>.json."""
     settings: str = ""
-    """Class of the settings of a measurement, as <module>.<class> in `evaluation/`. The module also has the function
+    """Class of the settings of a measurement, as <module>.<class> in `evaluation/`; the module has a function
     `measure`."""
     models: tuple[str, ...] = ()
     """Kinds of models that the stage measures; empty if it measures all kinds."""
     resumes: bool = False
-    """Whether a stopped stage continues from its last state; all other stages start again."""
+    """Whether a stopped stage continues from its last state."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
 
     @property
     def module(self) -> str:
-        """Return the import path of the module of a measurement."""
+        """The import path of the module of a measurement."""
         return f"formerlab.evaluation.{self.settings.rpartition('.')[0]}"
 
     @property
     def measuring(self) -> tuple[ModuleType, Any]:
-        """Import and return the module of a measurement and the class of its settings."""
+        """The module of a measurement and the class of its settings."""
         module = import_module(self.module)
         return module, getattr(module, self.settings.rpartition(".")[2])
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Return the names of all files that the stage writes; the record is the last."""
+        """The names of all files that the stage writes; the record is the last."""
         return (*self.tables, *self.files, self.record)
 
 

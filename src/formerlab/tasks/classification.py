@@ -95,7 +95,7 @@ class Classification(TaskSpec):
     def preprocessing(self, images: ImageSet, crop: float) -> Preprocessing:
         """Return the preprocessing of a set of images for this task."""
         mean, std = IMAGENET if self.normalise == "imagenet" else (images.mean, images.std)
-        return Preprocessing(side=images.form["side"], mean=mean, std=std, crop=crop)
+        return Preprocessing(side=images.layout["side"], mean=mean, std=std, crop=crop)
 
     def step_batches(
         self, data: TrainingImages, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS

@@ -185,15 +185,15 @@ class Translation(TaskSpec):
             model.load_state_dict(means)
 
     def _pairs(self, data: PairStream, seed: int, step: int, start: DataPosition) -> Numbers:
-        epoch, index = divmod(self._position(data, start, step), data.epoch_size(self.tokens))
+        epoch, index = divmod(self._position(data, start, step), data.batches_per_epoch(self.tokens))
         return data.epoch(self.tokens, seed, epoch)[index]
 
     def _position(self, data: PairStream, start: DataPosition, step: int) -> int:
         """Return the position in batches; if the ancestors had another batch size, the run starts with a new epoch."""
         if start.step_tokens in (0, self.tokens):
             return start.position + step
-        epoch, batches = divmod(start.position, data.epoch_size(start.step_tokens))
-        return data.epoch_size(self.tokens) * (epoch + (batches > 0)) + step
+        epoch, batches = divmod(start.position, data.batches_per_epoch(start.step_tokens))
+        return data.batches_per_epoch(self.tokens) * (epoch + (batches > 0)) + step
 
 
 def smoothed_loss(

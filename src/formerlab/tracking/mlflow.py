@@ -1,9 +1,9 @@
-"""Write the rows of runs to MLflow, in a separate process. Training does not depend on tracking.
+"""Write the rows of runs to MLflow.
 
-The database can be deleted and written again from results/. Each study at a scale is an experiment with one MLflow run
-for its figures, one MLflow run per configuration, and one nested MLflow run per seed. The tag `formerlab.key`
-identifies an MLflow run. An MLflow run is updated only if its tag `formerlab.content` differs from the hash of the
-current content. This tag is written last, so the next sync repeats an interrupted update.
+Each study at a scale is an experiment with one MLflow run for its figures, one MLflow run per configuration, and one
+nested MLflow run per seed. The tag `formerlab.key` identifies an MLflow run. An MLflow run is updated only if its tag
+`formerlab.content` differs from the hash of the current content. This tag is written last, so the next sync repeats an
+interrupted update.
 """
 
 import logging
@@ -40,9 +40,9 @@ _ENVIRONMENT = {
 LAYOUT = "layout 2, "
 """Version of the names of metrics and folders of artifacts; MLflow runs of another version are written again."""
 TRAINING_VIEW = "workflowType=machine_learning"
-"""Query of the URL for the training view; without this query, MLflow opens its view for agents."""
+"""Query of the URL for the training view; MLflow's default is its view for agents."""
 CONFIGURATIONS = "tags.`formerlab.level` != 'run'"
-"""Filter of a study's page, which leaves out seeds, because MLflow shows no nesting in a page sorted by a metric."""
+"""Filter of a study's page, which leaves out seeds."""
 
 _DAMAGED = ("disk image is malformed", "file is not a database")
 """Messages of SQLite for a damaged file."""
@@ -51,15 +51,13 @@ _DAMAGED = ("disk image is malformed", "file is not a database")
 def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[str, Any]:
     """Update MLflow at `uri` with the runs in `root` (results/<tree>/<scale>), including runs in progress.
 
-    A repeated sync changes nothing. `figures` is the folder of rendered figures and tables. With `weights`, the weights
-    of finished runs become artifacts.
-
-    Returns the created, updated and unchanged MLflow runs, and in `refused` the runs with damaged rows. Raises
-    UserError for any other failure; callers turn it into a warning.
+    `figures` is the folder of rendered figures and tables. With `weights`, the weights of finished runs become
+    artifacts. Returns the created, updated and unchanged MLflow runs, and in `refused` the runs with damaged rows.
+    Raises UserError for any other failure.
     """
 
     def unreadable(stage: str, name: str) -> str:
-        """Return the error of an unreadable record, so that only this run is left out."""
+        """Return the error of an unreadable record, or an empty text."""
         path = root / name / "run.json"
         if stage in MAKING and path.exists():
             try:
@@ -69,7 +67,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         return ""
 
     lock = root / ".mlflow.lock"
-    training = unfinished(root)  # before `Results`, so that a run that finishes at this moment is included
+    training = unfinished(root)  # before `Results`, so that a run that finishes now is included
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
@@ -123,10 +121,7 @@ def _configuration(
 
 
 def client_of(uri: str) -> tuple[Any, Path | None]:
-    """Return the MLflow client, and the absolute path of the database for a sqlite URI (None for a server).
-
-    Creates the folder of the database.
-    """
+    """Return the MLflow client, and the absolute path of the database for a sqlite URI (None for a server)."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -166,9 +161,9 @@ class _Store:
         self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
     def open(self, scale: str, study: str) -> None:
-        """Create, find or restore the experiment of a study, set its tags, and read its MLflow runs."""
+        """Open the experiment of a study, which is created or restored if necessary."""
         name = f"formerlab/{scale}/{study}"
-        # A server stores artifacts. For a database file, artifacts are in a folder next to the file.
+        # With a database file, artifacts are in a folder next to it; a server has its own store.
         folder = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
@@ -197,8 +192,7 @@ class _Store:
         """Create or update the MLflow run of an entry and return its id; `content` is the hash of the entry.
 
         An MLflow run is updated in place if the entry only has additional points. MLflow cannot delete metrics and
-        parameters, so an MLflow run with other values moves to the trash, which `mlflow gc` empties, and a new MLflow
-        run is created.
+        parameters, so an MLflow run with other values is deleted and created again.
         """
         key, content = "/".join([self._prefix, *names]), LAYOUT + content
         existing = self._runs.get(key)
@@ -225,13 +219,13 @@ class _Store:
         for name in run.data.tags.keys() - tags.keys():
             if name.startswith("claim."):
                 self._client.delete_tag(identity, name)
-        # Every attempt at training has its own start time; shift the points to the start time in MLflow.
+        # Shift the points to the start time in MLflow, because every attempt at training has another start time.
         self._write(identity, entry, tags, run.info.start_time - entry.started_ms)
         self._client.set_tag(identity, "formerlab.content", content)
         return identity
 
     def log_weights(self, identity: str, path: Path, digest: str) -> None:
-        """Log the weights of a run once, if weights are requested and the file exists."""
+        """Log the weights of a run once."""
         if not self._weights or not path.exists():
             return
         if self._client.get_run(identity).data.tags.get("formerlab.weights") != digest:
@@ -239,7 +233,7 @@ class _Store:
             self._client.set_tag(identity, "formerlab.weights", digest)
 
     def _write(self, identity: str, entry: Entry, tags: dict[str, str], shift_ms: int) -> None:
-        """Write an entry to the MLflow run `identity`; `shift_ms` is added to the times of its points."""
+        """Write an entry to the MLflow run `identity`, with `shift_ms` added to the times of its points."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
         points = [Metric(name, _rounded(value), time_ms + shift_ms, step)
@@ -258,5 +252,5 @@ class _Store:
 
 
 def _rounded(value: float) -> float:
-    """Round to 4 significant digits; the rows in the artifacts have all digits."""
+    """Round to 4 significant digits."""
     return float(f"{value:.4g}")

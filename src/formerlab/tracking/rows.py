@@ -1,4 +1,4 @@
-"""Convert studies, configurations and runs to entries with the values of an MLflow run."""
+"""Convert studies, configurations and runs to the content of MLflow runs."""
 
 import json
 import math
@@ -42,10 +42,10 @@ COSTS = {
 }
 """Keys of run.json that become metrics, with the name of the metric and the divisor for its unit.
 
-MLflow sorts metrics by name. These names sort after `test/loss_nats`, which is therefore the first column.
+MLflow sorts metrics by name. These names come after `test/loss_nats`.
 """
 FOLDERS = {".png": "figures", ".pdf": "figures", ".csv": "tables", ".html": "tables", ".md": "tables"}
-"""Artifact folder in MLflow by file extension; run.json and run.yaml are outside of these folders."""
+"""Artifact folder in MLflow by file extension."""
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 """Status of a run in MLflow; any other status becomes KILLED."""
 WITH_MEANS = {file: table for file, table in TABLES.items() if table.value}
@@ -73,7 +73,7 @@ class Entry:
     def thinned(self) -> DataFrame:
         """Return at most MAX_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last point.
 
-        Strides are powers of two, so a growing curve retains a subset of its earlier points.
+        The points of a growing curve are thus a subset of its earlier points, plus new points.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
@@ -110,7 +110,7 @@ def unfinished(root: Path) -> list[dict[str, Any]]:
 
 
 def content_of(values: Any, files: Sequence[Path] = ()) -> str:
-    """Return a hash of the content of an entry: plain values, and the names and contents of files."""
+    """Return a hash of JSON values, and of the names and contents of files."""
     digest = sha256(json.dumps(values).encode())
     for path in files:
         digest.update(path.name.encode() + sha256(path.read_bytes()).digest())
@@ -121,8 +121,7 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     """Return the entry of a study: its figures, its tables and the verdicts on its claims.
 
     The tag `claim.<id>` is the verdict, `claim.<id>.ours` the measured value, `claim.<id>.reason` the reason for a
-    claim that is not tested, and `claim.<id>.changed` marks a criterion that was changed later. The tags are missing
-    until claims are evaluated.
+    claim that is not tested, and `claim.<id>.changed` marks a criterion that was changed later.
     """
     names = [name for entry in catalogue().values() if entry.study == study for name in entry.outputs]
     rendered = [name for name in names if FOLDERS.get(Path(name).suffix) and not name.endswith(".csv")]
@@ -151,12 +150,12 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
     states, ends = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
     points = pd.concat([entry.points for entry in seeds]).groupby(["name", "step"], sort=False)
     means = points.agg(value=("value", "mean"), time_ms=("time_ms", "first"), seeds=("value", "size")).reset_index()
-    means = means.loc[means["seeds"] == len(seeds), [*seeds[0].points]]  # at the times of the first seed
+    means = means.loc[means["seeds"] == len(seeds), [*seeds[0].points]]  # only points that all seeds have
     tags = {name: tag for name, tag in seeds[0].tags.items() if name.startswith(("mlflow.source", "formerlab.data"))}
     count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     return Entry(
         tags
-        | _display_tags("configuration", run, f"{run}, {count}. Metrics are means over its seeds, the runs below it."),
+        | _display_tags("configuration", run, f"{run}, {count}. Metrics are means over the seeds, the nested runs."),
         started_ms=seeds[0].started_ms,
         finished_ms=None if None in ends else max(filter(None, ends)),
         status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
@@ -168,10 +167,7 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
 
 
 def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
-    """Return the entry of a run: its curves, final values and files, and tags for searches.
-
-    Environment variables are not included, because they may contain secrets.
-    """
+    """Return the entry of a run: its curves, final values and files, and tags for searches."""
     names = (*CURVES, "eval.csv", *WITH_MEANS)
     rows = {name: frame for name in names if len(frame := results.rows_of(name, record["id"]))}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
@@ -213,7 +209,7 @@ def _data_set(folder: Path, fingerprint: str) -> dict[str, str]:
 
 
 def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
-    """Return curves with the time of each step, and final values with the time of the end of the run."""
+    """Return curves with the time of each step, and final values with the end time of the run."""
     start, end = (_milliseconds(record[moment]) for moment in ("started", "finished"))
     curves = [
         rows[file].melt("step", columns, "name").assign(_of=file.removesuffix(".csv"))
@@ -231,7 +227,7 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
     last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
     ends = DataFrame(finals.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
     points = pd.concat([*(curve.assign(name=curve["_of"] + "/" + curve["name"]) for curve in curves), ends])
-    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # a repeated sync gives equal times
+    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))
     times = start + 1000 * np.interp(points["step"], timing["step"], timing["time_s"])
     points["time_ms"] = points["time_ms"].where(points["time_ms"].notna(), times).astype(int)
     return points.astype({"value": float}).reset_index(drop=True)[[*ends]]

@@ -27,14 +27,14 @@ POLICY = (
 )
 """Matches the policies that timm parses completely; timm ignores unknown words of a policy without an error."""
 Probability = Annotated[float, Field(ge=0, le=1)]
-Bytes = NDArray[np.uint8]
-Pictures = Float[Tensor, "count channels rows columns"]
+PixelArray = NDArray[np.uint8]
+ImageTensor = Float[Tensor, "count channels rows columns"]
 
 
 class Shift(Spec):
     """A random shift by a few pixels and a random flip, for small images that are stored as pixels.
 
-    All images of a micro-batch are shifted together, without worker processes.
+    The shift is vectorised over a micro-batch and needs no worker processes.
     """
 
     kind: Literal["shift"] = "shift"
@@ -53,7 +53,7 @@ class TimmAugmentation(Spec):
     flip: Probability = 0.5
     """Probability that an image is mirrored."""
     policy: Annotated[str, Field(pattern=POLICY)] | None = "rand-m9-mstd0.5-inc1"
-    """RandAugment in timm's notation: magnitude 9, its standard deviation 0.5, increasing severity."""
+    """RandAugment, AugMix or AutoAugment policy in timm's notation, or null."""
     erase: Probability = 0.25
     """Probability that a rectangle of an image is replaced by noise (arXiv:1708.04896)."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
@@ -64,16 +64,16 @@ Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
 
 class AugmentedImages(NamedTuple):
-    """Augmented images; normalisation and random erasing follow on the device, for the whole batch."""
+    """Augmented images before normalisation and random erasing, which follow on the device."""
 
     pixels: UInt8[Tensor, "count channels side side"]
     boxes: Int[Tensor, "count 4"]
-    """Top, left, bottom and right of the erased rectangle of each image; zeros for an image without one."""
+    """Top, left, bottom and right of the erased rectangle of each image; zeros if nothing is erased."""
     noise: Float[Tensor, " noise"]
     """Noise for the rectangles, image after image, channel after channel."""
 
 
-def without_erasing(pixels: Bytes) -> AugmentedImages:
+def without_erasing(pixels: PixelArray) -> AugmentedImages:
     """Return images of shape (count, rows, columns, channels) as AugmentedImages without erased rectangles."""
     return AugmentedImages(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
 
@@ -88,7 +88,6 @@ def augment_by_timm(
     """Return images augmented by timm's transform, with one seed per image.
 
     The steps of the transform before normalisation give the pixels, and its random eraser gives boxes and noise.
-    Normalisation is deterministic and follows on the device.
     """
     ensure_torchvision_imports()
     from timm.data.random_erasing import RandomErasing
@@ -104,7 +103,7 @@ def augment_by_timm(
         for index, seed in zip(indices, seeds, strict=True):
             reseed(seed)
             pixels.append(augment(images.image(int(index))))
-            # The eraser fills a box of this NaN canvas with noise, so the numbers of the canvas show the box.
+            # The eraser fills a box of this NaN canvas with noise; the entries that are not NaN give the box.
             canvas = torch.full((len(preprocessing.mean), preprocessing.side, preprocessing.side), math.nan)
             inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
             rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
@@ -114,7 +113,7 @@ def augment_by_timm(
     return AugmentedImages(torch.stack(pixels), torch.tensor(boxes), torch.cat(noise))
 
 
-def erase(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> Pictures:
+def erase(images: ImageTensor, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> ImageTensor:
     """Write the noise into the boxes of the images, in place and without synchronising with the device."""
     if len(noise) == 0:
         return images
@@ -136,7 +135,7 @@ class Preprocessing(Spec):
     crop: float = 1.0
     """`side` divided by the shorter side of a held-out image after resizing; its centre is then cropped."""
 
-    def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> Pictures:
+    def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> ImageTensor:
         """Return normalised float32 images on the device of the pixels."""
         mean, std = _constants(self.mean, self.std, pixels.device)
         return pixels.float().div_(255).sub_(mean).div_(std)
@@ -148,21 +147,23 @@ def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.de
     return constants[0], constants[1]
 
 
-def channels_first(pixels: Bytes) -> UInt8[Tensor, "count channels rows columns"]:
+def channels_first(pixels: PixelArray) -> UInt8[Tensor, "count channels rows columns"]:
     """Return images of shape (count, rows, columns, channels) as a tensor (count, channels, rows, columns)."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
-def held_out_pixels(images: ImageSet, indices: NDArray[np.int64], preprocessing: Preprocessing) -> Bytes:
+def held_out_pixels(images: ImageSet, indices: NDArray[np.int64], preprocessing: Preprocessing) -> PixelArray:
     """Return images without augmentation, (count, side, side, channels): stored pixels, or resized centre crops."""
-    if images.stores_pixels and images.form["side"] == preprocessing.side and preprocessing.crop == 1:
+    if images.stores_pixels and images.layout["side"] == preprocessing.side and preprocessing.crop == 1:
         return images.pixels(indices)
     return np.stack(
         [centre_crop(images.image(int(index)), preprocessing.side, preprocessing.crop) for index in indices]
     )
 
 
-def shifted(pixels: Bytes, augmentation: Shift, positions: NDArray[np.int64], step_images: int, seed: int) -> Bytes:
+def shifted(
+    pixels: PixelArray, augmentation: Shift, positions: NDArray[np.int64], step_images: int, seed: int
+) -> PixelArray:
     """Shift and mirror images (count, rows, columns, channels) at random.
 
     `positions` are their positions in a step of `step_images` images.
@@ -175,16 +176,13 @@ def shifted(pixels: Bytes, augmentation: Shift, positions: NDArray[np.int64], st
     if augmentation.flip:
         columns = np.where(mirrored == 1, columns[:, ::-1], columns)
     padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
-    images: Bytes = padded[np.arange(len(positions))[:, None, None], rows[:, :, None], columns[:, None, :]]
+    images: PixelArray = padded[np.arange(len(positions))[:, None, None], rows[:, :, None], columns[:, None, :]]
     return images
 
 
 @contextmanager
 def isolated_randomness() -> Iterator[Any]:
-    """Yield a function that seeds the generators of random, NumPy and torch; restore their states at the end.
-
-    timm and torchvision use these three generators.
-    """
+    """Yield a function that seeds the generators of random, NumPy and torch, and restore their states at the end."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
     def reseed(seed: int) -> None:
@@ -230,7 +228,7 @@ def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float,
 def posterized(image: Image, bits: int, **_: Any) -> Image:
     """Keep the `bits` highest bits of every channel; return a black image for zero bits.
 
-    timm uses zero bits at full magnitude. Older versions of Pillow return a black image, newer versions raise an error.
+    timm uses zero bits at full magnitude, for which newer versions of Pillow raise an error.
     """
     from timm.data.auto_augment import posterize
 

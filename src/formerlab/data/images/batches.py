@@ -1,4 +1,4 @@
-"""Batches of images, determined by (data, seed, position) and prefetched by worker processes."""
+"""Batches of images, prefetched by worker processes."""
 
 import functools
 import itertools
@@ -42,7 +42,6 @@ Positions = NDArray[np.int64]
 Key = tuple[int, int, int, Positions]
 """Seed, step index for the augmentations, start of the batch in the sequence of epochs, positions in the batch."""
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-"""Signals that ask a process to end."""
 PREFETCH = 2
 """Number of chunks that each worker process prefetches."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -54,12 +53,12 @@ REMEDY = "give it more (docker run --shm-size=8g), raise task.accumulate, or on 
 
 
 class ImageBatch(NamedTuple):
-    """Normalised images with targets: class indices, or one weight per class if the batch is mixed."""
+    """Normalised images with targets."""
 
     images: Tensor
     """Shape (count, channels, side, side), float32."""
     targets: Tensor
-    """Shape (count,), or (count, classes) if the batch is mixed."""
+    """Class indices (count,), or weights (count, classes) if the batch is mixed."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ class TrainingImages(Dataset[AugmentedImages]):
     """Training batches of a split of images.
 
     Worker processes, one per thread of the job, prefetch images that need decoding or timm's transform. The main
-    process makes the batches if the job has one thread and no GPU, or if it reads stored pixels without timm. The
-    batches are bit-identical in both cases.
+    process makes the batches if the job has one thread and no GPU, or if it reads stored pixels without timm.
     """
 
     def __init__(
@@ -115,12 +113,12 @@ class TrainingImages(Dataset[AugmentedImages]):
     ) -> None:
         self.images, self.augmentation, self.preprocessing, self.batch = images, augmentation, preprocessing, batch
         needs_workers = isinstance(augmentation, TimmAugmentation) or not images.stores_pixels
-        # With a GPU, batches are made in a second thread, which would share torch's generator with the main thread.
+        # With a GPU, a second thread makes the batches and would share torch's generator with the main thread.
         threads = torch.get_num_threads()
         single_threaded = threads == 1 and not torch.cuda.is_available()
         self.workers = threads if needs_workers and not single_threaded else 0
         self.stop: Callable[[], str | None] | None = None
-        """A function that returns the reason to stop waiting for worker processes, or None."""
+        """Returns the reason to stop waiting for worker processes, or None."""
         self._results: Iterator[AugmentedImages] | None = None
         self._next_request: tuple[int, int, int, bytes] | None = None
 
@@ -147,7 +145,7 @@ class TrainingImages(Dataset[AugmentedImages]):
         return [ImageBytes(*pair, self.preprocessing, mix) for pair in zip(augmented, labels, strict=True)]
 
     def __getitem__(self, key: Key) -> AugmentedImages:
-        """Return the augmented images at some positions of a step, in the main process or in a worker process."""
+        """Return the augmented images at some positions of a step."""
         seed, step, start, positions = key
         indices = step_indices(seed, start, self.batch, len(self.images))[positions]
         if isinstance(self.augmentation, TimmAugmentation):
@@ -164,7 +162,7 @@ class TrainingImages(Dataset[AugmentedImages]):
         positions = np.stack(micro_batches).tobytes()
         if self._next_request != (seed, step, start, positions):
             self._results = self._start_workers(seed, step, start, micro_batches)
-        self._next_request = None  # if the wait below is interrupted, the next call starts new workers
+        self._next_request = None  # after an interrupted wait, the next call starts new workers
         augmented = []
         for micro_batch in micro_batches:
             chunks = [self._next_chunk() for _ in self._chunks(micro_batch)]
@@ -207,13 +205,13 @@ class TrainingImages(Dataset[AugmentedImages]):
                 raise UserError(f"{problem} need {needed / 1e6:.1f} MB for images; {REMEDY}")
 
     def _chunks(self, micro_batch: Positions) -> list[Positions]:
-        """Split a micro-batch into one chunk per worker, or one per image if there are fewer images than workers."""
+        """Split a micro-batch into one chunk per worker, or per image if there are fewer images."""
         return np.array_split(micro_batch, min(self.workers, len(micro_batch)))
 
     def _start_workers(
         self, seed: int, step: int, start: int, micro_batches: list[Positions]
     ) -> Iterator[AugmentedImages]:
-        """Start the workers; return an iterator over the chunks of this and all following batches, in order."""
+        """Start the workers; return an iterator over the chunks of this and all following batches."""
         chunks = [chunk for micro_batch in micro_batches for chunk in self._chunks(micro_batch)]
         keys = ((seed, step + k, start + k * self.batch, chunk) for k in itertools.count() for chunk in chunks)
         self._results = None  # ends earlier workers, and the iterator cannot be pickled for new workers
@@ -234,16 +232,13 @@ class TrainingImages(Dataset[AugmentedImages]):
 
 
 def stop_waiting(data: Any, stop: Callable[[], str | None]) -> None:
-    """Stop waiting for worker processes if `stop` returns a reason; data other than images have no worker processes."""
+    """Make image data stop waiting for worker processes if `stop` returns a reason."""
     if isinstance(data, TrainingImages):
         data.stop = stop
 
 
 def _end_at_parents_signal(worker: int) -> None:
-    """Exit when the parent process sends a signal.
-
-    Signals of other processes are ignored, because the parent needs images for its last step.
-    """
+    """Exit when the parent process sends a signal; signals of other processes are ignored."""
 
     def wait() -> None:
         while signal.sigwaitinfo(END_SIGNALS).si_pid != os.getppid():

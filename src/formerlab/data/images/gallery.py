@@ -12,24 +12,24 @@ from formerlab.data.images.store import Pixels
 from formerlab.data.splitting import Split
 
 
-class Picture(NamedTuple):
-    """One labelled image, not yet decoded."""
+class LabelledImage(NamedTuple):
+    """A labelled image before decoding."""
 
     name: str
-    """Name within the source, for messages and for the hash that assigns a split."""
+    """Name within the source; its hash assigns a split."""
     label: int
     """Index of the class."""
     content: Path | bytes | Pixels
-    """Path of an image file, content of an image file, or pixels."""
+    """Path or content of an image file, or pixels."""
 
 
-class Gallery(NamedTuple):
+class OpenedImages(NamedTuple):
     """An opened source; iterating over a split raises UserError for an image without a valid class."""
 
     classes: tuple[str, ...]
     """Names of the classes, in the order of the labels."""
-    splits: dict[Split, Iterable[Picture]]
-    """The pictures of each split that the source names; all other splits are taken from `train`."""
+    splits: dict[Split, Iterable[LabelledImage]]
+    """The images of each split that the source names."""
     notes: tuple[str, ...] = ()
     """Notes on unused files or splits of the source."""
 
@@ -42,17 +42,18 @@ class Digits(DataSource):
     kind: Literal["digits"] = "digits"
 
     def contents(self, cache: Path | None = None) -> str:
-        """Return the name of the data set, because all releases of scikit-learn contain the same images."""
-        return "scikit-learn digits"
+        return "scikit-learn digits"  # all releases contain the same images
 
-    def open(self) -> Gallery:
+    def open(self) -> OpenedImages:
         """Return all images as training images, scaled from 0..16 to 0..255."""
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
         pixels = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
         digits = enumerate(zip(labels.tolist(), pixels, strict=True))
-        return Gallery(tuple("0123456789"), {"train": [Picture(f"digit {index}", *digit) for index, digit in digits]})
+        return OpenedImages(
+            tuple("0123456789"), {"train": [LabelledImage(f"digit {index}", *digit) for index, digit in digits]}
+        )
 
     def licence_notice(self) -> str:
         return "CC BY 4.0 (UCI Machine Learning Repository), shipped with scikit-learn (BSD 3-Clause)"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jaxtyping import Int
 from torch import Tensor
 
-from formerlab.data.images.augmentation import Pictures, isolated_randomness
+from formerlab.data.images.augmentation import ImageTensor, isolated_randomness
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
@@ -15,14 +15,12 @@ class Mix(NamedTuple):
     weight: float
     """Weight of an image's class in its target; for mixup (no box), also the weight of its pixels."""
     box: tuple[int, int, int, int] | None
-    """Rectangle that cutmix copies from the other image: first row, end row, first column, end column (ends
-    excluded)."""
+    """Rectangle that cutmix copies from the other image: first row, end row, first column, end column."""
     smoothing: float
     """Label smoothing of the targets, from 0 to 1."""
     classes: int
-    """Number of classes."""
 
-    def __call__(self, images: Pictures, labels: Int[Tensor, " count"]) -> tuple[Pictures, Tensor]:
+    def __call__(self, images: ImageTensor, labels: Int[Tensor, " count"]) -> tuple[ImageTensor, Tensor]:
         """Mix the images in place; return them with targets of shape (count, classes)."""
         from timm.data.mixup import mixup_target
 
@@ -37,7 +35,7 @@ class Mix(NamedTuple):
 
 
 def sample_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
-    """Return random parameters of a step; timm's Mixup samples the same parameters from this seed."""
+    """Return random parameters of a step, as timm's Mixup samples them with this seed."""
     ensure_torchvision_imports()
     from timm.data.mixup import Mixup, cutmix_bbox_and_lam
 

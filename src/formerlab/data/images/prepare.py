@@ -1,7 +1,4 @@
-"""Prepare a data set of images: split, decode, crop and store them.
-
-Each split has a file of image bytes and a file of labels.
-"""
+"""Prepare a data set of images: split, decode, crop and store them."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -17,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.images.gallery import Digits, Gallery, Picture
+from formerlab.data.images.gallery import Digits, LabelledImage, OpenedImages
 from formerlab.data.images.source import ImageFolders, ImageHub
 from formerlab.data.images.store import Pixels, centre_crop, decode
 from formerlab.data.manifest import MANIFEST
@@ -48,14 +45,14 @@ class ImageData(DataSpec):
     classes: Size = 10
     """Number of classes; the preparation raises an error if the source has another number."""
     storage: Literal["pixels", "encoded"] = "pixels"
-    """pixels: every image is cropped to `side` once and stored as bytes, for small images. encoded: the unchanged image
-    files are packed into one file, and worker processes decode them for every batch, for random crops."""
+    """pixels: images are cropped to `side` once and stored as bytes. encoded: unchanged image files are packed into one
+    file, and worker processes decode them for every batch, which allows random crops."""
     valid_share: Fraction = 0.05
     """Fraction of the training images that become validation images if the source has no validation split."""
     test_share: Fraction = 0.1
     """Fraction of the training images that become test images if the source has no test split."""
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the training images that are kept; a hash of their names selects them."""
+    """Fraction of the training images to keep; a hash of their names selects them."""
 
     def run_defaults(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of model and task that these images determine."""
@@ -64,9 +61,9 @@ class ImageData(DataSpec):
 
     def write(self, out: Path) -> dict[str, Any]:
         """Write the images of all splits. Raises UserError for wrong `classes`, unreadable images or an empty split."""
-        gallery = self.source.open()
-        if len(gallery.classes) != self.classes:
-            actual = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"
+        source = self.source.open()
+        if len(source.classes) != self.classes:
+            actual = f"{len(source.classes)} ({', '.join(source.classes[:5])}, ...)"
             raise UserError(f"classes: {self.classes}, but the source has {actual}; correct the config")
         (out / MANIFEST).unlink(missing_ok=True)
         with ExitStack() as stack:
@@ -74,43 +71,41 @@ class ImageData(DataSpec):
             files = {split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}
             bar = stack.enter_context(Progress(None, f"decode {out.name}", unit="image"))
             writer = SplitWriter(files, self)
-            for image in in_threads(partial(decode_picture, self), self._divided(gallery, writer)):
+            for image in in_threads(partial(decode_image, self), self._assign_splits(source, writer)):
                 writer.add(image)
                 bar.advance()
             for split in (split for split in SPLITS if not writer.labels[split]):
                 repeated = f" ({writer.duplicates} are identical to others)" if writer.duplicates else ""
-                raise UserError(f"no image is left for '{split}'{repeated}: set source.{split} or raise {split}_share")
+                remedy = f"raise {split}_share" + (f" or set source.{split}" if hasattr(self.source, split) else "")
+                raise UserError(f"no image is left for '{split}'{repeated}: {remedy}")
         splits = {split: writer.entry(split, out) for split in SPLITS}
         mean, square = writer.sums / splits["train"]["images"]
         return {
             "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
-            "classes": gallery.classes,
+            "classes": source.classes,
             "mean": mean.tolist(),
             "std": np.sqrt(square - mean**2).tolist(),
             "splits": splits,
             "duplicates_removed": writer.duplicates,
-            "notes": [*gallery.notes, *writer.notes()],
+            "notes": [*source.notes, *writer.notes()],
         }
 
-    def _divided(self, gallery: Gallery, writer: "SplitWriter") -> Iterator[tuple[Split, Picture]]:
-        """Yield the pictures with their splits, in the order of the source; count the pictures that `keep` leaves out.
-
-        Held-out splits come first, so that a training image identical to a held-out image is dropped.
-        """
+    def _assign_splits(self, source: OpenedImages, writer: "SplitWriter") -> Iterator[tuple[Split, LabelledImage]]:
+        """Yield the images with their splits, held-out splits first; count the images that `keep` leaves out."""
         candidates = self.source.hashed_splits()
-        for source_split in reversed([split for split in SPLITS if split in gallery.splits]):
-            for picture in gallery.splits[source_split]:
+        for source_split in reversed([split for split in SPLITS if split in source.splits]):
+            for image in source.splits[source_split]:
                 split = source_split
                 if source_split == "train":
-                    split = self.fractions.split(digest(picture.name), candidates)
-                if split != "train" or digest(f"keep {picture.name}") / 2.0**64 < self.keep:
-                    yield split, picture
+                    split = self.fractions.split(digest(image.name), candidates)
+                if split != "train" or digest(f"keep {image.name}") / 2.0**64 < self.keep:
+                    yield split, image
                 else:
                     writer.left_out += 1
 
 
 class Decoded(NamedTuple):
-    """A decoded picture."""
+    """A decoded image."""
 
     split: Split
     label: int
@@ -119,24 +114,24 @@ class Decoded(NamedTuple):
     moments: NDArray[np.float64]  # mean and mean square of the pixels per channel, on a scale from 0 to 1
 
 
-def decode_picture(data: ImageData, item: tuple[Split, Picture]) -> Decoded:
-    """Decode a picture. Raises UserError with its name if it cannot be decoded."""
-    split, picture = item
+def decode_image(data: ImageData, item: tuple[Split, LabelledImage]) -> Decoded:
+    """Decode an image. Raises UserError with its name if it cannot be decoded."""
+    split, image = item
     try:
-        content, pixels = _read(picture.content, data)
+        content, pixels = _read(image.content, data)
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        name = picture.content if isinstance(picture.content, Path) else picture.name
+        name = image.content if isinstance(image.content, Path) else image.name
         unidentified = isinstance(error, UnidentifiedImageError)  # its message has the address of an object
         problem = "not an image that Pillow can read" if unidentified else reason(error)
         raise UserError(f"{name}: {problem}; repair or remove it") from None
     pixel_hash = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
     values = pixels.reshape(-1, data.channels) / 255
     moments = np.stack((values.mean(axis=0), np.square(values).mean(axis=0)))
-    return Decoded(split, picture.label, content, pixel_hash, moments)
+    return Decoded(split, image.label, content, pixel_hash, moments)
 
 
 def _read(content: Path | bytes | Pixels, data: ImageData) -> tuple[bytes, Pixels]:
-    """Return the bytes to store for a picture, and the pixels that a model sees."""
+    """Return the bytes to store for an image, and the pixels that a model sees."""
     if isinstance(content, Path) and data.storage == "encoded":
         content = content.read_bytes()
     pixels = centre_crop(decode(content, data.channels), data.side)
@@ -170,7 +165,7 @@ class SplitWriter:
                 self.sums += image.moments
 
     def notes(self) -> list[str]:
-        notes = [f"keep={self.data.keep:g} leaves out {self.left_out}"] if self.left_out else []
+        notes = [f"keep={self.data.keep:g} leaves out {self.left_out} training images"] if self.left_out else []
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")
         return notes

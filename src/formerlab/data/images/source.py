@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from formerlab.data.dataset import DataSource
 from formerlab.data.hub import HubSource
-from formerlab.data.images.gallery import Gallery, Picture
+from formerlab.data.images.gallery import LabelledImage, OpenedImages
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError, some
 from formerlab.file_search import expanded, files_below, files_named
@@ -28,8 +28,7 @@ ENDINGS = (
 class ImageFolders(DataSource):
     """A folder per split that contains a folder per class; image files may be in subfolders of a class.
 
-    Classes are numbered in the order of their names. `~` and `$NAME` are expanded, and relative paths start at the
-    working directory.
+    `~` and `$NAME` are expanded, and relative paths start at the working directory.
     """
 
     kind: Literal["folders"] = "folders"
@@ -45,27 +44,26 @@ class ImageFolders(DataSource):
     def contents(self, cache: Path | None = None) -> list[Any]:
         """Return names and sizes of all image files.
 
-        Their contents are not read, because there may be millions of files. A change that leaves the size of a file
-        unchanged is therefore detected only when the data are prepared again.
+        Their contents are not read, because there may be millions of files, so a change that leaves all sizes unchanged
+        is not detected.
         """
         return [[split, *file] for split in self._given_splits() for file in self._files(split)]
 
-    def open(self) -> Gallery:
+    def open(self) -> OpenedImages:
         """Return the files of all splits. Raises UserError for a missing folder or a class without training images."""
         files = {split: [name for name, _ in self._files(split)] for split in self._given_splits()}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
-        numbers, splits = {name: number for number, name in enumerate(classes)}, dict[Split, Iterable[Picture]]()
+        numbers, splits = {name: number for number, name in enumerate(classes)}, dict[Split, Iterable[LabelledImage]]()
         for split, names in files.items():
             root = expanded(getattr(self, split))
             for name in names:
                 if (label := name.partition("/")[0]) not in numbers:
                     problem = f"{root / name}: no class {label!r} among the training images"
                     raise UserError(f"{problem}; remove it or add the class")
-            splits[split] = [Picture(name, numbers[name.partition("/")[0]], root / name) for name in names]
-        return Gallery(classes, splits, tuple(filter(None, map(self._left_out, files))))
+            splits[split] = [LabelledImage(name, numbers[name.partition("/")[0]], root / name) for name in names]
+        return OpenedImages(classes, splits, tuple(filter(None, map(self._left_out, files))))
 
     def recipe(self) -> dict[str, object]:
-        """Return the kind and the named splits; paths and licence do not affect the content."""
         return {"kind": self.kind, "named": self._given_splits()}
 
     def _given_splits(self) -> list[Split]:
@@ -123,7 +121,7 @@ class ImageHub(HubSource):
         sizes = [(Path(path).name, status.st_size) for path, status in below]
         return [sizes + [(path.name, path.stat().st_size) for group in self._files().values() for path in group]]
 
-    def open(self) -> Gallery:
+    def open(self) -> OpenedImages:
         """Open the data set. Raises UserError if the data set, a split or a column is missing."""
         read = re.findall(r"\w+", f"{self.train} {self.valid} {self.test}")
         if unread := sorted(self.files.keys() - set(read)):
@@ -133,30 +131,30 @@ class ImageHub(HubSource):
             )
         self._check_class_names()
         rows = {split: self._load_split(name) for split in SPLITS if (name := getattr(self, split)) is not None}
-        named = getattr(rows["train"].features[self.label], "names", None)
-        distinct = {row[self.label] for row in rows["train"].select_columns([self.label])} if named is None else set()
+        names = getattr(rows["train"].features[self.label], "names", None)
+        distinct = {row[self.label] for row in rows["train"].select_columns([self.label])} if names is None else set()
         # A missing label is None, or NaN if pandas wrote the file.
-        labels = named or sorted(label for label in distinct if label is not None and label == label)
+        labels = names or sorted(label for label in distinct if label is not None and label == label)
         classes = tuple(map(str, labels))
         unread = sorted(set(rows["train"].info.splits or ()).difference(read))
         notes = (f"not read: split {some(unread)} of {self.name}; set source.valid or source.test",) if unread else ()
-        return Gallery(classes, {split: self._pictures(rows[split], classes) for split in rows}, notes)
+        return OpenedImages(classes, {split: self._images(rows[split], classes) for split in rows}, notes)
 
     def _check_class_names(self) -> None:
         """Raise UserError if local files number their classes differently, because `datasets` uses the first list."""
         from datasets import Features
         from pyarrow import parquet
 
-        named: dict[str, Path] = {}
+        path_by_classes: dict[str, Path] = {}
         below = [Path(path) for path, _ in files_below(self.name)] if Path(self.name).is_dir() else []
         for path in [*below, *(path for group in self._files().values() for path in group)]:
             if path.suffix == ".parquet":
                 with suppress(Exception):  # `datasets` reports unreadable files
                     feature = Features.from_arrow_schema(parquet.read_schema(path)).get(self.label)
                     if names := getattr(feature, "names", None):
-                        named.setdefault(", ".join(names), path)
-        if len(named) > 1:
-            (classes, path), (other_classes, other_path) = list(named.items())[:2]
+                        path_by_classes.setdefault(", ".join(names), path)
+        if len(path_by_classes) > 1:
+            (classes, path), (other_classes, other_path) = list(path_by_classes.items())[:2]
             problem = f"classes {classes[:60]} in {path}, but {other_classes[:60]} in {other_path}"
             raise UserError(f"source.label: {problem}; write all files with one list of classes")
 
@@ -185,12 +183,12 @@ class ImageHub(HubSource):
             rows = rows.cast_column(self.image, datasets.Image(decode=False))
         return rows
 
-    def _pictures(self, rows: Any, classes: tuple[str, ...]) -> Iterator[Picture]:
+    def _images(self, rows: Any, classes: tuple[str, ...]) -> Iterator[LabelledImage]:
         numbers = {name: number for number, name in enumerate(classes)}
-        named = getattr(rows.features[self.label], "names", None) is not None
+        has_class_names = getattr(rows.features[self.label], "names", None) is not None
         for index, row in enumerate(rows):
             image, label = row[self.image], row[self.label]
-            number = label if named or label is None else numbers.get(str(label))
+            number = label if has_class_names or label is None else numbers.get(str(label))
             if number is None or not 0 <= number < len(classes):
                 raise UserError(
                     f"source {self.name!r}: image {index} has label {label!r}, which no training image has; "
@@ -199,4 +197,4 @@ class ImageHub(HubSource):
             content = image["bytes"] if isinstance(image, dict) else image
             if content is None:  # decoding reports an image without bytes and path
                 content = Path(image["path"]) if image and image["path"] else b""
-            yield Picture(f"image {index}", int(number), content)
+            yield LabelledImage(f"image {index}", int(number), content)

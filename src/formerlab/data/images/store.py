@@ -1,4 +1,4 @@
-"""Read prepared images, one memory-mapped file per split, and decode and crop images."""
+"""Read prepared images, and decode and crop images."""
 
 import io
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
 def centre_crop(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
     """Return the centre crop of an image, (side, side, channels), after resizing its shorter side to side / crop.
 
-    Resizing is bicubic. A crop of 224 from 256 pixels, which is usual for tests, has `crop` 0.875.
+    Resizing is bicubic. A crop of 224 from 256 pixels has `crop` 0.875.
     """
     shorter = round(side / crop)
     scale = shorter / min(image.size)
@@ -58,12 +58,12 @@ def centre_crop(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A split of prepared images. Pickling for worker processes copies paths and sizes, but no pixels."""
+    """A split of prepared images, which is pickled without pixels."""
 
     folder: Path
     entry: dict[str, Any]
     """The manifest's entry for the split."""
-    form: dict[str, Any]
+    layout: dict[str, Any]
     """`side`, `channels` and `storage` of the data set."""
     mean: tuple[float, ...]
     """Mean of the training pixels per channel, on a scale from 0 to 1."""
@@ -81,19 +81,19 @@ class ImageSet:
 
     @property
     def stores_pixels(self) -> bool:
-        return bool(self.form["storage"] == "pixels")
+        return bool(self.layout["storage"] == "pixels")
 
     def pixels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return images of shape (count, side, side, channels); requires `stores_pixels`."""
-        side, channels = self.form["side"], self.form["channels"]
+        side, channels = self.layout["side"], self.layout["channels"]
         return np.asarray(self._bytes.reshape(len(self), side, side, channels)[np.asarray(indices)])
 
     def image(self, index: int) -> Image.Image:
         """Return one decoded image; encoded files keep their original size."""
         if self.stores_pixels:
-            return decode(self.pixels([index])[0], self.form["channels"])
+            return decode(self.pixels([index])[0], self.layout["channels"])
         first, end = self._offsets[index : index + 2]
-        return decode(self._bytes[first:end].tobytes(), self.form["channels"])
+        return decode(self._bytes[first:end].tobytes(), self.layout["channels"])
 
     @cached_property
     def _bytes(self) -> NDArray[np.uint8]:
@@ -105,7 +105,7 @@ class ImageSet:
         return offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields without open files; the other process opens the files again."""
+        """Return the fields without open files."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -122,5 +122,5 @@ def load_images(out: Path, split: str) -> ImageSet:
     path, size = out / entry["file"], (out / entry["file"]).stat().st_size
     if size != entry["bytes"]:
         raise UserError(f"{path}: {size} bytes, but the manifest says {entry['bytes']}; {REMEDY}")
-    form = {key: manifest["spec"][key] for key in ("side", "channels", "storage")}
-    return ImageSet(out, entry, form, tuple(manifest["mean"]), tuple(manifest["std"]), tuple(manifest["classes"]))
+    layout = {key: manifest["spec"][key] for key in ("side", "channels", "storage")}
+    return ImageSet(out, entry, layout, tuple(manifest["mean"]), tuple(manifest["std"]), tuple(manifest["classes"]))

@@ -59,11 +59,11 @@ class ParallelData(DataSpec):
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens in the vocabulary of a model, known before the data are prepared."""
+        """Vocabulary size of the models."""
         return self.tokenizer.vocabulary
 
     def run_defaults(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the vocabulary, and the context length for the longest translation, as defaults of the model."""
+        """Return vocabulary and context as defaults of the model."""
         return {"model": {"vocabulary": self.vocabulary, "context": self.max_tokens + EXTRA_TOKENS}}
 
     def write(self, out: Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class ParallelData(DataSpec):
             return "empty"
         shorter, longer = sorted(lengths)
         if longer > self.max_tokens:
-            if split == "test":  # leaving it out would improve the test result
+            if split == "test":
                 raise UserError(f"a test pair has {longer} tokens ({pair[0][:40]!r}...); raise max_tokens")
             return "too_long"
         too_uneven = self.max_ratio is not None and longer > self.max_ratio * shorter
@@ -143,9 +143,9 @@ class ParallelData(DataSpec):
 
     def _limit_notes(self, split: Split, entry: dict[str, Any]) -> Iterator[str]:
         """Yield notes on the number of pairs that each limit leaves out of a split."""
-        limits = "an empty side", f"max_tokens={self.max_tokens}", f"max_ratio={self.max_ratio}"
-        for limit, count in zip(limits, entry["dropped"].values(), strict=True):
+        reasons = "with an empty sentence", f"by max_tokens={self.max_tokens}", f"by max_ratio={self.max_ratio}"
+        for reason, count in zip(reasons, entry["dropped"].values(), strict=True):
             if count:
-                yield f"{limit} leaves out {count} {split} pairs"
+                yield f"{count} {split} pairs are left out {reason}"
         if entry["limited"]:
             yield f"max_pairs={self.max_pairs} leaves out further {split} pairs (max_pairs: null takes all)"

@@ -29,14 +29,10 @@ class PairSource(DataSource, ABC):
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of a named split of the source, in a fixed order."""
+        """Yield the pairs of a split that the source names, in a fixed order."""
 
     def pairs(self, split: Split, fractions: SplitFractions) -> Iterator[Pair]:
-        """Yield the pairs of a split.
-
-        A split that the source does not name is taken from `train` by a hash of the source sentence, so that equal
-        sentences are in the same split.
-        """
+        """Yield the pairs of a split; a hash of the source sentence takes a missing split from `train`."""
         if split not in self.hashed_splits():
             return self.read(split)
         return (pair for pair in self.read("train") if fractions.split(digest(pair[0]), self.hashed_splits()) == split)
@@ -88,7 +84,7 @@ class LinePairs(PairSource):
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """Yield the pairs of lines of two files. Raises UserError if one file has more lines than the other."""
+    """Yield the pairs of lines of two files. Raises UserError if the numbers of lines differ."""
     for number, (left, right) in enumerate(zip_longest(_lines(source), _lines(target))):
         if left is None or right is None:
             longer, shorter = (target, source) if left is None else (source, target)
@@ -97,7 +93,7 @@ def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    # Only a line feed ends a line, because other Unicode line separators occur inside sentences.
+    # Unicode line separators may occur inside sentences, so only a line feed ends a line.
     with open_text(path, newline="\n") as file:
         yield from (line.rstrip("\r\n") for line in file)
 
@@ -136,14 +132,13 @@ UNITS = (
 FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73049
 """The days from 1900 to 2099."""
 MAX_SAMPLES = 20
-"""Maximum number of samples per requested phrase. If they contain too few distinct phrases, the source raises an
-error."""
+"""Maximum number of samples per requested phrase."""
 
 
 class Phrases(PairSource):
     """Dates, times, amounts of money and measures in two languages, as localised by Unicode's CLDR.
 
-    Phrases are sampled with a fixed seed; every source phrase occurs once.
+    Every source phrase occurs once.
     """
 
     kind: Literal["embedded"] = "embedded"
@@ -175,7 +170,7 @@ class Phrases(PairSource):
 
 @functools.lru_cache(maxsize=1)
 def _all_pairs(spec: Phrases) -> tuple[Pair, ...]:
-    """Return the pairs of all splits; cached, because generating them takes seconds."""
+    """Return the pairs of all splits."""
     random, translations = np.random.Generator(np.random.Philox(key=1706)), dict[str, str]()
     plain = str.maketrans("\u202f\xa0", "  ")  # narrow and ordinary no-break spaces
     for _ in range(MAX_SAMPLES * spec.count):

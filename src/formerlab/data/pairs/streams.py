@@ -17,7 +17,7 @@ class PairStream:
     """The pairs of a split, read from a memory-mapped token stream."""
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], end: int) -> None:
-        """Locate the sentences, which end with the token `end`. Raises UserError for an odd number of sentences."""
+        """Locate the sentences, which end with the token `end`. Raises UserError if their number is 0 or odd."""
         self._ends = np.flatnonzero(tokens == end) + 1
         if len(self._ends) % 2 or not len(self._ends):
             raise UserError(f"a stream of pairs must have an even number of sentences; {REMEDY}")
@@ -39,7 +39,7 @@ class PairStream:
         """Return batches of pairs of similar length; each padded side of a batch has at most `tokens` tokens.
 
         Pairs are sorted by their longer side. `random` orders pairs of equal length and shuffles the batches; it does
-        not change the number and sizes of the batches. Raises UserError if a pair is too long.
+        not change the number or the sizes of the batches. Raises UserError if a pair is too long.
         """
         if self.longest > tokens:
             raise UserError(f"task.tokens={tokens}: the longest sentence has {self.longest} tokens; raise it")
@@ -57,11 +57,11 @@ class PairStream:
 
     @lru_cache(maxsize=2)  # noqa: B019 a stream lives as long as the process
     def epoch(self, tokens: int, seed: int, epoch: int) -> list[Numbers]:
-        """Return the batches of an epoch; they depend only on (pairs, tokens, seed, epoch)."""
+        """Return the shuffled batches of an epoch."""
         return self.batches(tokens, np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch])))
 
     @lru_cache(maxsize=2)  # noqa: B019
-    def epoch_size(self, tokens: int) -> int:
+    def batches_per_epoch(self, tokens: int) -> int:
         return len(self.batches(tokens))
 
 

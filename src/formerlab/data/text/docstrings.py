@@ -16,7 +16,7 @@ class Documented(NamedTuple):
     signature: str
     """`def fit(X, y):`, `class Ridge(LinearModel):`, or the dotted name of a module."""
     paragraphs: tuple[str, ...]
-    """The docstring, split at blank lines; line breaks within a paragraph are kept."""
+    """The docstring, split at blank lines."""
     summary: bool = True
     """Whether `paragraphs[0]` is the first paragraph of the docstring."""
 
@@ -28,11 +28,11 @@ class Module(NamedTuple):
     entries: tuple[Documented, ...]
 
     def render(self) -> str:
-        """Return the module's document: each signature with its paragraphs, separated by blank lines."""
+        """Return the module as text: each signature with its paragraphs, separated by blank lines."""
         return "\n\n".join(f"{entry.signature}\n" + "\n\n".join(entry.paragraphs) for entry in self.entries)
 
     def filtered(self, keep: Callable[[str], bool]) -> "Module":
-        """Return the module with the paragraphs that `keep` accepts; entries without such paragraphs are dropped."""
+        """Return the module with the paragraphs that `keep` accepts; entries without paragraphs are dropped."""
         selected = [(entry, [keep(paragraph) for paragraph in entry.paragraphs]) for entry in self.entries]
         entries = (
             Documented(entry.signature, tuple(compress(entry.paragraphs, mask)), entry.summary and mask[0])
@@ -43,7 +43,7 @@ class Module(NamedTuple):
 
 
 def read_module(name: str, source: bytes) -> Module:
-    """Return the docstrings of a module; a source that does not parse gives a module without entries."""
+    """Return the docstrings of a module, without entries if the source does not parse."""
     tree = _parsed(source)
     documented: list[tuple[str, ast.Module | Definition]] = [(name, tree)]
     documented += [(_signature(definition), definition) for definition in _definitions(tree)]
@@ -78,10 +78,7 @@ def _parsed(source: bytes) -> ast.Module:
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """Yield functions and classes in source order, including those nested in classes, if, try and with.
-
-    Definitions inside functions, loops and except clauses are skipped.
-    """
+    """Yield functions and classes in source order, also in classes, if, try and with, but not in functions or loops."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
             yield child
@@ -102,6 +99,6 @@ def _signature(definition: Definition) -> str:
 
 
 def _paragraphs(text: str) -> tuple[str, ...]:
-    """Split a text at blank lines; characters that UTF-8 cannot encode, such as lone surrogates, are replaced."""
+    """Split a text at blank lines; lone surrogates are replaced."""
     blocks = text.encode("utf-8", "replace").decode().split("\n\n")
     return tuple(block.strip("\n") for block in blocks if block.strip())

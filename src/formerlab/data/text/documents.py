@@ -28,7 +28,7 @@ class Shard(NamedTuple):
     splits: tuple[Split, ...]
     """Possible splits of its documents: one if the source names the split, several if a hash assigns it."""
     documents: Callable[[], Iterator[str]]
-    """Function that reads the documents in a fixed order."""
+    """Reads the documents in a fixed order."""
     may_be_empty: bool = False
     """Whether a shard without documents is allowed."""
 
@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
     shards: list[Shard]
     """All shards; shards without training text come first."""
     test_modules: Iterable[Module] = ()
-    """The test documents as modules, from which questions are made; empty for sources other than `embedded`."""
+    """The test documents of the source `embedded`, from which questions are made."""
 
 
 class TextSource(DataSource, ABC):
@@ -47,14 +47,14 @@ class TextSource(DataSource, ABC):
 
     @abstractmethod
     def open(self, fractions: SplitFractions) -> Corpus:
-        """Open the source. Missing, empty or unreadable files raise UserError, either now or when they are read."""
+        """Open the source. Missing, empty or unreadable files raise UserError here or when they are read."""
 
     def notes(self) -> list[str]:
         """Return notes on unused files of the source."""
         return []
 
     def by_paragraph(self) -> "TextSource | None":
-        """Return this source with paragraphs as documents, or None if its documents are not files."""
+        """Return this source with paragraphs as documents, or None if its documents are not text files."""
         return None
 
 
@@ -108,10 +108,10 @@ class Deduplicator:
         return limit is not None and self._bytes[split] >= limit
 
     def _is_complete(self, shard: Shard) -> bool:
-        """Return whether no more documents of a shard are needed; if so, add its full splits to `limited`.
+        """Return whether a shard is complete; if so, add its full splits to `limited`.
 
-        A shard with training text is complete if the training split is full and no split of the shard is empty. All
-        other shards are complete if all their splits are full.
+        A shard with training text is complete if the training split is full and no split of the shard is empty. Other
+        shards are complete if all their splits are full.
         """
         if "train" in shard.splits:
             complete = self._full("train") and all(self._bytes[split] for split in shard.splits)
@@ -123,9 +123,9 @@ class Deduplicator:
 
 
 def empty_splits(shards: list[Shard], data: "TextData") -> tuple[list[Split], int, int]:
-    """Return the splits without documents, the number of documents that were read, and the number of their duplicates.
+    """Return the splits without documents, the number of documents, and the number of their duplicates.
 
-    Reading stops as soon as every split has a document. A shard with a single split is assumed to contain text.
+    Reading stops when every split has a document. A shard with a single split is assumed to contain text.
     """
     filled, count = {shard.splits[0] for shard in shards if len(shard.splits) == 1}, 0
     deduplicator = Deduplicator(data)
@@ -151,7 +151,7 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, in equal amounts from up to 16 shards spread over the source."""
-    # Held-out shards are read first. max_bytes is ignored, because only the first bytes of sampled shards are used.
+    # Held-out shards are read first, so that their text is not sampled.
     deduplicator = Deduplicator(data.model_copy(update={"max_bytes": None}))
     deque(deduplicator.documents([shard for shard in shards if "train" not in shard.splits]), maxlen=0)
     training = [shard for shard in shards if "train" in shard.splits]

@@ -1,4 +1,4 @@
-"""Embedded text: the documentation or code of Python and of installed packages, without a download."""
+"""Embedded text: the documentation or code of Python and of installed packages."""
 
 import gc
 import platform
@@ -21,13 +21,13 @@ from formerlab.errors import UserError
 
 Content = Literal["docstrings", "code"]
 
-Located = tuple[str, Path]
+ModuleFile = tuple[str, Path]
 """A module's dotted name and its source file."""
 
 PACKAGES = ("numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "networkx", "sympy", "torch", "transformers")
 
 REPEATABLE_CHARACTERS = 40
-"""Paragraphs with fewer characters, such as the heading "Returns", may be repeated; longer paragraphs are read once."""
+"""Paragraphs with fewer characters, such as the heading "Returns", may be repeated in the text."""
 
 _SKIPPED = {"test", "tests", "idle_test", "_vendor", "_vendored", "externals", "site-packages", "dist-packages"}
 
@@ -35,17 +35,15 @@ _SKIPPED = {"test", "tests", "idle_test", "_vendor", "_vendored", "externals", "
 class Embedded(TextSource):
     """Text of the standard library and of installed packages.
 
-    A document is a module: its signatures and docstrings (technical English), or its code without docstrings and
-    comments (a second domain that shares no sentence with the first). A hash of a module's name determines its split
-    and its position in the reading order, so that the start of a split is a random sample of the split.
+    A document is a module: its signatures and docstrings, or its code without docstrings and comments. A hash of a
+    module's name determines its split and its position in the reading order.
     """
 
     kind: Literal["embedded"] = "embedded"
     packages: tuple[Annotated[str, Field(min_length=1)], ...] = PACKAGES
-    """Distributions to read; packages that are not installed are skipped. The manifest lists all packages that were
-    read."""
+    """Distributions to read; packages that are not installed are skipped."""
     standard_library: bool = True
-    """Whether to read also the standard library."""
+    """Whether to also read the standard library."""
     content: Content = "docstrings"
     """Text to read from a module: its docstrings or its code."""
 
@@ -60,12 +58,12 @@ class Embedded(TextSource):
 
     def open(self, fractions: SplitFractions) -> Corpus:
         """Return one shard per split. Modules stay in memory after they are read, about 34 MB for all modules."""
-        located = self.located()
+        files = self.module_files()
         seen = Digests()
 
         def modules(split: Split) -> Iterator[Module]:
-            chosen = [module for module in located if fractions.split(digest(module[0]), SPLITS) == split]
-            return tee(read_modules(chosen, seen, self.content), 1)[0]  # a copy starts from the first module
+            chosen = [file for file in files if fractions.split(digest(file[0]), SPLITS) == split]
+            return tee(read_modules(chosen, seen, self.content), 1)[0]  # each copy starts at the first module
 
         read = {split: modules(split) for split in SPLITS}
 
@@ -79,7 +77,7 @@ class Embedded(TextSource):
         shards = [Shard(f"embedded {split} modules", (split,), partial(documents, split)) for split in order]
         return Corpus(shards, copy(read["test"]))
 
-    def located(self) -> list[Located]:
+    def module_files(self) -> list[ModuleFile]:
         """Return all modules, in the order of the hashes of their names."""
         root = Path(sysconfig.get_path("stdlib"))
         files: list[tuple[PurePath, Path]] = []
@@ -97,13 +95,13 @@ class Embedded(TextSource):
         return {name: versions[0] for name, versions in distributions.items() if versions}
 
 
-def read_modules(located: list[Located], seen: Digests, content: Content = "docstrings") -> Iterator[Module]:
-    """Yield the modules without repeated paragraphs; modules without remaining paragraphs are skipped.
+def read_modules(files: list[ModuleFile], seen: Digests, content: Content = "docstrings") -> Iterator[Module]:
+    """Yield the modules with repeated paragraphs removed; modules with no paragraphs left are skipped.
 
     `seen` contains the hashes of all paragraphs so far; new hashes are added.
     """
     read = read_code if content == "code" else read_module
-    for name, path in located:
+    for name, path in files:
         gc.disable()  # syntax trees have no reference cycles, and garbage collection takes a third of the time
         try:
             module = read(name, path.read_bytes())

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class Encoder:
     """Tokenises texts and counts the characters without a token. Several threads may share an encoder.
 
-    A character has no token if the tokenizer drops the character or one of its bytes, or replaces it by the unknown
-    token. White space is not counted.
+    A character has no token if the tokenizer drops it or one of its bytes, or replaces it by the unknown token. White
+    space is not counted.
     """
 
     def __init__(self, path: Path, end: int, name: str = "tokenizer") -> None:
-        """Read the tokenizer at `path`; `name` is its name in messages, and `end` the token appended to each text."""
+        """Read the tokenizer at `path`; `name` is its name in messages, and `end` is the token after each text."""
         from tokenizers.pre_tokenizers import ByteLevel
 
         self._tokenizer, self._end, self._name = read_tokenizer(path), end, name
@@ -39,7 +39,7 @@ class Encoder:
         self._unknown: str | None = unknown if unknown in self._vocabulary else None
 
     def __call__(self, texts: list[str]) -> tuple[list[np.ndarray], list[int]]:
-        """Return the tokens of each text with the end token, and the number of characters without a token in each text.
+        """Return the tokens of each text with the end token, and its number of characters without a token.
 
         Raises UserError if the tokenizer cannot encode a character and has no unknown token.
         """
@@ -52,13 +52,16 @@ class Encoder:
             raise UserError(f"{self._name}: {reason(error)}; {remedy}") from None
         return token_arrays(encodings, self._end), list(map(self._without_token, texts, encodings))
 
-    def notes(self, text: str, lost: int, characters: int) -> list[str]:
-        """Return a note on `lost` of `characters` characters without a token. Raises UserError for more than half."""
+    def notes(self, text_name: str, lost: int, characters: int) -> list[str]:
+        """Return a note that `lost` of `characters` characters have no token, or [] if `lost` is 0.
+
+        Raises UserError if more than half have no token.
+        """
         if not lost:
             return []
         effect = "are dropped" if self._unknown is None else f"become the unknown token {self._unknown!r}"
         fraction = f"{lost} of {characters} characters ({lost / characters:.2%})"
-        note = f"{fraction} of the {text} text have no token and {effect}"
+        note = f"{fraction} of the {text_name} text have no token and {effect}"
         if 2 * lost > characters:
             raise UserError(f"{self._name}: {note}; choose a tokenizer that was made for such text")
         return [note]

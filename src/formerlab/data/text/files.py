@@ -38,8 +38,8 @@ SIDECAR_FOLDERS = {"_temporary", "_delta_log"}
 class Files(TextSource):
     """Files, folders or globs (`**` for any depth).
 
-    `~` and `$NAME` are expanded, and relative paths start at the working directory. Set either `paths`, whose documents
-    a hash assigns to splits, or `train` together with `valid`, `test` or both.
+    `~` and `$NAME` are expanded, and relative paths start at the working directory. Set `paths`, or `train` with
+    optional `valid` and `test`.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
@@ -76,7 +76,7 @@ class Files(TextSource):
     @model_validator(mode="after")
     def _check_paths(self) -> "Files":
         if bool(self.paths) == bool(self.train) or (self.paths and (self.valid or self.test)):
-            raise ValueError("set either paths, or train together with valid, test or both")
+            raise ValueError("set paths, or train with optional valid and test")
         return self
 
     def contents(self, cache: Path | None = None) -> list[list[str]]:
@@ -92,7 +92,7 @@ class Files(TextSource):
                 str(path),
                 (label,) if label in ("valid", "test") else self.hashed_splits(),  # type: ignore[arg-type]
                 partial(self._documents, path),
-                may_be_empty=_is_part(path) or (path.suffix.lower() == ".parquet" and row_count(path) == 0),
+                may_be_empty=_is_spark_part(path) or (path.suffix.lower() == ".parquet" and row_count(path) == 0),
             )
             for label, files in self.files_by_label().items()
             for path in files.values()
@@ -113,7 +113,7 @@ class Files(TextSource):
             if getattr(self, label):
                 files[label] = self._data_and_other_files(label)[0]
             for path in files.get(label, ()):
-                if path.stat().st_size == 0 and not _is_part(path):
+                if path.stat().st_size == 0 and not _is_spark_part(path):
                     raise UserError(f"{path}: empty file")
                 if (owner := owners.setdefault(path.resolve(), label)) != label:
                     raise UserError(f"{path}: in both source.{owner} and source.{label}; keep it in one")
@@ -121,7 +121,6 @@ class Files(TextSource):
         return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in files.items()}
 
     def notes(self) -> list[str]:
-        """Return a note on the files next to the data that are not read."""
         labels = [label for label in ("paths", *SPLITS) if getattr(self, label)]
         unread = [path.name for label in labels for path in self._data_and_other_files(label)[1]]
         return [f"not read as data: {some(unread)}; list a file by its name to read it"] if unread else []
@@ -129,8 +128,8 @@ class Files(TextSource):
     def _data_and_other_files(self, label: str) -> tuple[list[Path], list[Path]]:
         """Return the data files that the patterns of a label match, and all other files that they match.
 
-        A file that a pattern names exactly is always data. Text files next to Parquet files are not data, because they
-        are pages, licences or lists of files.
+        A file that a pattern names exactly is always data. Text files next to Parquet files are not data: usually they
+        are README, licence or index files.
         """
         patterns = getattr(self, label)
         files, exact = files_named(patterns, f"source.{label}"), {expanded(pattern).absolute() for pattern in patterns}
@@ -160,8 +159,8 @@ class Files(TextSource):
         return read_text(path, self.encoding, self.documents)
 
 
-def _is_part(path: Path) -> bool:
-    """Return whether a file is named like Spark's output, which contains an empty file for each task without rows."""
+def _is_spark_part(path: Path) -> bool:
+    """Return whether a file is named like Spark's output files, which may be empty."""
     return path.name.startswith("part-")
 
 
@@ -176,8 +175,8 @@ class Hub(HubSource, TextSource):
 
     def open(self, fractions: SplitFractions) -> Corpus:
         held_out: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]
-        named = [(getattr(self, split), (split,)) for split in held_out] + [(self.train, self.hashed_splits())]
-        return Corpus([Shard(f"{self.name} ({name})", splits, partial(self._texts, name)) for name, splits in named])
+        names = [(getattr(self, split), (split,)) for split in held_out] + [(self.train, self.hashed_splits())]
+        return Corpus([Shard(f"{self.name} ({name})", splits, partial(self._texts, name)) for name, splits in names])
 
     def _texts(self, split: str) -> Iterator[str]:
         for value in self.values(split, self.column, streaming=self.streaming):

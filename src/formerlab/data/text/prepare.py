@@ -1,4 +1,4 @@
-"""Prepare a corpus: split, limit and tokenise the text of a source, and write its files."""
+"""Prepare a corpus: split, limit and tokenise the text of a source."""
 
 import shutil
 from contextlib import ExitStack
@@ -58,9 +58,9 @@ class TextData(DataSpec):
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens in the vocabulary of a model, known before the data are prepared."""
+        """Vocabulary size of the models. Raises ValueError if the plan has not set it."""
         if self.tokenizer.vocabulary is None:
-            raise ValueError("the plan has not filled in tokenizer.vocabulary yet")
+            raise ValueError("the plan has not set tokenizer.vocabulary")
         return self.tokenizer.vocabulary
 
     def run_defaults(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -69,15 +69,13 @@ class TextData(DataSpec):
         return {"model": {"vocabulary": self.vocabulary} | context}
 
     def write(self, out: Path) -> dict[str, Any]:
-        """Write streams, tokenizer and questions. The tokenizer of another data set is read from a folder next to
-        `out`.
-        """
+        """Write streams, tokenizer and questions; the folder of a borrowed tokenizer is next to `out`."""
         corpus, notes = self._open_source()
         if isinstance(self.tokenizer, TokenizerOf):
             load_tokenizer(out.parent / self.tokenizer.data)
         elif not isinstance(self.tokenizer, BytePairs):
             self.tokenizer.load()
-        # Source and tokenizer are available. The old manifest is removed first, so that it never describes new files.
+        # Source and tokenizer are available. The old manifest must not describe new files.
         (out / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(out / FOLDER, ignore_errors=True)
         questions = write_questions(list(corpus.test_modules), self.questions, out) if self.questions else []
@@ -107,9 +105,9 @@ class TextData(DataSpec):
         return {"tokenizer": tokenizer}
 
     def _open_source(self) -> tuple[Corpus, list[str]]:
-        """Open the source; return it with notes for the manifest. Raises UserError if a split would be empty.
+        """Open the source; return it with notes for the manifest. Raises UserError if a split is empty.
 
-        If there are too few files for three splits, their paragraphs become the documents.
+        If there are too few files for three splits, paragraphs are the documents.
         """
         corpus = self.source.open(self.fractions)
         empty, documents, repeats = empty_splits(corpus.shards, self)
@@ -128,9 +126,10 @@ class TextData(DataSpec):
         if split == "train":
             remedy = repeated or "add more text"
             return UserError(f"all {documents} documents are held out, and no document is left for training: {remedy}")
-        remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or set source.{split}"
+        remedy = f"raise {split}_share (now {getattr(self, f'{split}_share'):g})"
+        remedy += f" or set source.{split}" if hasattr(self.source, split) else ""
         remedy = f"{repeated}, {remedy}" if repeated else remedy
-        return UserError(f"no document of {documents} is left for '{split}': {remedy}")
+        return UserError(f"{documents} documents leave the split '{split}' empty: {remedy}")
 
     def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
         spec, path = self.tokenizer, out / "tokenizer.json"
@@ -146,7 +145,7 @@ class TextData(DataSpec):
     def _write_streams(
         self, out: Path, corpus: Corpus, tokenizer: dict[str, Any]
     ) -> tuple[dict[str, dict[str, Any]], Deduplicator, list[str]]:
-        """Write the three streams; return their manifest entries, the deduplicator, and notes on lost characters."""
+        """Write the streams; return their manifest entries, the deduplicator, and notes on lost characters."""
         paths = {split: out / f"{split}.npy" for split in SPLITS}
         name = getattr(self.tokenizer, "path", "tokenizer")
         encode = Encoder(out / "tokenizer.json", tokenizer["end_of_text"], name)

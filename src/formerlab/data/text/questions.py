@@ -1,8 +1,7 @@
 """Multiple-choice questions made from held-out documentation.
 
-The questions of three tasks have four choices each. They ask for the summary of a signature, the next sentence of a
-paragraph, or the last word of a sentence. Wrong choices are correct answers from other modules. Small models are better
-than chance if choices are ranked by mutual information, log p(choice | query) - log p(choice) (`acc_mutual_info`).
+The three tasks ask for the summary of a signature, the next sentence of a paragraph, or the last word of a sentence.
+Wrong choices are correct answers from other modules.
 """
 
 import json
@@ -22,9 +21,7 @@ from formerlab.files import sha256, write_text
 CHOICES = 4
 
 SAMPLED_ANSWERS = 24
-"""Number of answers that are sampled for the wrong choices of a question. Answers from the same module, and answers
-that equal another choice, are not used.
-"""
+"""Number of answers that are sampled for the wrong choices of a question."""
 
 FOLDER = "questions"
 
@@ -39,7 +36,7 @@ class QuestionTask:
     delimiter: str
     """Text between query and choice."""
     candidates: Callable[[Documented], Iterator[tuple[str, str]]]
-    """Function that yields (query, answer) pairs of a documented definition."""
+    """Yields (query, answer) pairs of a documented definition."""
 
 
 def summaries(entry: Documented) -> Iterator[tuple[str, str]]:
@@ -86,7 +83,7 @@ def prose(entry: Documented) -> Iterator[str]:
 
 
 def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) -> list[dict[str, Any]]:
-    """Return up to `count` random questions, equal on all machines. Raises UserError if no question can be made."""
+    """Return up to `count` random questions, the same on all machines; raise UserError if no question can be made."""
     pairs = [(module.name, *pair) for module in modules for entry in module.entries for pair in task.candidates(entry)]
     random = Random(task.name)
     random.shuffle(pairs)
@@ -97,7 +94,6 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
     for module, query, answer in candidates:
         if len(questions) == count:
             break
-        # Wrong choices are distinct answers to other questions of this task, from other modules.
         distractors: dict[str, str] = {}
         for other_module, _, text in random.sample(candidates, min(SAMPLED_ANSWERS, len(candidates))):
             if other_module != module and text.lower() != answer.lower():
@@ -115,7 +111,7 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
 
 
 def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[dict[str, Any]]:
-    """Write `questions/<task>.jsonl` below `out` for all tasks; return their manifest entries."""
+    """Write the questions of all tasks below `out`; return their manifest entries."""
     entries = []
     for task in TASKS:
         questions = make_questions(task, modules, count)

@@ -23,8 +23,7 @@ DOCUMENT_CHARACTERS = 4 << 20
 """Longer documents are split at white space into pieces of at most this size, so that memory stays constant."""
 
 MAX_FIELD_CHARACTERS = 1 << 26
-"""Maximum number of characters in a field of CSV or TSV. A longer field is probably an unclosed quote and is
-refused."""
+"""Maximum number of characters in a field of CSV or TSV. A longer field probably has an unclosed quote."""
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": None}
 
@@ -49,7 +48,7 @@ def format_of(path: Path) -> Format:
 
 
 def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
-    """Yield the documents of a text file. Raises UserError with the name of the file if it cannot be read."""
+    """Yield the documents of a text file. Raises UserError with the name of the file."""
     with open_text(path, encoding) as handle:
         yield from {"file": _blocks, "line": _lines, "paragraph": _paragraphs}[documents](handle)
 
@@ -68,7 +67,7 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[
         for number, line in enumerate(handle, 1):
             try:
                 row = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError) as error:  # includes too long numbers and too deep nesting
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}, line {number}: not JSON ({error})") from None
             if isinstance(row, dict):
                 yield number, row
@@ -77,9 +76,9 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[
 
 
 def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "tsv"]) -> Iterator[str]:
-    """Yield the texts of a column of a CSV or TSV file. The first row of the file names the columns.
+    """Yield the texts of a column of a CSV or TSV file with a header row. Raises UserError with file and line.
 
-    A field with a delimiter, a quote or a line break must be in double quotes. Raises UserError with file and line.
+    A field with a delimiter, a quote or a line break must be in double quotes.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     with open_text(path, encoding, newline="") as handle:
@@ -127,7 +126,7 @@ def row_count(path: Path) -> int | None:
 
 
 def text_of(value: object, where: str, column: str) -> str:
-    """Return the text of a cell, or an empty text for None. Lone surrogates, which UTF-8 cannot encode, are replaced.
+    """Return the text of a cell, with lone surrogates replaced, or an empty text for None.
 
     Raises UserError for another type; `where` names the row in the message.
     """
@@ -142,7 +141,7 @@ def text_of(value: object, where: str, column: str) -> str:
 def open_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> Iterator[TextIO]:
     """Open a text file, decompressed if its name ends in .gz, .bz2, .xz or .zst, without its byte-order mark.
 
-    If reading fails inside the block, UserError with the name of the file is raised.
+    Raises UserError with the name of the file if opening it, or reading it in the block, fails.
     """
     encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     try:
@@ -171,7 +170,7 @@ def _open_bytes(path: Path) -> IO[bytes]:
 def split_text(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
     """Split a text into pieces of at most `limit` characters, if possible before white space.
 
-    A split before white space does not change the tokens of byte-level BPE.
+    Such a split does not change the tokens of byte-level BPE.
     """
     start = 0
     while len(text) - start > limit:
@@ -182,7 +181,7 @@ def split_text(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
 
 
 def _last_break(text: str, start: int, stop: int) -> int:
-    """Return the last position in (start, stop] where white space follows another character, or `stop`."""
+    """Return the last position in (start, stop) of a space or line feed after another character, or `stop`."""
     position = stop
     while (position := max(text.rfind(" ", start + 1, position), text.rfind("\n", start + 1, position))) > start:
         if not text[position - 1].isspace():

@@ -1,4 +1,4 @@
-"""Token streams on disk: write them in constant memory, memory-map them, and check them against the manifest."""
+"""Token streams on disk: write them in constant memory, and memory-map them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ class StreamWriter:
         self.write_header()
 
     def append(self, tokens: np.ndarray, documents: int, size: int) -> None:
-        """Append the tokens of `documents` documents with `size` bytes of text in total."""
+        """Append the tokens of `documents` documents with `size` bytes of text."""
         tokens.astype(self.dtype, copy=False).tofile(self._file)
         self.tokens += len(tokens)
         self.documents += documents
@@ -46,7 +46,7 @@ class StreamWriter:
 
 @contextmanager
 def stream_writer(path: Path, vocabulary: int) -> Iterator[StreamWriter]:
-    """Yield a writer whose file is moved to `path` if the block succeeds; after an exception, the file is removed."""
+    """Yield a writer whose file is moved to `path` if the block succeeds and removed otherwise."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         stream = StreamWriter(file, vocabulary)
         yield stream

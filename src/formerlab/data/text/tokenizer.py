@@ -1,4 +1,4 @@
-"""Tokenizers: learned byte-level BPE, a tokenizer file, or the tokenizer of another data set or a released model."""
+"""Tokenizers: learned byte-level BPE, a file, or the tokenizer of another data set or a released model."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 TokenizerAndEnd = tuple["HuggingFaceTokenizer", int]
-"""A tokenizer, and the token at the start of a context and at the end of each document."""
+"""A tokenizer, and the id of the token at the start of a context and at the end of each document."""
 
 
 class BytePairs(Spec):
@@ -36,7 +36,7 @@ class BytePairs(Spec):
     vocabulary: Annotated[Size, Field(ge=257)] = 1024
     """Number of tokens, including the end of a document and the 256 bytes."""
     training_bytes: Bytes = 8_000_000
-    """Bytes of text from which the merges are learned, in equal amounts from up to 16 shards."""
+    """Bytes of text from which the merges are learned (see `training_sample`)."""
 
     def train(self, sample: Iterable[str]) -> "HuggingFaceTokenizer":
         """Learn the merges. Raises UserError if the text is too small for the vocabulary."""
@@ -67,9 +67,8 @@ class TokenizerFile(Spec):
     path: str
     """Path of the file; `~` and `$NAME` are expanded."""
     vocabulary: Size
-    """Number of embeddings of a model: at least the number of tokens in the file, such as 50 304 for GPT-2's 50 257."""
+    """Number of embeddings of a model, at least the number of tokens in the file (50 304 for GPT-2's 50 257)."""
     end_of_text: str = END_OF_TEXT
-    """The token that ends a document."""
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the SHA-256 of the file, or None if there is no such file."""
@@ -77,7 +76,7 @@ class TokenizerFile(Spec):
         return sha256(path) if path.is_file() else None
 
     def load(self) -> TokenizerAndEnd:
-        """Read the file and check its tokens. Raises UserError with the name of the file."""
+        """Read the file. Raises UserError with its name if its tokens do not fit the settings."""
         tokenizer = read_tokenizer(expanded(self.path))
         check_vocabulary(tokenizer, self.path, self.vocabulary)
         if (end := tokenizer.token_to_id(self.end_of_text)) is None:
@@ -86,13 +85,13 @@ class TokenizerFile(Spec):
 
 
 class TokenizerOf(Spec):
-    """The tokenizer of another data set of the same scale. A model can then be trained on both data sets."""
+    """The tokenizer of another data set of the same scale, so that a model can be trained on both data sets."""
 
     kind: Literal["of"] = "of"
     data: str
     """Name of the other data set, which is prepared first."""
     vocabulary: Size | None = None
-    """Number of tokens. The plan sets it to the number of the other data set and refuses another value."""
+    """The plan sets it to the vocabulary size of the other data set; any other value is an error."""
 
 
 class ReleasedTokenizer(Spec):
@@ -102,7 +101,7 @@ class ReleasedTokenizer(Spec):
     model: str
     """Name of the model below `released`."""
     vocabulary: Size | None = None
-    """Number of tokens; the plan sets it to the number of the model."""
+    """Vocabulary size; the plan sets it to the vocabulary size of the model."""
     source: ReleasedModel | None = None
     """Files of the model; the plan sets them."""
 
@@ -112,7 +111,7 @@ class ReleasedTokenizer(Spec):
         return files_state(self.source, cache and cache.with_name(f".{self.model}.json"), weights=False)
 
     def load(self) -> TokenizerAndEnd:
-        """Read the tokenizer and check its tokens. Raises UserError if it cannot be used."""
+        """Read the tokenizer. Raises UserError if it cannot be used."""
         assert self.source is not None, "the plan fills in tokenizer.source"
         tokenizer, end = load_fast_tokenizer(self.source.arguments())
         check_vocabulary(tokenizer, f"tokenizer of {self.model}", self.vocabulary)
@@ -177,7 +176,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     """Return the fast tokenizer of a transformers model and its begin-of-text token.
 
     If it has no begin-of-text token, its end-of-text token is returned. `arguments` are the arguments of
-    `from_pretrained`. Raises UserError if there is no fast tokenizer, or neither token.
+    `from_pretrained`. Raises UserError if the model has no fast tokenizer or if both tokens are missing.
     """
     name, tokenizer = source_path(arguments), load_transformers_tokenizer(arguments)
     backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
@@ -192,9 +191,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
 
 
 def check_vocabulary(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | None) -> None:
-    """Raise UserError if the largest token id is not below `vocabulary`, the number of embeddings; ids may have
-    gaps.
-    """
+    """Raise UserError if the largest token id is not below `vocabulary`, the number of embeddings."""
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if vocabulary is not None and size > vocabulary:
         excess = f"more than tokenizer.vocabulary={vocabulary}: its largest id is {size - 1}"

@@ -96,7 +96,7 @@ def read_text(path: Path | None = None) -> Text:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--text: {path} is not a readable UTF-8 file ({error}); give another file") from None
     words: list[str] = []
-    for module in read_modules(Embedded(packages=()).located(), Digests()):
+    for module in read_modules(Embedded(packages=()).module_files(), Digests()):
         words += module.render().split()
         if len(words) >= TEXT_WORDS:
             break
