@@ -1,5 +1,4 @@
-# The DAG of all studies. The plan lists the jobs, the staleness check finds outputs that are up to date, and the rules run
-# the other jobs.
+# The DAG of all studies. The rules run the jobs of the plan whose outputs are not up to date.
 import os
 import signal
 import sys
@@ -16,12 +15,12 @@ from formerlab.plan.staleness import Staleness, run_jobs
 from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan, typed
 
 # The rules call `python`. If no environment is active, this is the python next to Snakemake.
-BESIDE = str(Path(sys.executable).parent)
-if BESIDE not in os.get_exec_path():
-    os.environ.update(PATH=os.pathsep.join([BESIDE, *os.get_exec_path()]))
+ENVIRONMENT_BIN = str(Path(sys.executable).parent)
+if ENVIRONMENT_BIN not in os.get_exec_path():
+    os.environ.update(PATH=os.pathsep.join([ENVIRONMENT_BIN, *os.get_exec_path()]))
 
 # A job uses the plan with which it was submitted, even if files are edited while it waits. An environment variable
-# passes the plan on, also to the Snakemake that runs inside a cluster job and reads no configuration.
+# passes the plan to jobs and to the Snakemake inside a cluster job.
 ROOT = Path(workflow.basedir)
 if workflow.is_main_process:
     HELD_LOCK = remove_stale_locks(Path(".snakemake"))
@@ -41,9 +40,8 @@ except UserError as error:
     raise WorkflowError(f"{error}") from None
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
 
-# This prefix replaces Snakemake's, so it repeats `pipefail`: otherwise a stage that fails in front of `| keep` would
-# look finished. `keep` writes the output of a stage to its log, and in a cluster job also to Slurm's log. The terminal
-# shows the progress of the whole DAG (logger plugin formerlab) and the end of the log of a failed job.
+# This prefix replaces Snakemake's prefix. `pipefail` makes a stage that fails in front of `| keep` fail. `keep` writes
+# the output of a stage to its log, and in a cluster job also to Slurm's log.
 REDIRECT = ">/dev/null" if workflow.is_main_process else ""
 shell.prefix(f'set -euo pipefail; keep() (exec tee -i "$1" {REDIRECT}); ')
 
@@ -65,7 +63,7 @@ rule all:
         f"{RESULTS}/mlflow.json",
 
 
-# A closed terminal ends Snakemake like Ctrl-C: jobs save their work and stop, and the lock is released.
+# A closed terminal ends Snakemake like Ctrl-C.
 if workflow.is_main_process:
     for number, default_handler in (
         (signal.SIGINT, signal.default_int_handler),

@@ -1,8 +1,8 @@
-"""Draw docs/overview.svg: a decoder, the parts of it that three papers change, and a result from the rows for each.
+"""Draw docs/overview.svg: a decoder, the modules that three papers change, and one measured result per paper.
 
     python scripts/draw_overview.py
 
-`make readme` calls this script; tests/test_docs.py checks that its numbers equal those of README.
+`make readme` calls this script; tests/test_docs.py checks that its numbers equal the numbers in README.
 """
 
 from html import escape
@@ -13,32 +13,32 @@ from formerlab.report.claims.readme_findings import README_CLAIMS, number_text
 from formerlab.report.claims.render import best_verdicts, outcome_text
 
 ROOT = Path(__file__).resolve().parents[1]
-DRAWN = ROOT / "docs/overview.svg"
+OUTPUT = ROOT / "docs/overview.svg"
 RED, GREEN, BLUE, GREY = "#c4441c", "#0a7a5a", "#1763a6", "#8a8f98"
 PANELS = (
-    ("Parameters as tokens", "Tokenformer", RED,
+    ("Parameter tokens", "Tokenformer", RED,
      "vision-matches-vit-equal-parameters", "error rate / error rate of a ViT"),
     ("Averages over depth", "DenseFormer", GREEN,
      "denseformer-gain-persists-with-training", "perplexity relative to the plain model"),
-    ("A cache that forgets", "Decay", BLUE,
+    ("KV-cache eviction", "Decay", BLUE,
      "decay-beats-h2o", "accuracy minus accuracy of H2O"),
 )  # fmt: skip
 """Title, paper, colour, claim whose verdict is shown, and meaning of its number."""
 
 
-def text(x: float, y: float, content: str, size: int = 13, colour: str = "#1f2328", more: str = "") -> str:
+def text(x: float, y: float, content: str, size: int = 13, colour: str = "#1f2328", style: str = "") -> str:
     """Return a line of text."""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" {more}>{escape(content)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" {style}>{escape(content)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, colour: str, fill: str = "none", more: str = "") -> str:
+def box(x: float, y: float, width: float, height: float, colour: str, fill: str = "none", style: str = "") -> str:
     """Return a rectangle."""
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" stroke="{colour}" fill="{fill}" {more}/>'
+    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" stroke="{colour}" fill="{fill}" {style}/>'
 
 
 def decoder() -> list[str]:
-    """Draw the blocks of the decoder on the left. The parts that a paper changes have the colour of its panel."""
-    shapes = [text(92, 62, "one decoder", 14, more='text-anchor="middle" font-weight="bold"')]
+    """Draw the blocks of the decoder; modules that a paper changes have the colour of its panel."""
+    shapes = [text(92, 62, "one decoder", 14, style='text-anchor="middle" font-weight="bold"')]
     for row, name in enumerate(("block 3", "block 2", "block 1")):
         y = 78 + row * 62
         shapes += [box(32, y, 120, 50, GREY, "#f6f7f9"), text(92, y + 14, name, 11, GREY, 'text-anchor="middle"')]
@@ -78,38 +78,38 @@ def averages(x: float) -> list[str]:
 
 def cache(x: float) -> list[str]:
     """Draw the keys of a cache; evicted keys are pale."""
-    shapes = [text(x, 88, "Sₖ ← α Sₖ + pₖ, the lowest score goes", 12, BLUE)]  # noqa: RUF001
+    shapes = [text(x, 88, "Sₖ ← α Sₖ + pₖ, evict the lowest score", 12, BLUE)]  # noqa: RUF001
     heights = (44, 8, 12, 40, 6, 20, 9, 30, 48)
     for key, height in enumerate(heights):
         retained = height > 15
-        more = "" if retained else 'stroke-dasharray="3 2" opacity="0.55"'
-        shapes.append(box(x + key * 25, 180 - height, 18, height, BLUE, "#9cc3ec" if retained else "none", more))
-        shapes.append(box(x + key * 25, 184, 18, 18, BLUE, "#e3eefb" if retained else "none", more))
+        style = "" if retained else 'stroke-dasharray="3 2" opacity="0.55"'
+        shapes.append(box(x + key * 25, 180 - height, 18, height, BLUE, "#9cc3ec" if retained else "none", style))
+        shapes.append(box(x + key * 25, 184, 18, 18, BLUE, "#e3eefb" if retained else "none", style))
     return shapes
 
 
-def drawing() -> str:
+def render_svg() -> str:
     """Return the SVG file."""
     verdicts = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
-    parts = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
+    shapes = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
     for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):
         x = 230 + column * 260
         verdict = verdicts[claim]
         item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.texts)
-        parts += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
-        parts += (tokens, averages, cache)[column](x)
+        shapes += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
+        shapes += (tokens, averages, cache)[column](x)
         word = outcome_text(verdict.outcome, verdict.items)
-        parts += [
+        shapes += [
             text(x, 234, f"{meaning}:", 12),
             text(x, 251, number_text(item, README_CLAIMS[claim]), 12),
             text(x, 290, item.ran, 9, GREY),
         ]
-        parts += [text(x, 274, word, 15, colour, 'font-weight="bold"')]
+        shapes += [text(x, 274, word, 15, colour, 'font-weight="bold"')]
     style = 'font-family="Helvetica, Arial, sans-serif"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 310" {style}>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 310" {style}>\n' + "\n".join(shapes) + "\n</svg>\n"
     )
 
 
 if __name__ == "__main__":
-    DRAWN.write_text(drawing(), encoding="utf-8")
+    OUTPUT.write_text(render_svg(), encoding="utf-8")

@@ -4,12 +4,11 @@
     scripts/evidence.py STUDY [--runs PATTERN ...] [--missing | --committed] [--workers 2] [--to CHECKOUT] [--commit]
                         [--scale NAME] [--set KEY=VALUE] [--plan FILE]
 
-The same command resumes: it skips finished work and continues stopped runs. --committed repeats only runs that have
-rows in CHECKOUT, and --missing leaves these runs out. Each worker trains one run at a time, after its parent, and then
-runs its measurements. After each run the rows of all complete runs are exported to results/cached below CHECKOUT, where
-the rows of other runs stay; with --commit they are committed there. CHECKOUT is by default this checkout; another one
-keeps this checkout clean. Weights of the runs that the scale lists as `given` come from
-results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle machine, so run them
+A repeated command skips finished work and continues stopped runs. --committed repeats only runs that have rows in
+CHECKOUT (default: this checkout), and --missing leaves these runs out. Each worker trains one run at a time, after its
+parent, and then runs its measurements. After each run the rows of all complete runs are exported to results/cached of
+CHECKOUT; with --commit they are committed there. Weights of the runs that the scale lists as `given` come from
+results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle machine: run them
 last, with separate commands (python -m formerlab speed STUDY).
 """
 
@@ -31,7 +30,7 @@ from formerlab.results.read import Results
 from formerlab.results.stages import ALONE, MEASURED
 
 
-class Evidence:
+class StudyQueue:
     """The remaining jobs of a study, shared by the workers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -100,7 +99,7 @@ class Evidence:
     def next(self) -> tuple[str, list[str]] | None:
         """Return the next run by priority that can start, with its remaining stages, or None if no run remains.
 
-        Wait while all remaining runs depend on running ones.
+        Wait while all remaining runs depend on runs that are in progress.
         """
         with self.changed:
             while True:
@@ -154,7 +153,7 @@ class Evidence:
 
 
 def main() -> int:
-    """Run the study; return 1 if any job failed."""
+    """Run the study; return 1 after a user error or a failed job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
     parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="only these runs, such as 'long-*'")
@@ -162,23 +161,23 @@ def main() -> int:
     selection.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
     selection.add_argument("--committed", action="store_true", help="only runs that have rows in CHECKOUT")
     add_configuration(parser, scale="overnight")
-    parser.add_argument("--workers", type=int, default=2, help="number of runs at a time, each on one core; default: 2")
+    parser.add_argument("--workers", type=int, default=2, help="number of runs at a time; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), metavar="CHECKOUT", help="export to its results/cached")
     parser.add_argument("--commit", action="store_true", help="commit the exported rows in CHECKOUT")
     arguments = parser.parse_args()
     os.nice(19)
     try:
-        evidence = Evidence(arguments)
-        evidence.prepare()
+        queue = StudyQueue(arguments)
+        queue.prepare()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    workers = [threading.Thread(target=evidence.work) for _ in range(arguments.workers)]
+    workers = [threading.Thread(target=queue.work) for _ in range(arguments.workers)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return 1 if evidence.failed else 0
+    return 1 if queue.failed else 0
 
 
 if __name__ == "__main__":

@@ -3,33 +3,33 @@
 #
 #   scripts/gpu_queue.sh SECONDS OUT [SCALE]     (SCALE: default workstation)
 #
-# 1. Missing packages and data come from the folder CARRIED (default: carried), if it exists: its wheels are installed, and
-#    its *.tar and *.tar.gz are unpacked into the checkout: prepared data sets (results/live/SCALE/data) and results that
-#    an earlier call packed. torch is not installed. To fill the folder on another machine:
+# 1. If the folder CARRIED (default: carried) exists, its wheels are installed and its archives (*.tar, *.tar.gz) are
+#    unpacked into the checkout. The archives contain prepared data sets (results/live/SCALE/data) and the results of an
+#    earlier call. torch must already be installed. To fill the folder on another machine:
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
 #    A machine with torch 2.11, transformers, pandas and numba needs only babel, pydantic, pydantic-core, annotated-types,
-#    typing-inspection and filelock, and for suites also lm-eval with its dependencies; several GPUs need torch 2.13. The
-#    script names packages that are still missing before it starts a job.
-# 2. The GPU benchmark (benchmarks/gpu.py) runs for PROGRAMME_S seconds: tests of kernels, peak rates, kernels, training
-#    steps, decoding and failures. It is skipped if OUT already has its lines.
+#    typing-inspection and filelock, and for suites also lm-eval with its dependencies; several GPUs need torch 2.13. If
+#    packages are still missing, the script lists them and exits.
+# 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; timings of peak rates, kernels,
+#    training steps and decoding; failure tests. It is skipped if OUT/gpu.txt exists.
 # 3. In the remaining time, the missing jobs of `python -m formerlab plan --shell` run: timings, then the first seed of
-#    every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops before the
-#    time is up; the next call continues it.
+#    every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops in time; the
+#    next call continues it.
 # The folder OUT gets these files:
-#   rows.tar.gz     all rows, records and sidecar files of finished jobs (no weights)
-#   resume-*.tar    checkpoints of unfinished runs, and weights that missing jobs need, in archives of at most PART_MB
+#   rows.tar.gz     all rows, records and YAML files
+#   resume-*.tar    all checkpoints and weights, in archives of at most PART_MB; a larger file has its own archive
 #   gpu.txt         a line for every number of the benchmark, written as soon as it is measured
 #   gpu.log         errors of the benchmark; tests.log has the output of the kernel tests
-#   log             the jobs with their durations and exit statuses
-# To continue on another machine, copy the first two into CARRIED.
+#   log             the jobs with end time (seconds since the start) and exit status
+# To continue on another machine, copy rows.tar.gz and resume-*.tar into CARRIED.
 set -uo pipefail
 
 budget=${1:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 out=${2:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 scale=${3:-workstation}
 margin=${MARGIN_S:-60}    # seconds reserved for packing
-part_mb=${PART_MB:-15}    # largest size of a resume-*.tar, MB
-programme_s=${PROGRAMME_S:-560}
+part_mb=${PART_MB:-15}    # largest size of a resume-*.tar of several files, MB
+benchmark_s=${BENCHMARK_S:-560}
 carried=${CARRIED:-carried}
 python=${PYTHON:-python3}
 results=results/live/$scale
@@ -63,7 +63,7 @@ pack() {
     find "$results" -type f \( -name '*.csv' -o -name '*.json' -o -name '*.yaml' \) ! -path "$results/data/*" -print0 |
         tar czf "$out/rows.tar.gz" --null -T -
     rm -f "$out"/resume-*.tar
-    # An archive has as many files as fit; a larger file gets an archive of its own.
+    # An archive has as many files as fit; a larger file has its own archive.
     find "$results" -type f \( -name '*.pt' -o -name '*.safetensors' \) -printf '%s %p\n' | sort -n |
         awk -v limit="$((part_mb * 1000000))" '{ if (!part || size + $1 > limit) { part++; size = 0 } size += $1; print part, substr($0, index($0, $2)) }' |
         while read -r part path; do tar rf "$out/resume-$part.tar" "$path"; done
@@ -72,20 +72,20 @@ pack() {
 
 measure() {
     [ ! -e "$out/gpu.txt" ] || return 0
-    local seconds=$(($(left) < programme_s ? $(left) : programme_s))
+    local seconds=$(($(left) < benchmark_s ? $(left) : benchmark_s))
     "$python" benchmarks/gpu.py --seconds "$seconds" --out "$out" </dev/null
     note "the benchmark ended with status $?; every line is in gpu.txt"
 }
 
-# Select the stages that need a model and sort them: timings first, then by seed; within a seed, missing measurements of
-# finished runs come first, and each other run is followed by its measurements.
+# Select the stages that need a model and sort them: timings first, then by seed. Within a seed, missing measurements of
+# finished runs come first; every other run is followed by its measurements.
 by_priority() {
     grep '^python -m formerlab ' | grep -vE '^python -m formerlab (data|exact|draw|claims|runs|track)( |$)' |
         awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if ($4 ~ /^(train|load)$/) place[$5] = NR; print seed, place[$5] + 0, NR, $4, $5 }' |
         sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
 }
 
-# Stop if a package is missing that all jobs need.
+# Stop if a package that all jobs need is missing.
 check_packages() {
     local missing
     missing=$("$python" -c 'import importlib.util as u; print(*(n for n in "torch numpy pydantic annotated_types typing_inspection babel jaxtyping psutil filelock tqdm yaml tabulate safetensors tokenizers pytest hypothesis".split() if u.find_spec(n) is None))') || exit $?

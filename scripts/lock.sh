@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Rewrite the lock files from pyproject.toml (called by `make lock`; needs the network, changes no environment).
 #
-#   scripts/lock.sh              pins stay as they are if pyproject.toml allows it
-#   scripts/lock.sh --upgrade    every pin moves to the newest release
+#   scripts/lock.sh              keep the pins that pyproject.toml allows
+#   scripts/lock.sh --upgrade    move every pin to the newest release
 #
-# uv resolves for all platforms and all Python versions from 3.11 at once. requirements.lock has the packages that
-# formerlab needs at run time, requirements-develop.lock the packages for tests and development. The CUDA libraries are
-# left out: torch's metadata pins them, and a CPU build of torch must not install them. Triton is for the tests, at the
-# release that the CUDA build of torch pins; it needs no CUDA library to test kernels without a GPU.
+# uv resolves for all platforms and all Python versions from 3.11. requirements.lock has the packages that formerlab
+# needs at run time, requirements-develop.lock the packages for tests and development. The CUDA libraries are left out:
+# torch's metadata pins them, and a CPU build of torch must not install them. Triton, at the release that the CUDA build
+# of torch pins, is for the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -31,14 +31,14 @@ compile "$work/run"
 # environment.yml both install from here. Written by `make lock`: edit the ranges in pyproject.toml instead, then run it
 # (`make lock UPGRADE=1` moves every pin to the newest release).
 #
-# torch has no local version tag and there are no hashes, so that any build of torch 2.13.0 satisfies its pin, a CPU
-# build too. The CUDA libraries and Triton are absent on purpose: the CUDA build of torch pins its own.
+# torch has no local version tag and there are no hashes, so that any build of the pinned torch version, such as a CPU
+# build, satisfies its pin. The CUDA libraries and Triton are left out: the CUDA build of torch pins its own.
 HEADER
     grep -vE '^(nvidia-|cuda-|triton==)' "$work/run"
 } >"$work/run.lock"
 {
     cat <<'HEADER'
-# Exact versions of what tests and development add to requirements.lock; `make test` and `make lint` install them.
+# Exact versions of the packages that tests and development add to requirements.lock (`make test`, `make lint`).
 # Written by `make lock`.
 HEADER
     awk -F'==' 'NR == FNR { runs[$1]; next } !($1 in runs)' "$work/run.lock" "$work/all" | grep -vE '^(nvidia-|cuda-)'

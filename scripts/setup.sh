@@ -6,8 +6,7 @@
 # PYTHON       the Python that creates the environment; default: python3
 # TORCH_INDEX  package index for torch and torchvision only; default: chosen by scripts/install_torch.sh
 #
-# Installed packages that match the lock stay, so a second or repeated call installs only missing packages. A build such
-# as torch 2.13.0+cpu satisfies the lock's torch 2.13.0.
+# A repeated call installs only missing packages. A build such as torch 2.13.0+cpu satisfies the lock's torch 2.13.0.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 environment=${1:-.venv}
@@ -18,13 +17,13 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 make_environment() {
     local python=${PYTHON:-python3} version
     version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || {
-        say "cannot run $python; formerlab needs Python 3.11 to 3.13, name one: make setup PYTHON=python3.12"
+        say "cannot run $python; formerlab needs Python 3.11 to 3.13; name one: make setup PYTHON=python3.12"
         exit 2
     }
     case $version in
         3.11.* | 3.12.* | 3.13.*) ;;
         *)
-            say "formerlab needs Python 3.11 to 3.13, $python is $version; name another: make setup PYTHON=python3.12"
+            say "formerlab needs Python 3.11 to 3.13, but $python is $version; name another: make setup PYTHON=python3.12"
             exit 2
             ;;
     esac
@@ -41,7 +40,7 @@ pip_install() {
         2> >(grep --invert-match --extended-regexp '^ *DEPRECATION: |^WARNING: Location .* is ignored' >&2)
 }
 
-# Pip prints several lines per package; show the number of packages and the large downloads instead.
+# Show the number of packages and the large downloads instead of pip's lines.
 show_progress() {
     local total count=0 line
     total=$(grep -c '==' "$lock")

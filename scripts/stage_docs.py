@@ -2,9 +2,8 @@
 
     python scripts/stage_docs.py
 
-`make docs` calls this script. README becomes the first page. A link to any other file of the repository leads to a copy
-of it below `repository/`. The script generates `api.md` from the unions of variants, `commands.md` from the parser of
-the command line, and `configuration.md` from the schemas of the configuration.
+`make docs` calls this script. README is the first page. Links to other files of the repository lead to copies below
+`repository/`. The script generates `api.md`, `commands.md` and `configuration.md` from the code.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from formerlab.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGED = ROOT / "build/docs"
-NAMED = {
+SITE_NAMES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
@@ -56,17 +55,17 @@ FUNCTIONS = {
 }
 """Functions and classes on the API page in addition to the public API and the unions."""
 STYLE = ".md-grid { max-width: 80rem }\n.md-typeset table:not([class]) code { white-space: nowrap }\n"
-"""Styles that make room for wide tables and keep names in them on one line."""
+"""Styles for wide tables whose names stay on one line."""
 
 
 def pages() -> dict[Path, Path]:
     """Return every page with its path on the site."""
     docs = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
     del docs[ROOT / "docs/README.md"]  # the index for readers of the repository; the site has its own navigation
-    return docs | {ROOT / name: Path(site_name) for name, site_name in NAMED.items()}
+    return docs | {ROOT / name: Path(site_name) for name, site_name in SITE_NAMES.items()}
 
 
-def staged(page: Path, site_paths: dict[Path, Path]) -> str:
+def rewrite_links(page: Path, site_paths: dict[Path, Path]) -> str:
     """Return the text of a page with links that work on the site, and copy the linked files."""
 
     def link(match: re.Match[str]) -> str:
@@ -80,12 +79,12 @@ def staged(page: Path, site_paths: dict[Path, Path]) -> str:
         up = "../" * (len(site_paths[page].parts) - 1)
         if path in site_paths:
             return f"{match[1]}{up}{site_paths[path]}{match[3]}"
-        return f"{match[1]}{up}{copied(path)}{match[3]}"
+        return f"{match[1]}{up}{copy_to_site(path)}{match[3]}"
 
     return LINK.sub(link, page.read_text(encoding="utf-8"))
 
 
-def copied(path: Path) -> Path:
+def copy_to_site(path: Path) -> Path:
     """Copy a repository file to the site and return its path there; code gets the suffix `.txt` for browsers."""
     target = Path("repository") / path.relative_to(ROOT)
     if path.suffix not in (".png", ".svg", ".csv"):
@@ -147,7 +146,7 @@ def configuration() -> str:
 
 
 def _meanings(spec: type[Spec]) -> dict[str, str]:
-    """Return the attribute docstrings of a spec and its bases by name. Python discards them, so read the source."""
+    """Return the attribute docstrings of a spec and its bases by name, from the source."""
     meanings: dict[str, str] = {}
     for cls in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
         (body,) = ast.parse(inspect.getsource(cls)).body
@@ -209,7 +208,7 @@ def main() -> None:
     for page, name in site_paths.items():
         path = STAGED / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(staged(page, site_paths), encoding="utf-8")
+        path.write_text(rewrite_links(page, site_paths), encoding="utf-8")
     (STAGED / "site.css").write_text(STYLE, encoding="utf-8")
     (STAGED / "api.md").write_text(api(), encoding="utf-8")
     (STAGED / "commands.md").write_text(commands(), encoding="utf-8")

@@ -20,8 +20,8 @@ import re
 import tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-groups = [project["optional-dependencies"][extra] for extra in ("pipeline", "prune", "zeroshot", "vision")]
-for line in sum(groups, project["dependencies"]):
+extras = [project["optional-dependencies"][extra] for extra in ("pipeline", "prune", "zeroshot", "vision")]
+for line in sum(extras, project["dependencies"]):
     if lowest := re.match(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", line):
         print(f"{lowest[1]}=={lowest[2]}")
 print("sqlalchemy<2.1")  # old releases of mlflow import names that 2.1 removed

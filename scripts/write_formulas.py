@@ -2,8 +2,7 @@
 
     python scripts/write_formulas.py
 
-A public class or function gets a row if its docstring begins with a formula and its source in parentheses.
-tests/test_formulas.py checks that the page matches the docstrings.
+A public class or function gets a row if the first paragraph of its docstring has a source in parentheses.
 """
 
 import ast
@@ -17,7 +16,7 @@ PACKAGE = ROOT / "src/formerlab"
 PAGE = ROOT / "docs/formulas.md"
 
 TOPICS = {
-    "Parameters as tokens": ("layers/pattention.py", "layers/score.py", "growth"),
+    "Parameter tokens": ("layers/pattention.py", "layers/score.py", "growth"),
     "Attention, positions, blocks": (
         "layers/attention.py",
         "layers/position.py",

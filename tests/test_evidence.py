@@ -34,7 +34,7 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "read_plan", lambda path: plan)
     called = []
 
-    class Quick(evidence.Evidence):
+    class Quick(evidence.StudyQueue):
         def call(self, stage, name):
             called.append((stage, name))
             if vars(self).get("fails") == (stage, name):

@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 
 def weighted_means(rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats") -> "pd.Series[float]":
-    """Return the mean of a column for each group, weighted by tokens; NaN if any value or weight of the group is NaN."""
+    """Return the mean of a column for each group, weighted by tokens; NaN if any value or weight is NaN."""
     weight = rows["tokens"].astype(float)
     product = rows[value].astype(float) * weight
     frame = rows[[*by]].assign(product=product, weight=weight, unknown=product.isna())

@@ -1,4 +1,4 @@
-# The registered claims: exact claims are computed without training, others are evaluated on rows of finished runs.
+# The registered claims: exact claims are computed without training, all others are evaluated on rows of finished runs.
 
 
 rule exact:

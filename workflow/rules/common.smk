@@ -1,4 +1,4 @@
-# Functions with which the rules read the plan and the staleness check.
+# Functions of the rules.
 
 import re
 import shlex
@@ -13,11 +13,10 @@ from formerlab.report.catalogue import failure_file
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 STALENESS = Staleness(PLAN)
 ATTEMPTS = Attempts(STALENESS.folder)
-# Inside a cluster job there is no staleness check, because the job was submitted to run.
+# A cluster job was submitted to run, so it needs no staleness check.
 STALE = STALENESS.stale() if workflow.is_main_process else {}
 
-# A cluster ends a job at its runtime. Training stops before that, and the resubmitted job continues it. The margin
-# includes the start of the job.
+# A cluster ends a job at its runtime. Training stops before, and the resubmitted job continues it.
 TIME_LIMIT = (
     ""
     if workflow.is_main_process
@@ -44,13 +43,13 @@ def name_of(wildcards):
     return str(wildcards[0]) if len(wildcards) else CLAIMS
 
 
-def one_of(units):
+def names_pattern(units):
     """Return a pattern that matches exactly these runs or studies."""
     return "|".join(map(re.escape, units)) or "(?!)"
 
 
 def records(*stages):
-    """Return the records of all jobs of these stages; each job belongs to a run or a study."""
+    """Return the records of all jobs of these stages."""
     return [
         f"{RESULTS}/{unit}/{STAGES[stage].record}"
         for stage in stages
@@ -63,14 +62,14 @@ def reading(stage, *functions):
 
     With these inputs Snakemake runs exactly the jobs that are not up to date. A stale job also reads the list of stale
     outputs, which is newer than its output. For a job that is up to date, modification times are ignored, because
-    copying changes them. The output of any other job is missing.
+    copying changes them. All other jobs have no output.
     """
 
     def files(wildcards):
         job = (stage, name_of(wildcards))
         dependencies = [
-            STALENESS.record(*base).relative_to(RESULTS)
-            for base in STALENESS.dependencies(*job)
+            STALENESS.record(*dependency).relative_to(RESULTS)
+            for dependency in STALENESS.dependencies(*job)
         ]
         added = [file for function in functions for file in function(wildcards)]
         inputs = [*(f"{RESULTS}/{record}" for record in dependencies), *added]
@@ -83,13 +82,13 @@ def reading(stage, *functions):
 
 
 def weights(wildcards):
-    """Return the weights of a trained run; a released model has its weights elsewhere."""
+    """Return the weights of a trained run; return no file for a released model."""
     trained = wildcards.id not in PLAN["load"]
     return [f"{RESULTS}/{wildcards.id}/weights.safetensors"] if trained else []
 
 
 def all_cores(wildcards):
-    """Return all cores, so that no other job runs at the same time; a cluster job gets an exclusive node instead."""
+    """Return all cores, so that no other job runs at the same time; a cluster job has an exclusive node."""
     return workflow.cores if workflow.local_exec else PLAN["threads"]
 
 
@@ -117,7 +116,7 @@ def memory(stage, first):
 
 
 def common_memory(wildcards):
-    """Return the host memory of a job in MiB: the scale's memory, and the weights of a released model."""
+    """Return the host memory of a job in MiB: twice the scale's memory, plus the memory of a released model."""
     job = PLAN["load"].get(wildcards.get("id"))
     weights_mb = job["cost"]["memory_bytes"] // 2**20 if job else 0
     return 2 * PLAN["memory_mb"] + weights_mb
@@ -126,7 +125,7 @@ def common_memory(wildcards):
 def training_memory(wildcards):
     """Return the host memory of a training run in MiB."""
     cost = PLAN["train"][wildcards.id]["cost"]
-    # With GPUs, every process builds the weights on the host, and all share one memory-mapped checkpoint.
+    # With GPUs, every process builds the weights on the host, and all processes share one memory-mapped checkpoint.
     need = (
         cost["memory_bytes"] * processes_per_node(wildcards)
         if PLAN["device"] == "cpu"
@@ -149,19 +148,17 @@ def gpus(wildcards):
 
 
 def nodes(wildcards):
-    """Return the number of machines of a run. One machine is also requested explicitly, because Slurm could otherwise
-    spread the GPUs of the job over several machines, and the run would use only the GPUs of the first.
-    """
+    """Return the number of machines of a run; without this request, Slurm may spread its GPUs over several machines."""
     return PLAN["train"][wildcards.id]["nodes"]
 
 
 def tasks(wildcards):
-    """Return the number of Slurm tasks of a run on several machines: one per machine, which starts torchrun."""
+    """Return the number of Slurm tasks of a run on several machines, one per machine."""
     return nodes(wildcards) if nodes(wildcards) > 1 else None
 
 
 def launcher(wildcards):
-    """Return the executor's option `mpi` for a run on several machines, whose command calls srun itself."""
+    """Return the executor's option `mpi` for a run on several machines, whose command calls srun."""
     return "srun" if tasks(wildcards) else None
 
 
@@ -183,22 +180,22 @@ def minutes(stage):
     return requested
 
 
-# A stage replaces each of its files atomically, and refuses to run if another process runs the same job. Snakemake
-# would delete these files before a job starts and after it fails, even while the other process writes them.
+# Snakemake would delete the files of a stage before a job starts and after it fails, even while another process runs
+# this job.
 async def keep_files(job, *arguments):
-    """Delete nothing; replaces the methods of Snakemake's jobs that delete files."""
+    """Delete nothing."""
 
 
 Job.remove_existing_output = Job.cleanup = keep_files
 
 
-# `--until train` would end at every run, even at the parent of another run. Snakemake would then find jobs that it may
-# not start, and report an internal error. With this patch it ends at the last run of a chain.
+# `--until train` would end at every run, even at the parent of another run, and Snakemake would report an internal
+# error. With this patch, `--until train` ends at runs that are not parents.
 ends_at = DAG.in_until
 
 
 def ends_at_last(dag, job):
-    """Return whether `--until` ends at a job; it does not if another job of the same rule reads the job's output."""
+    """Return whether `--until` ends at a job and no other job of the same rule reads its output."""
     return ends_at(dag, job) and not any(
         reader.rule is job.rule for reader in dag.depending[job]
     )
@@ -207,8 +204,8 @@ def ends_at_last(dag, job):
 DAG.in_until = ends_at_last
 
 
-# Snakemake repeats every failed job up to `retries` times; only this patch can stop it if every attempt would fail in
-# the same way. Jobs that are not stages run on this machine and are never repeated.
+# Snakemake repeats every failed job up to `retries` times. This patch repeats only stages, and only if a new attempt
+# may succeed.
 retries_allowed = Job.restart_times.fget
 
 
@@ -226,10 +223,10 @@ if workflow.is_main_process:
 
 
 def submitted_before(job):
-    """Return the id of a cluster job that an earlier call submitted and that still waits, or None.
+    """Return the id of a cluster job that an earlier call submitted and that waits, or None.
 
-    The executor's status command tells whether it waits; the executor for Slurm has no such command. Snakemake forgets
-    the id when the job starts. From then on the job's note names its process."""
+    The executor's status command prints `running` for waiting and running jobs; the Slurm executor has no such command.
+    Snakemake forgets the id when the job starts. From then on the job's note names its process."""
     command = getattr(workflow.executor_settings, "status_cmd", None)
     for number in workflow.persistence.external_jobids(job) if command else ():
         answer = command_output("sh", "-c", f"{command} {shlex.quote(number)}")
@@ -256,8 +253,7 @@ def draw_jobs():
 
 
 def track_after_training():
-    """Track the runs in MLflow after a call that may have trained runs but does not include the rule `track`, such as a
-    call for one study or figure."""
+    """Track the runs in MLflow after a call that includes training but not the rule `track`."""
     rules_of_call = {job.rule.name for job in workflow.dag.jobs}
     left_out = "track" not in rules_of_call and rules_of_call & {*MAKING}
     if PLAN["tracking_uri"] and left_out:
@@ -265,14 +261,14 @@ def track_after_training():
 
 
 def count_failed_entries():
-    """Raise WorkflowError with the number of figures and tables of this call that failed, if any did."""
+    """Raise WorkflowError if figures or tables of this call failed."""
     if failed := [name for job in draw_jobs() for name in failed_entries(job)]:
         problem = f"{len(failed)} of the figures and tables could not be rendered ({some(failed)})"
         again = "the same command renders them again"
         raise WorkflowError(f"{problem}: python -m formerlab status says why; {again}")
 
 
-# The received signals SIGINT and SIGHUP. Snakemake handles SIGTERM itself: it waits for running jobs.
+# The received signals SIGINT and SIGHUP. At SIGTERM, Snakemake waits for running jobs.
 SIGNALS = []
 
 
@@ -283,7 +279,7 @@ def interrupt(number, frame):
 
 
 def after_a_failure():
-    """Render the figures and tables of this call that have rows, and list failed jobs; after a signal, end at once."""
+    """Render the figures and tables of this call that have rows, and list failed jobs, unless a signal was received."""
     if SIGNALS or workflow.scheduler._user_kill:
         print(SAFE, file=sys.stderr)
         return

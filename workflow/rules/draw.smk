@@ -1,5 +1,5 @@
-# Render figures and tables from rows, in small local jobs. A job is named after its first figure or table; request any
-# of them by the name of its file.
+# Render figures and tables from rows, in local jobs. A job is named after its first figure or table. Any file of a
+# figure or table can be requested by its name.
 
 for name, job in PLAN["draw"].items():
 

@@ -12,7 +12,7 @@ for name, stage in MEASURED.items():
             multiext(f"{RESULTS}/{{id}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{id}}.log",
-        priority: 1000000  # before further training, because a long sweep at the end would run alone
+        priority: 1000000  # before training, because a long measurement at the end would run alone
         threads: PLAN["threads"]
         resources:
             mem_mb=memory(name, common_memory),
@@ -25,8 +25,8 @@ for name, stage in MEASURED.items():
             "python -m formerlab {params.stage} {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# Speed and decoding of the runs of a study, timed on an idle machine. Such a job takes all cores of Snakemake, so that
-# no other job runs at the same time. It has no inputs, so it runs first. On a cluster it gets an exclusive node.
+# Speed and decoding of the runs of a study, timed on an idle machine: the job takes all cores of Snakemake or, on a
+# cluster, an exclusive node.
 for name, stage in TIMED.items():
 
     rule:
@@ -38,7 +38,7 @@ for name, stage in TIMED.items():
             multiext(f"{RESULTS}/{{study}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{study}}.log",
-        priority: 100000000  # first; otherwise it would wait for all runs
+        priority: 100000000  # first
         threads: all_cores
         resources:
             mem_mb=memory(name, timing_memory(name)),

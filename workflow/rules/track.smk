@@ -1,5 +1,5 @@
-# Write all finished runs to MLflow in one process; a missing server fails no job. The number of failed syncs is a
-# parameter of the rule, so the next call repeats a failed sync.
+# Write all runs to MLflow; if the server is missing, the job still succeeds. The number of failed syncs is a parameter
+# of the rule, so the next call repeats a failed sync.
 
 from formerlab.plan.staleness import failed_syncs
 

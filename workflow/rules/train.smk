@@ -1,4 +1,4 @@
-# A released model or a training run. Both write files of the same names.
+# A released model, whose files have the names of a training run's files.
 
 
 rule load:
@@ -9,7 +9,7 @@ rule load:
     log:
         f"{LOGS}/load/{{id}}.log",
     wildcard_constraints:
-        id=one_of(PLAN["load"]),
+        id=names_pattern(PLAN["load"]),
     priority: 1000000
     threads: PLAN["threads"]
     resources:
@@ -21,7 +21,7 @@ rule load:
         "python -m formerlab load {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# A training run. Its checkpoint is not a declared output, so a failed or stopped job continues from it.
+# A training run. Its checkpoint is not a declared output, so Snakemake keeps it for the next attempt.
 
 
 rule train:
@@ -32,7 +32,7 @@ rule train:
     log:
         f"{LOGS}/train/{{id}}.log",
     wildcard_constraints:
-        id=one_of(PLAN["train"]),
+        id=names_pattern(PLAN["train"]),
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
     threads: lambda wildcards: PLAN["train"][wildcards.id]["threads"] * processes_per_node(wildcards)
     resources:

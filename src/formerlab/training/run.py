@@ -19,7 +19,9 @@ class Run(AnyRun):
 
     model: Model
     task: Task = LanguageModeling()
+    """Loss, batches and evaluation."""
     optimizer: Optimizer = AdamW()
+    """Update rule and peak learning rate."""
     schedule: Schedule = Cosine()
     """Learning-rate schedule over the steps of this run."""
     steps: Count = 1000

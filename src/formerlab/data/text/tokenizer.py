@@ -69,6 +69,7 @@ class TokenizerFile(Spec):
     vocabulary: Size
     """Number of embeddings of a model, at least the number of tokens in the file (50 304 for GPT-2's 50 257)."""
     end_of_text: str = END_OF_TEXT
+    """Token at the end of a document."""
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the SHA-256 of the file, or None if there is no such file."""
