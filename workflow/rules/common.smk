@@ -226,7 +226,8 @@ def submitted_before(job):
     """Return the id of a cluster job that an earlier call submitted and that waits, or None.
 
     The executor's status command prints `running` for waiting and running jobs; the Slurm executor has no such command.
-    Snakemake forgets the id when the job starts. From then on the job's note names its process."""
+    Snakemake forgets the id when the job starts. From then on the job's note names its process.
+    """
     command = getattr(workflow.executor_settings, "status_cmd", None)
     for number in workflow.persistence.external_jobids(job) if command else ():
         answer = command_output("sh", "-c", f"{command} {shlex.quote(number)}")
