@@ -81,9 +81,9 @@ def test_named_splits_are_read_first(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "either paths, or train"),
-        ({"paths": ("a",), "train": ("b",)}, "either paths, or train"),
-        ({"valid": ("b",)}, "either paths, or train"),
+        ({}, "set paths, or train"),
+        ({"paths": ("a",), "train": ("b",)}, "set paths, or train"),
+        ({"valid": ("b",)}, "set paths, or train"),
         ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is not an encoding"),
         ({"paths": ("a",), "encoding": "base64"}, "'base64' is not an encoding"),
     ],
