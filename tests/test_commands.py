@@ -97,7 +97,7 @@ def test_claims_are_read_from_the_folder_of_the_plan(project, tmp_path, monkeypa
     assert locate.root_of(tmp_path / "plan.json") == Path()
     roots = []
     monkeypatch.setattr("formerlab.report.claims.render.write_claims", lambda results, arms, out: [])
-    monkeypatch.setattr("formerlab.plan.arms.read_arms", lambda root, scale: roots.append(root))
+    monkeypatch.setattr("formerlab.report.claims.arms.read_arms", lambda root, scale: roots.append(root))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     Path(locate.read_plan(plan)["results"]).mkdir(parents=True)

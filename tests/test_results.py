@@ -155,7 +155,7 @@ assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not 
 for entry in entries.values():
     import_module(entry.module)
 for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",
-             "report.headline", "report.write", "report.claims.render", "report.run_table", "plan.arms",
+             "report.headline", "report.write", "report.claims.render", "report.run_table", "report.claims.arms",
              "data.any_data"):
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
+from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.registry import read_claims
 from formerlab.yaml_files import study_names
 

@@ -10,7 +10,7 @@ from fixtures.rows import make_decay, make_tokenformer
 
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_block
 from formerlab.errors import UserError
-from formerlab.plan.arms import read_arms
+from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, readme_findings, studies
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (

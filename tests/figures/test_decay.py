@@ -19,13 +19,13 @@ from formerlab.report.studies.pruning import (
     nearest_budget_rows,
 )
 from formerlab.report.studies.questions import DIFFERENCES, MEAN_LABEL, SUITES, accuracies
-from formerlab.report.tables.decay import (
-    BEST,
+from formerlab.report.tables.decay.answers import decay_precision_table, decay_suites_table
+from formerlab.report.tables.decay.loss import (
+    BEST_OF_TEXT,
+    BEST_OF_WINDOW,
+    decay_alphas_table,
     decay_decode_table,
     decay_league_table,
-    decay_precision_table,
-    decay_suites_table,
-    decay_texts_table,
 )
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -142,12 +142,42 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
     ]
     folder = make_run(tmp_path, "decay", "released-small")
     write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    table = decay_suites_table.rows(Results(tmp_path), ("released-*",)).set_index("configuration")
-    assert table.index.to_list() == ["Full", "Local", "H2O"]
-    assert table["PIQA (%)"].tolist() == table["mean (%)"].tolist() == pytest.approx([80, 40, 50])
-    assert table["minus Full (points)"].tolist() == pytest.approx([np.nan, -40, -30], nan_ok=True)
-    assert table["minus H2O (points)"].tolist() == pytest.approx([30, -10, np.nan], nan_ok=True)
-    assert table.loc["Local", "minus Full (points)_low"] < -40 < table.loc["Local", "minus Full (points)_high"] < 0
+    rows = decay_suites_table.rows(Results(tmp_path), ("released-*",))
+    for name in ("PIQA", "mean"):
+        table = rows[rows["set"] == name].set_index("configuration")
+        assert table.index.to_list() == ["Full", "Local", "H2O"]
+        assert table["accuracy"].tolist() == pytest.approx([0.8, 0.4, 0.5])
+        assert table["minus_full"].tolist() == pytest.approx([np.nan, -0.4, -0.3], nan_ok=True)
+        assert table["minus_h2o"].tolist() == pytest.approx([0.3, -0.1, np.nan], nan_ok=True)
+        assert table.loc["Local", "minus_full_low"] < -0.4 < table.loc["Local", "minus_full_high"] < 0
+
+
+def test_sets_without_a_published_name_are_shown_if_a_run_has_no_others(tmp_path):
+    right = {("full", None, None, 1.0): 8, ("h2o", None, 0.5, 0.4): 5, ("decay", 0.2, 0.0, 0.4): 6}
+    for run, tasks in {
+        "decoder": ("embedded_last_word", "embedded_summary"),
+        "other": ("piqa", "embedded_summary"),
+    }.items():
+        rows = [
+            (*arm, arm[3], task, 1, example, metric, float(example < count))
+            for arm, count in right.items()
+            for task in tasks
+            for example in range(10)
+            for metric in ("acc", "acc_mutual_info")
+        ]
+        folder = make_run(tmp_path, "decay", run)
+        write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
+    rows = decay_suites_table.rows(Results(tmp_path), ("*",))
+    assert rows.groupby("run")["set"].unique().map(set).to_dict() == {
+        "decoder": {"last word", "summary", "mean"},
+        "other": {"PIQA", "mean"},
+    }
+    means, sets = decay_suites_table.readers(rows.assign(source="ours")).values()
+    assert means["configuration"].tolist() == ["Full", "Decay, alpha 0.2", "H2O"]
+    assert sets["set"].tolist() == ["mean", "last word", "summary"]
+    assert sets[["full", "h2o", "decay", "decay_minus_h2o"]].to_numpy() == pytest.approx(
+        np.tile([0.8, 0.5, 0.6, 0.1], (3, 1))
+    )
 
 
 def test_each_run_shows_its_nearest_budget():
@@ -261,19 +291,12 @@ def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
     assert [one.get_text() for one in figure.axes[0].get_yticklabels()][::-1] == names
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
     assert "n = 1 seed" in figure.texts[0].get_text()
-    table = decay_league_table.rows(Results(tmp_path), ["random-small", "league-small"]).set_index("configuration")
-    assert table.index.to_list() == [
-        "Full",
-        "Decay 0.95, half recent",
-        "Decay 0.2",
-        "H2O",
-        "Random",
-        "H2O, budget by layer",
-    ]
-    column = table["text at 10 % (nats)"]
-    assert column.to_dict() == pytest.approx(expected | {"Full": -3.8, "H2O, budget by layer": -0.15})
-    assert table["needle single 512 at 40 % (%)"].dropna().to_dict() == {"Full": 75.0, "H2O": 75.0}
-    assert "needle multikey 512 at 40 % (%)" not in table, "the full cache finds less than half"
+    table = decay_league_table.rows(Results(tmp_path), ["random-small", "league-small"])
+    differences = table.set_index("configuration")["minus_h2o_nats"].to_dict()
+    assert differences == pytest.approx(expected | {"Full": -3.8, "H2O, budget by layer": -0.15})
+    (block,) = decay_league_table.readers(table.assign(source="ours")).values()
+    order = block["configuration"].tolist()
+    assert [order[0], *order[-2:]] == ["Full", "Decay, alpha 0.95, 50 % recent", "Random"], "best first"
 
 
 def write_needles(root):
@@ -309,10 +332,17 @@ def test_the_best_alpha_of_every_window_bounds_the_gain_of_a_choice_by_text(tmp_
     odd = np.array([0, 1, 0, 1, 0])
     rows = {("decay", alpha, 0.0, 0.4): HARD + 0.1 * (odd == place) for place, alpha in enumerate((0.2, 0.5))}
     rows |= {("decay", 1.0, 0.0, 0.4): HARD + 1, ("decay", 0.2, 0.5, 0.4): HARD + 0.01}
+    rows |= {("h2o", None, 0.5, 0.4): HARD + 0.05}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
-    gains = decay_texts_table.rows(Results(tmp_path), ("*",)).set_index("choice")["minus_published_alpha_nats"]
-    expected = {BEST: -0.06, "alpha 0.5": -0.02, "alpha 0.2, 50 % recent": -0.05}
-    assert gains.dropna().to_dict() == pytest.approx(expected)
+    gains = decay_alphas_table.rows(Results(tmp_path), ("*",)).set_index("configuration")["minus_h2o_nats"]
+    expected = {
+        "H2O": 0,
+        "alpha 0.2": 0.01,
+        BEST_OF_TEXT: -0.01,
+        BEST_OF_WINDOW: -0.05,
+        "alpha 0.2, 50 % recent": -0.04,
+    }
+    assert gains.to_dict() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

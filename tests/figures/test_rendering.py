@@ -168,13 +168,13 @@ def test_a_failure_is_named_and_does_not_stop_the_others(tmp_path, capsys, monke
     make_decay(tmp_path / "results")
     module = import_module(ENTRIES["decay_table"].module)
     monkeypatch.setattr(module, "decay_table", module.decay_table._replace(rows=broken))
-    names = ["decay_one_shot_table", "decay_table", "decay_alfa", "decay_heads_table"]
+    names = ["decay_one_shot_table", "decay_table", "decay_alfa", "decay_alphas_table"]
     assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
     output = capsys.readouterr().err
     assert output.startswith("Traceback")
     assert "warning: decay_table could not be rendered: ZeroDivisionError: by its author\nwarning: decay_alfa" in output
     assert "could not be rendered: no figure or table is called 'decay_alfa'" in output
-    drawn = {"decay_one_shot_table", "decay_heads_table"}
+    drawn = {"decay_one_shot_table", "decay_alphas_table"}
     assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
     assert "decay_table could not be rendered" in (tmp_path / "out/decay_table.md").read_text()
     jobs = {"decay": {"drawings": dict.fromkeys([*drawn, "decay_table"])}}
@@ -270,10 +270,10 @@ def test_published_points_are_marked_and_complete(folder):
     grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
-    text = (folder / "figures" / "live" / "one" / "decay_suites_table.md").read_text()
-    theirs = text.partition("**Published, not ours**")[2]
-    assert "| OPT-2.7B | Decay 0+40 alpha=0.2 | 47.6 | -1.9 | 4.0 |" in re.sub(" +", " ", theirs)
-    assert text.rstrip().endswith("Rows: scale one, live results.")
+    suites = pd.read_csv(folder / "figures" / "live" / "one" / "decay_suites_table.csv")
+    suites = suites.query("source == 'published' and set == 'mean'").set_index(["run", "configuration"])
+    decay = suites.loc[("OPT-2.7B", "Decay, alpha 0.2, no recent"), ["accuracy", "minus_full", "minus_h2o"]]
+    assert decay.tolist() == pytest.approx([0.476, -0.019, 0.040])
 
 
 def test_differences_are_beside_the_published_ones(folder):
@@ -389,9 +389,8 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
         ["1.0e20", "2.3e19"],
     ]
     ends = {"gain_nats_pooled_low": [0.0612, np.nan], "gain_nats_pooled_high": [0.0858, np.nan]}
-    assert shown(gain_nats=[0.0731, 0.05], **ends) == [["0.073", "0.050"], ["[0.061, 0.086]", ""]]
-    same = {"gain_nats_low": [0.0612, np.nan], "gain_nats_high": [0.0858, np.nan]}
-    assert shown(gain_nats=[0.0731, 0.05], **same, **ends)[1] == ["these seeds alone", ""]
+    seeds_alone = {"gain_nats_low": [0.01, 0.04], "gain_nats_high": [0.09, 0.06]}
+    assert shown(gain_nats=[0.0731, 0.05], **seeds_alone, **ends) == [["0.073 [0.061, 0.086]", "0.050 [0.040, 0.060]"]]
     assert shown(lr=[0.01, 0.0000195], empty=[np.nan, np.nan]) == [["10", "0.0195"]]
     assert format_table(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
         "gain (nats) ↑": ["0.500"]

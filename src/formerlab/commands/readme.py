@@ -5,11 +5,11 @@ from functools import cache
 from pathlib import Path
 
 from formerlab.errors import UserError
-from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
 from formerlab.report.catalogue import catalogue
+from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.readme_findings import readme_findings
 from formerlab.report.claims.render import verdict_cards
 from formerlab.report.claims.verdict import Verdict, evaluate_results

@@ -120,7 +120,7 @@ def exact(arguments: argparse.Namespace) -> None:
 
 def claims(arguments: argparse.Namespace) -> None:
     """Evaluate the registered claims on the live results."""
-    from formerlab.plan.arms import read_arms
+    from formerlab.report.claims.arms import read_arms
     from formerlab.report.claims.render import outcome_counts, verdict_frame
     from formerlab.report.claims.verdict import evaluate_results
 
@@ -169,7 +169,7 @@ def runs(arguments: argparse.Namespace) -> None:
 
 
 def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Path]:
-    from formerlab.plan.arms import read_arms
+    from formerlab.report.claims.arms import read_arms
     from formerlab.report.claims.render import write_claims
 
     paths = write_claims(results, read_arms(root, results.scale), out)

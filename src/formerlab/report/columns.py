@@ -23,19 +23,23 @@ class Column(NamedTuple):
     places: int | None = None
 
 
-POOLED = "pooled interval"
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
-    "pooled": Column(POOLED, "95 %, variance pooled over similar runs; if there is a verdict, it rests on it"),
+
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
     **{
-        f"{cost}_exponent_{axis}": Column(f"{words}, exponent of {axis}", places=2)
+        f"{cost}_exponent_{axis}": Column(words, places=2)
         for cost, words in (("counted", "operations"), ("time", "time"), ("memory", "memory"))
         for axis in ("n", "d")
     },
+    "complexity": Column("published cost"),
+    "change": Column("model"),
+    "published_nats": Column("published (nats) ↓"),
+    "published_bleu": Column("published BLEU ↑", places=1),
+    "published_gain_nats": Column("published gain (nats) ↑"),
     "parameters_non_embedding": Column("parameters without embedding"),
     "tokens": Column("training tokens"),
     "flops_cumulative": Column("cumulative FLOPs"),
@@ -45,7 +49,9 @@ COLUMNS = {
     "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
     "loss_minus_default_nats": Column("loss minus default (nats) ↓", "above zero: higher loss than the default"),
     "device": Column("processor"),
-    "kept": Column("gain retained (%) ↑", "in percent of the gain when the weights learn from the start", 100),
+    "kept": Column(
+        "published, retained (%) ↑", "in percent of the gain when the weights learn from the start", 100, places=0
+    ),
     "start_share": Column("weights learn from"),
     "sparsity": Column("sparsity (%)", "fraction of the mixing weights of 1x1 that are left out", 100),
     "parameters_added": Column("parameters added", "parameters that the plain Transformer does not have"),
@@ -67,11 +73,12 @@ COLUMNS = {
     "loss_minus_tokenformers_nats": Column(
         "loss minus Tokenformer (nats) ↓", "below zero: lower loss than the grown Tokenformer"
     ),
+    "minus_net2net_nats": Column("gain minus gain of Net2Net (nats) ↑"),
     "flops_ratio": Column("FLOPs ratio ↓", places=1),
-    "hours_ratio": Column("TPU hours relative to a Transformer ↓", places=1),
-    "parameters_formula": Column("parameters by formula"),
-    "flops_formula": Column("FLOPs by formula"),
-    "parameters_difference": Column("parameters, counted minus formula"),
+    "parents_ratio": Column("ancestors alone ↓", places=2),
+    "hours_ratio": Column("TPU hours relative to a Transformer ↓", places=2),
+    "parameters_formula": Column("parameters, formula"),
+    "flops_formula": Column("FLOPs, formula"),
     "flops_difference": Column("FLOPs, counted minus formula"),
     "parameters_printed": Column("printed size"),
     "nearer_count_minus_printed_percent": Column("formula minus printed size (%)", places=1),
@@ -79,7 +86,8 @@ COLUMNS = {
     "flops_token_token_coefficient": Column("FLOPs / T^2", "4 L d: FLOPs of attention for a context of T tokens"),
     "sacrebleu": Column("sacreBLEU ↑", places=1),
     "bleu_minus_base": Column("BLEU minus base ↑", places=1),
-    "loss_minus_base_nats": Column("loss minus base (nats) ↓"),
+    "test_minus_base_nats": Column("test loss minus base (nats) ↓"),
+    "loss_minus_base_nats": Column("development (nats) ↓"),
     "tokenized_lowercase": Column("BLEU, lowercase ↑"),
     "exact_percent": Column("exact (%) ↑", "translations that equal the reference"),
     "bleu": Column("BLEU ↑"),
@@ -92,15 +100,19 @@ COLUMNS = {
     "error_ratio": Column("error ratio, pooled ↓", places=2),
     "top5_percent": Column("top-5 (%) ↑"),
     "calibration_error": Column("calibration error (%) ↓", "mean distance between confidence and accuracy", 100),
-    "mean (%)": Column("mean (%) ↑", places=1),
-    "minus Full (points)": Column("minus Full (points) ↑"),
-    "minus H2O (points)": Column("minus H2O (points) ↑"),
+    "accuracy": Column("accuracy (%) ↑", factor=100, places=1),
+    "full": Column("Full (%) ↑", factor=100, places=1),
+    "h2o": Column("H2O (%) ↑", factor=100, places=1),
+    "decay": Column("Decay (%) ↑", factor=100, places=1),
+    "decay_minus_h2o": Column("Decay minus H2O (points) ↑", factor=100, places=1),
+    "minus_full": Column("minus Full (points) ↑", factor=100, places=1),
+    "minus_h2o": Column("minus H2O (points) ↑", factor=100, places=1),
+    "chance": Column("chance (%)", factor=100, places=1),
     "on_questions": Column("cache size, questions (%)", factor=100, places=1),
-    "alike": Column("within 1 % of H2O"),
     "cache_megabytes": Column("cache (MB) ↓", places=1),
-    "acc_own": Column("own (%) ↑", factor=100),
-    "acc_common": Column("common (%) ↑", factor=100),
-    "gain": Column("gain (points) ↑", "accuracy with own alphas minus accuracy with the common alpha", 100),
+    "acc_own": Column("own alpha (%) ↑", factor=100, places=1),
+    "acc_common": Column("common alpha (%) ↑", factor=100, places=1),
+    "gain": Column("gain (points) ↑", factor=100, places=1),
     "acc_float32": Column("float32 (%) ↑", factor=100),
     "acc_model": Column("model's precision (%) ↑", factor=100),
     "difference": Column("difference (points)", factor=100),
@@ -117,10 +129,7 @@ COLUMNS = {
     ),
     "selected_share": Column("selected (%)", "tokens that the score selects, in percent of all tokens", 100),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
-    "minus_best_single_nats": Column(
-        "minus single by loss (nats) ↓", "below zero: lower loss than with the best alpha that all heads share"
-    ),
-    "minus_published_alpha_nats": Column("minus alpha 0.2 (nats) ↓", "below zero: lower loss than with alpha 0.2"),
+
     "speed_ratio": Column("speed / Full ↑"),
     "prompt_ratio": Column("prompt time / Full ↓"),
     "cache_share": Column("cache (% of Full) ↓", factor=100, places=0),

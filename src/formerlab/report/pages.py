@@ -8,11 +8,10 @@ import re
 from collections.abc import Collection, Sequence
 from html import escape
 
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.columns import POOLED, column, is_spread, texts
+from formerlab.report.columns import column, is_spread, texts
 
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
@@ -85,17 +84,15 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
-    `x ± se`. `x_pooled_low` and `x_pooled_high` have a column of their own, in words if equal to the others.
+    `x ± se`. The pooled interval, `x_pooled_low` and `x_pooled_high`, replaces the other one, because verdicts use it.
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     for name in visible_columns(table, hidden):
-        spread = [table.get(f"{name}_{end}", empty) for end in ("low", "high", "se", "pooled_low", "pooled_high")]
-        low, high, error, pooled_low, pooled_high = spread
-        cells[column(name).heading] = texts(name, table[name], low, high, error)
-        if pooled_low.notna().any():
-            alone = np.isclose(low, pooled_low, 1e-6, 0) & np.isclose(high, pooled_high, 1e-6, 0)
-            pooled = list(np.where(alone, "these seeds alone", texts(name, empty, pooled_low, pooled_high, empty)))
-            cells[POOLED if POOLED not in cells else f"{column(name).heading}, {POOLED}"] = pooled
+        low, high = (
+            table.get(f"{name}_pooled_{end}", empty).fillna(table.get(f"{name}_{end}", empty))
+            for end in ("low", "high")
+        )
+        cells[column(name).heading] = texts(name, table[name], low, high, table.get(f"{name}_se", empty))
     return DataFrame(cells, index=table.index)
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.envelope import flops_at_loss, on_envelope
+from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import (
@@ -26,7 +28,6 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.results.read import Results
-from formerlab.yaml_files import read_scale
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
@@ -109,9 +110,9 @@ def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
     """Drop controls (parents trained further) with another learning rate than the control that the scale file registers
     for the stage length.
     """
-    claims = read_scale(Path(), scale).get("studies", {}).get(STUDY, {}).get("claims", {})
-    stages = claims.get("tokenformer-growth-beats-continuing", {}).get("items", {})
-    controls = {f"annealed-trained-on-{length}": arms["continued"]["run"] for length, arms in stages.items()}
+    claim = read_arms(Path(), scale).get(STUDY, {}).get("tokenformer-growth-beats-continuing", ClaimArms())
+    runs = {f"annealed-trained-on-{length}": arms["continued"].run for length, arms in claim.items.items()}
+    controls = {prefix: run for prefix, run in runs.items() if run and run.startswith(prefix)}
     other_rate = losses["run"].str.startswith(tuple(controls)) & ~losses["run"].isin(controls.values())
     return losses[~other_rate]
 

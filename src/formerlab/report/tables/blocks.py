@@ -8,13 +8,14 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
+from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.quantity import Combination, MissingRowsError
-from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
+from formerlab.report.claims.registry import Arm, read_claims
 from formerlab.report.claims.rows import ClaimRows, pooled_differences
 from formerlab.report.claims.verdict import evaluate
+from formerlab.report.runs import estimate
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
-from formerlab.yaml_files import read_scale, read_yaml
 
 
 def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -54,7 +55,7 @@ def with_pooled(
     return rows.join(pooled_differences(pairs, results, study, a, b, name, metric)[ends])
 
 
-def pooled_ends(
+def pooled_estimate(
     reader: ClaimRows,
     name: str,
     signs: Mapping[str, float],
@@ -62,11 +63,10 @@ def pooled_ends(
     *,
     logarithm: bool = False,
     **arm: Any,
-) -> dict[str, float]:
-    """Return the ends of the interval that verdicts use, as `<name>_pooled_low` and `<name>_pooled_high`.
+) -> dict[Any, Any]:
+    """Return the sum of a metric of runs, or of its logarithm, times `signs` as `name`, with the interval of verdicts.
 
-    The interval is of the sum of a metric of runs, or of its logarithm, times `signs`. The result is empty if a run has
-    no such metric.
+    The result is empty if a run has no such metric.
     """
     try:
         terms = {
@@ -74,8 +74,13 @@ def pooled_ends(
         }
     except MissingRowsError:
         return {}
-    interval = Combination(terms).interval(CONFIDENCE)
-    return {f"{name}_pooled_low": interval.low, f"{name}_pooled_high": interval.high}
+    return estimate(name, Combination(terms).interval(CONFIDENCE))
+
+
+def pooled_ends(*arguments: Any, **options: Any) -> dict[str, float]:
+    """Return the interval ends of `pooled_estimate` as `<name>_pooled_low` and `<name>_pooled_high`."""
+    names = {f"{arguments[1]}_{end}": f"{arguments[1]}_pooled_{end}" for end in ("low", "high")}
+    return {names[key]: value for key, value in pooled_estimate(*arguments, **options).items() if key in names}
 
 
 def processor(device: str) -> str:
@@ -83,15 +88,11 @@ def processor(device: str) -> str:
     return device.replace("(R)", "").removesuffix(" Processor")
 
 
-def claim_runs(results: Results, study: str, *claims: str) -> set[str]:
-    """Return the runs of claims that have a verdict at the scale of the results."""
-    scale = read_scale(Path(), results.scale).get("studies", {}).get(study, {})
-    file = f"workflow/studies/{study}.yaml"
-    registered = read_yaml(Path(), file).get("claims", {}) if Path(file).exists() else {}
-    registered |= scale.get("claims", {})
-    verdicts = [
-        evaluate(claim, ClaimRows(results, study, ClaimArms(**registered[claim.id])), {}, results.scale)
-        for claim in read_claims().claims
-        if claim.id in claims and claim.id in registered
-    ]
-    return {run for verdict in verdicts if verdict.outcome != "not_tested" for run in verdict.runs}
+def claim_runs(results: Results, study: str, *claims: str) -> dict[str, set[str]]:
+    """Return the runs of each claim, or an empty set if the claim has no verdict at the scale of the results."""
+    arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
+    runs = dict[str, set[str]]((claim, set()) for claim in claims)
+    for claim in (claim for claim in read_claims().claims if claim.id in claims and claim.id in arms):
+        verdict = evaluate(claim, ClaimRows(results, study, arms[claim.id], cache), {}, results.scale)
+        runs[claim.id] = {*verdict.runs} if verdict.outcome != "not_tested" else set()
+    return runs

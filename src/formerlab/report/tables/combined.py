@@ -120,33 +120,39 @@ _LABELS = {
 
 
 def _readers(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the losses on the whole test text, the effects on them, and what pruning adds."""
+    """Return the losses of the models with what pruning adds, the effects on the loss, and the interactions with it."""
     pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
     names = pruned["name"].str.rpartition(", ")
-    costs = side_by_side(pruned.assign(model=names[0].map(_LABELS)), "model", names[2] + " (added nats) ↓", "cost_nats")
-    contrasts = rows[rows["kind"].isin(("main", "interaction")) & rows["name"].str.contains("H2O|Decay")]
+    costs = side_by_side(pruned.assign(name=names[0].map(_LABELS)), "name", names[2] + " adds (nats) ↓", "cost_nats")
+    levels = rows[rows["kind"] == "loss"].dropna(axis=1, how="all")
+    levels = levels.merge(costs, on="name", how="outer") if len(levels) else costs
+    pairs = rows[rows["kind"].eq("interaction") & rows["name"].str.contains("H2O|Decay")]
     ends = dict(zip(expand_columns("effect_nats[]"), expand_columns("cost_nats[]"), strict=True))
-    contrasts = contrasts.drop(columns=[*ends.values()]).rename(columns=ends)
-    contrasts["name"] = contrasts["name"].str.removesuffix(f", {BEYOND}")
+    pairs = pairs.drop(columns=[*ends.values()]).rename(columns=ends)
     blocks = {
-        "full cache, whole test text": rows[rows["kind"] == "loss"],
-        "effects on this loss": rows[rows["kind"] == "effect"],
-        "loss that a cache of 40 % adds, 256 windows": costs.assign(seeds=rows["seeds"].max()),
-        "the same, mean of the four models": contrasts[contrasts["kind"] == "main"],
-        "the same, interactions": contrasts[contrasts["kind"] == "interaction"],
+        "models, best first": levels.sort_values([*levels.columns.intersection(["loss_nats"])]),
+        "effects on the loss": rows[rows["kind"] == "effect"],
+        "interactions with a cache of 40 %": pairs.assign(name=pairs["name"].str.removesuffix(f", {BEYOND}")),
     }
-    return {name: block.drop(columns="kind", errors="ignore") for name, block in blocks.items() if len(block)}
+    names = dict.fromkeys(blocks, "effect") | {"models, best first": "model"}
+    return {
+        heading: block.drop(columns="kind", errors="ignore").rename(columns={"name": names[heading]})
+        for heading, block in blocks.items()
+        if len(block)
+    }
 
 
 @table(reads="test.csv prune.csv", readers=_readers,
        columns="source kind name perplexity loss_nats[] effect_nats[] cost_nats[] seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Do parameter tokens, averages over depth and a pruned cache add up? Held-out loss of Transformers and
-    Tokenformers, without and with DenseFormer's averages over depth (1x1), and the loss that H2O and Decay (alpha 0.2)
-    add with 40 % of the tokens. An effect is the loss with an idea minus the loss without it; below zero it helps. The
-    interaction is the effect of averages with parameter tokens minus their effect with linear layers; zero: the two add
-    up. Interactions with a cache are differences of its added losses. In brackets: 95 % Student t interval over seeds,
-    paired by seed and not corrected for their number. No paper has this comparison, so there is no verdict.
+    Tokenformers, without and with DenseFormer's averages over depth (1x1), on the whole test text, and the loss that
+    H2O and Decay (alpha 0.2) add with 40 % of the tokens, on 256 windows. An effect is the loss with an idea minus the
+    loss without it; below zero it helps. The interaction is the effect of averages with parameter tokens minus their
+    effect with linear layers; zero: the two add up. Interactions with a cache are the same differences of the loss that
+    the cache adds; the interaction with both ideas is a difference of differences. In brackets: 95 % Student t interval
+    over seeds, paired by seed and not corrected for their number; with three seeds a narrow one may be chance. No paper
+    has this comparison, so there is no verdict.
     """
     losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
     frames = []

@@ -5,6 +5,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
+from formerlab.report.columns import count
 from formerlab.report.families import run_setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import (
@@ -14,6 +15,7 @@ from formerlab.report.runs import (
     language_baselines,
     load_runs,
     means_by_run,
+    seed_count,
     sort_by_regime,
 )
 from formerlab.report.tables.blocks import by_regime, claim_runs, processor, with_pooled
@@ -95,7 +97,6 @@ def published_depths() -> DataFrame:
 
 _DENSE = "DenseFormer 1x1"
 _PAIRS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-training"
-_OTHERS = "denseformer-sparse-keeps-the-gain", "denseformer-beats-simpler-skips"
 
 
 def _published_pairs() -> DataFrame:
@@ -124,29 +125,30 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         of_plain = dense["plain"].map(rows.set_index("run")["perplexity"])
     setting = ", " + dense["setting"].str.replace("-", " ")
     setting = setting.mask(dense["setting"].isin(("main", "long", "books")) | dense["source"].eq("published"), "")
+    ngrams = rows[rows["variant"].str.startswith("5-gram")].set_index("regime")["perplexity"]
     shown = DataFrame(
         {"blocks": dense["layers"].map("{:.0f}".format) + setting, "tokens": dense["tokens"], "test text": text}
-        | {"perplexity: plain ↓": of_plain, "1x1 ↓": dense["perplexity"]}
+        | {"5-gram (perplexity) ↓": text.map(ngrams), "plain (perplexity) ↓": of_plain}
+        | {"1x1 (perplexity) ↓": dense["perplexity"]}
         | {name: dense[name] for name in expand_columns("gain_nats[]+ seeds bold")}
     )
-    ngrams = rows.loc[rows["variant"].str.endswith("(baseline)"), ["regime", "variant", "perplexity"]]
-    if ngrams.empty:
-        return shown
-    return {"": shown.sort_values("tokens", kind="stable"), "baselines": ngrams.rename(columns={"regime": "test text"})}
+    return shown.loc[shown.join(dense["layers"]).sort_values(["layers", "blocks", "tokens"], kind="stable").index]
 
 
 @table(reads="test.csv floors.csv", published=_published_pairs, readers=_pairs,
        columns="source run regime setting variant layers tokens -parameters perplexity[] -loss_nats[] -bits_per_byte "
                "plain gain_nats[]+ interval seeds diverged bold")  # fmt: skip
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out perplexity of DenseFormer 1x1 and of the plain Transformer of equal depth, after Tables 1 and 2 of
-    DenseFormer (arXiv:2402.02622). 1x1 averages the outputs of all earlier blocks after every block; modern has
-    RMSNorm, SwiGLU and rotary positions. A gain is the plain loss minus the loss with 1x1, paired by seed; above zero,
-    1x1 is better. In brackets: 95 % Student t interval of these seeds. Bold: rows on which a verdict rests.
-    Perplexities compare within one test text.
+    """Do averages over depth lower the loss? Held-out perplexity of DenseFormer 1x1 and of the plain Transformer of
+    equal depth, after Tables 1 and 2 of DenseFormer (arXiv:2402.02622). 1x1 averages the outputs of all earlier blocks
+    after every block; modern has RMSNorm, SwiGLU and rotary positions. A gain is the plain loss minus the loss with
+    1x1, paired by seed; above zero, 1x1 is better. In brackets: 95 % interval over seeds, with the variance of similar
+    runs if there are any, as for verdicts. Bold: a gain on which a verdict rests. Perplexities compare within one test
+    text; the 5-gram model was trained on the same text.
     """
     ours = with_pooled(gains(results, runs), results, STUDY, "plain", "run", "gain_nats")
-    bold = ours["run"].isin(claim_runs(results, STUDY, *_PAIRS))
+    depth, persists = (ours["run"].isin(claimed) for claimed in claim_runs(results, STUDY, *_PAIRS).values())
+    bold = depth | persists & ours["tokens"].eq(ours.loc[persists, "tokens"].max())
     rows = sort_by_regime(ours.assign(bold=bold), "layers", "tokens", "variant", "run")
     return pd.concat([language_baselines(results, STUDY, runs), rows])
 
@@ -155,36 +157,45 @@ STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 """Mixers whose parameters are one weight per connection."""
 
 
+def _published_patterns() -> DataFrame:
+    """Return the models of 48 blocks in Tables 1, 4 and 7, with the loss minus the loss of 1x1 in the same setting."""
+    rows = published_table("Table 1", "Table 4", "Table 7", model="variant", table_or_figure="run")
+    rows = rows[rows["variant"].str.endswith(" 48 blocks") | rows["run"].ne("Table 1")]
+    names = {r" 48 blocks$": "", r"Last-K K=4.*": "Last-K, K = 4, X_0 always"}
+    rows["variant"] = rows["variant"].replace(names, regex=True)
+    rows["setting"] = rows["setting"].str.extract(r"(batch \d+)", expand=False)
+    dense = rows[rows["variant"] == _DENSE].set_index("setting")["perplexity"]
+    behind = np.log(rows["perplexity"] / rows["setting"].map(dense))
+    return rows.drop_duplicates(["variant", "setting"]).assign(layers=48.0, published_nats=behind)
+
+
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
     """Return a block per depth and text with more models than 1x1 and the plain Transformer."""
-    published, blocks = rows["source"].eq("published").any(), {}
-    texts = rows["setting"] if published else rows["regime"].str.partition(", ")[0]
+    if rows["source"].eq("published").any():
+        return {}
+    blocks, theirs = {}, _published_patterns().dropna(subset="published_nats").set_index("variant")["published_nats"]
+    rows = rows.drop(columns="published_nats").join(theirs, on="variant")
+    texts = rows["regime"].str.partition(", ")[0]
     for (depth, text), group in rows.groupby([rows["layers"], texts], sort=False):
-        plain = group["variant"].eq("Transformer")
-        if len(group) < 3 or not plain.any():
+        if len(group) < 3 or not (dense := group["variant"].eq(_DENSE)).any():
             continue
-        gain = np.log(group.loc[plain, "perplexity"].iloc[0] / group["perplexity"]) if published else np.nan
-        group = group.assign(gain_nats=gain).drop(columns=["regime", "setting", "layers", "seeds"])
+        other = group["device"].ne(group.loc[dense, "device"].iloc[0])
+        group = group.assign(variant=group["variant"] + other.map({True: " *", False: ""}))
+        group = group.drop(columns=["regime", "setting", "layers", "device"])
         blocks[f"{depth:.0f} blocks, {text}"] = group.sort_values("perplexity")
     return blocks
 
 
-@table(reads="test.csv",
-       published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
-           sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0,
-           variant=lambda rows: rows["variant"].str.replace(r" K=4(.*)", r", K = 4\1", regex=True),
-           setting=lambda rows: rows["setting"].str.replace("OWT2", "OpenWebText2").str.replace("seq", "context")
-           .str.replace("; 48 blocks", "")),
-       readers=_by_depth,
+@table(reads="test.csv", published=_published_patterns, readers=_by_depth,
        columns="source -run regime setting variant layers parameters_added -sparsity perplexity -perplexity_se "
-               "-loss_nats gain_nats loss_minus_dense_nats[]+ device seeds -diverged bold")  # fmt: skip
+               "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
-    """Other ways to pass on the outputs of earlier blocks than DenseFormer 1x1, after Tables 4 and 7 of DenseFormer
-    (arXiv:2402.02622). Rows are sorted by perplexity. dxp averages over every d-th earlier block, after every p-th
-    block. Differences to 1x1 are paired by seed; a published gain is the loss of the Transformer minus that of the
-    model. In brackets: 95 % Student t interval over seeds. Bold: rows on which a verdict rests. Last-K reads the last K
-    outputs and the embedding X_0. Hyper-Connections and mHC are not in the paper. Another processor changes the loss of
-    a seed by about 0.005 nats.
+    """Do simpler or sparser schemes do as well as DenseFormer 1x1? The loss minus the loss of 1x1, paired by seed,
+    after Tables 4 and 7 of DenseFormer (arXiv:2402.02622); above zero, the scheme is worse. dxp averages over every
+    d-th earlier block, after every p-th block; Last-K reads the last K outputs and the embedding X_0. Hyper-Connections
+    and mHC, which keep n residual streams, are not in the paper. In brackets: 95 % interval over seeds, with the
+    variance of similar runs, as for verdicts. A star marks another processor than that of 1x1, which changes the loss
+    of a seed by about 0.005 nats. Published: 48 blocks on OpenWebText2, batch 400; the CSV has batch 128.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     ours = ours[ours["setting"].isin(("main", "small-batch"))]
@@ -198,9 +209,7 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     behind = [difference(losses, run, dense, "loss_minus_dense_nats") for run, dense in pairs]
     ours = ours.join(DataFrame(behind, columns=expand_columns("loss_minus_dense_nats[]")))
     ours = with_pooled(ours, results, STUDY, "run", "dense", "loss_minus_dense_nats")
-    compared = ours["run"].isin(claim_runs(results, STUDY, *_OTHERS)) & ours["loss_minus_dense_nats"].notna()
-    ours = ours.assign(bold=compared & ours["plain"].ne(ours["run"]), device=ours["device"].map(processor))
-    return sort_by_regime(ours, "setting", "layers", "loss_nats")
+    return sort_by_regime(ours.assign(device=ours["device"].map(processor)), "setting", "layers", "loss_nats")
 
 
 def _published_delay() -> DataFrame:
@@ -210,22 +219,31 @@ def _published_delay() -> DataFrame:
     return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
 
 
-def _starts(rows: DataFrame) -> DataFrame:
-    """Return rows with the start in words, without the kept gain of ours: it would divide by a gain around zero."""
-    start = (100 * rows["start_share"]).map("{:g} % of the steps".format)
-    start = start.replace({"0 % of the steps": "the start", "100 % of the steps": "never (plain)"})
-    kept = [] if rows["source"].eq("published").any() else ["kept"]
-    return rows.assign(start_share=start).drop(columns=kept)
+def _starts(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return our gains beside the published ones, in a block per depth."""
+    if rows["source"].eq("published").any():
+        return {}
+    theirs = _published_delay().rename(columns={"gain_nats": "published_gain_nats"})
+    theirs, blocks = theirs[["start_share", "published_gain_nats", "kept"]], {}
+    for layers, group in rows.groupby("layers"):
+        both = group.drop(columns=["kept", "layers", "seeds", "tokens"]).merge(theirs, how="outer", on="start_share")
+        start = (100 * both["start_share"]).map("{:g} % of the steps".format).replace("0 % of the steps", "the start")
+        both = both.assign(start_share=start, source="ours")[both["start_share"] < 1]
+        trained = f"{count(group['tokens'].max())} training tokens, {seed_count(group['seeds'])}"
+        blocks[f"{layers:.0f} blocks, {trained}; published: 48 blocks"] = both
+    return blocks
 
 
 @table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay, readers=_starts,
-       columns="source -run layers start_share perplexity -loss_nats gain_nats[]+ -interval kept seeds")  # fmt: skip
+       columns="source -run layers start_share perplexity -loss_nats gain_nats[]+ -interval kept tokens seeds"
+       )  # fmt: skip
 def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
-    """What if the mixing weights of DenseFormer 4x5 start to learn late? Until then they stay at the identity, which is
-    a plain Transformer; after Table 5 of DenseFormer (arXiv:2402.02622). A gain is the loss of the plain Transformer
-    minus the loss of the model, paired by seed. In brackets: 95 % Student t interval over seeds. Where the gain from
-    the start includes zero, as it does for our models, a late start cannot be judged. The paper gives no intervals
-    here; its gains are computed from its perplexities.
+    """Does a late start of the mixing weights cost gain? The gain of DenseFormer 4x5, which is the loss of the plain
+    Transformer minus its loss, by the step at which its weights begin to learn, after Table 5 of DenseFormer
+    (arXiv:2402.02622). Until then they stay at the identity, which is a plain Transformer. Ours are paired by seed; in
+    brackets: 95 % interval over seeds, with the variance of similar runs, as for verdicts. If the gain from the start
+    includes zero, a late start cannot be judged. The paper gives no intervals; its gains are computed from its
+    perplexities.
     """
     ours = gains(results, runs)
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
@@ -247,8 +265,8 @@ def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     The Transformer takes more steps, by the ratio of the two times of a step, which are measured side by side, and has
     a schedule of this length. Above it is the Transformer with the steps of the DenseFormer. A gain is the loss of a
     Transformer minus the loss of the DenseFormer, paired by seed; above zero, the DenseFormer is better. In brackets:
-    95 % Student t interval over seeds. After ±: the published standard error. Training time counts the steps alone,
-    with other jobs on the machine.
+    95 % Student t interval over seeds. After ±: the published standard
+    error. Training time counts the steps alone, with other jobs on the machine.
     """
     losses = held_out_losses(results, STUDY, runs)
     settings = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
@@ -278,6 +296,8 @@ def _published_speeds() -> DataFrame:
 
 def _by_operation(rows: DataFrame) -> DataFrame:
     """Return a row per depth and operation: the time of the plain Transformer, and the ratios of the others."""
+    if rows["source"].eq("published").any():
+        rows = rows[rows["variant"].isin(("Transformer", _DENSE, "DenseFormer 4x5"))]
     operations = [_OPERATIONS[key].format(size) for key, size in zip(rows["measure"], rows["sequences"], strict=True)]
     rows = rows.assign(operation=operations)
     keys = ["layers", "operation"]
@@ -296,10 +316,11 @@ def _by_operation(rows: DataFrame) -> DataFrame:
        columns="source run variant layers measure sequences milliseconds[] time_ratio memory_ratio megabytes device"
        )  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
-    """Time of DenseFormers relative to the plain Transformer of equal depth, after Tables 1 and 6 of DenseFormer
+    """How much slower is a DenseFormer than the plain Transformer of equal depth? After Tables 1 and 6 of DenseFormer
     (arXiv:2402.02622). The plain Transformer has its time, the others their time over it; below 1 is faster. Ours are
     medians over repetitions, measured in turns in one process, so that the load of the machine falls on all. The paper
-    scores batches of 64 sequences and reports neither training nor decoding. Quartiles and peak memory are in the CSV.
+    scores batches of 64 sequences on a GPU and reports neither training nor decoding. Quartiles, peak memory and other
+    published schemes are in the CSV.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers"]], on="run")

@@ -58,33 +58,39 @@ def complexity(results: Results, runs: list[str]) -> DataFrame:
     return chosen
 
 
-_SPEC = {"layers": "N", "width": "d_model", "heads": "h", "d_key": "d_k", "dropout": "P_drop"}
-_SETTINGS = {f"spec.model.{key}": name for key, name in _SPEC.items()}
-_SETTINGS |= {"spec.task.label_smoothing": "smoothing", "spec.model.position.kind": "positions"}
-_ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smoothing", "positions", "big")
+_LABELS = {
+    "^settled-": "", "^heads-": "heads h = ", "^key-": "key width = ", "^layers-": "layers N = ", "^width-": "width = ",
+    "^hidden-": "feed-forward width = ", r"^dropout-(\d)": r"dropout 0.\1", r"^smoothing-(\d)": r"label smoothing 0.\1",
+    "^positions-": "positions ", "-averaged": ", averaged checkpoints",
+}  # fmt: skip
+"""Parts of the names of runs, which name a change from the base model, to labels."""
+_TABLE_3 = {
+    r"\(A\) h=(\d+) .*": r"heads-\1", r"\(B\) dk=": "key-", r"\(C\) N=": "layers-", r"\(C\) d=(\d+) .*": r"width-\1",
+    r"\(C\) ff=": "hidden-", r"\(D\) dropout (0\.)?": "dropout-", r"\(D\) label smoothing (0\.)?": "smoothing-",
+    r"\(E\) .*": "positions-learned", "big .*": "big",
+}  # fmt: skip
+"""Rows of Table 3 of the paper to our runs with the same change."""
 
 
-_WORDS = {r"\bh =": "heads h =", "P_drop": "dropout", "smoothing": "label smoothing", "positions = ": "positions "}
+def _published_variations() -> DataFrame:
+    """Return the rows of Table 3 with their differences to its base model; `run` is our run with the same change."""
+    names = {"model": "change", "perplexity_per_wordpiece": "perplexity"}
+    rows = published_rows(TRANSFORMER, "Table 3", names=names, factors={"parameters": 1e6})
+    return rows.assign(
+        run=rows["change"].replace(_TABLE_3, regex=True),
+        published_nats=np.log(rows["perplexity"] / rows["perplexity"].iloc[0]),
+        published_bleu=rows["bleu"] - rows["bleu"].iloc[0],
+    )
 
 
-def _changes(ours: DataFrame) -> list[str]:
-    """Return the settings of each run that differ from the base model's, such as `h = 1`; empty for the base model."""
-    settings = ours.rename(columns=_SETTINGS).reindex(columns=[*_SETTINGS.values()])
-    base = settings[ours["run"].isin(["base", "settled-base"])].head(1).to_dict("records")
-    return [
-        ", ".join(f"{key} = {row[key]}" for old in base for key in old if str(row[key]) != str(old[key]))
-        for row in settings.to_dict("records")
-    ]
-
-
-def _named(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return rows with the model in the first column: for ours, the change from the base model, in blocks."""
+def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return the differences to the base model, each beside the published one."""
     if rows["source"].eq("published").any():
-        return rows.rename(columns={"run": "model"})
-    averaged = rows["run"].str.contains("averaged").map({True: ", averaged checkpoints", False: ""})
-    change = rows["change"].str.replace(r"\.0$", "", regex=True).where(rows["change"].ne(""), "base")
-    change = change.replace(_WORDS, regex=True)
-    return by_regime(DataFrame({"model": change + averaged}).join(rows.drop(columns="change")))
+        return {}
+    theirs = _published_variations().set_index("run")
+    rows = rows[~rows["run"].str.endswith("base")]
+    rows = rows.assign(**{name: rows["run"].map(theirs[name]) for name in ("published_nats", "published_bleu")})
+    return by_regime(rows.drop(columns=["perplexity", "parameters"]).sort_values("test_minus_base_nats"))
 
 
 def _published_bleu() -> DataFrame:
@@ -97,53 +103,57 @@ def _published_bleu() -> DataFrame:
     )
 
 
-def _minus_base(ours: DataFrame, results: Results, split: str, runs: list[str]) -> DataFrame:
-    """Return our rows with the changes from the base model, and the differences of loss and BLEU to it by seed."""
-    losses = held_out_losses(results, STUDY, runs)
-    if split == "valid":
-        losses = last_step_rows(validation_losses(results, STUDY, runs))
-    measured = losses.join(scores(results, split)[["sacrebleu"]], on=["run", "seed"])
-    for column, name in (("loss_nats", "loss_minus_base_nats"), ("sacrebleu", "bleu_minus_base")):
-        gaps = DataFrame([difference(measured, run, "base", name, column) for run in ours["run"]])
-        ours = ours.join(gaps.reindex(columns=expand_columns(f"{name}[]")))
-    ours = ours.assign(change=_changes(ours), base="base")
-    return with_pooled(ours, results, STUDY, "run", "base", "loss_minus_base_nats") if split == "test" else ours
+def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame:
+    """Return our rows with a label and, under each of `names`, a value minus the value of the base model by seed."""
+    base = ours["run"].str.startswith("settled-").map({True: "settled-base", False: "base"})
+    for name, value in names.items():
+        gaps = [difference(measured, run, of_base, name, value) for run, of_base in zip(ours["run"], base, strict=True)]
+        ours = ours.join(DataFrame(gaps).reindex(columns=expand_columns(f"{name}[]")))
+    return ours.assign(base=base, change=ours["run"].replace(_LABELS, regex=True))
 
 
-@table(reads="test.csv translate.csv bleu.csv", published=_published_bleu,
-       readers=_named, columns="source run change -data regime sacrebleu[] bleu_minus_base[] -compound_split "
-               "-tokenized_lowercase -exact_percent bleu_en_de bleu_en_fr flops_en_de flops_en_fr perplexity "
-               "loss_minus_base_nats[]+ -parameters flops seeds")  # fmt: skip
+def _scored(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return our models, best first, or the published ones with the printed digits."""
+    if rows["source"].eq("ours").all():
+        return by_regime(rows.sort_values("sacrebleu", ascending=False))
+    scores = {name: rows[name].map("{:g}".format, na_action="ignore") for name in ("bleu_en_de", "bleu_en_fr")}
+    return rows.rename(columns={"run": "model"}).assign(**scores)
+
+
+@table(reads="test.csv translate.csv bleu.csv", published=_published_bleu, readers=_scored,
+       columns="source run change -data regime sacrebleu[] bleu_minus_base[] -compound_split -tokenized_lowercase "
+               "-exact_percent bleu_en_de bleu_en_fr flops_en_de flops_en_fr perplexity -parameters flops seeds"
+       )  # fmt: skip
 def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
-    """BLEU on the test sentences, after Table 2 of arXiv:1706.03762 (Attention Is All You Need). Ours translate German
-    to English. Differences are to the base model, paired by seed. In brackets: 95 % Student t interval over seeds. BLEU
-    is sacreBLEU (13a). Perplexity and loss are per word piece. Published: training cost, and BLEU with compounds split,
-    which gives up to 1.5 more. Scores of another data set or language pair do not compare.
+    """How well do the models translate, and at what cost? BLEU on the test sentences, after Table 2 of arXiv:1706.03762
+    (Attention Is All You Need). Ours translate German to English: BLEU is sacreBLEU (13a), the difference to the base
+    model is paired by seed, and perplexity is per word piece. In brackets: 95 % Student t interval over seeds.
+    Published: BLEU with compounds split, which gives up to 1.5 more, and training cost. Scores of another data set or
+    language pair do not compare.
     """
     ours = over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
-    return _minus_base(ours, results, "test", runs)
+    measured = held_out_losses(results, STUDY, runs).join(scores(results, "test")[["sacrebleu"]], on=["run", "seed"])
+    return _minus_base(ours, measured, bleu_minus_base="sacrebleu")
 
 
-@table(reads="eval.csv test.csv translate.csv bleu.csv",
-       published=lambda: published_rows(
-           TRANSFORMER, "Table 3", names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
-           factors={"parameters": 1e6}).assign(
-               loss_minus_base_nats=lambda rows: np.log(rows["perplexity"] / rows["perplexity"].iloc[0]),
-               bleu_minus_base=lambda rows: rows["bleu"] - rows["bleu"].iloc[0]),
-       readers=_named, columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions "
-               "-loss_nats[] perplexity loss_minus_base_nats[] sacrebleu bleu bleu_minus_base[] parameters seeds"
+@table(reads="eval.csv test.csv translate.csv bleu.csv", published=_published_variations, readers=_with_published,
+       columns="source run change regime test_minus_base_nats[]+ loss_minus_base_nats[] published_nats "
+               "bleu_minus_base[] published_bleu perplexity -loss_nats[] -sacrebleu -bleu parameters seeds"
        )  # fmt: skip
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
-    """Variations of the base Transformer on the development split, after Table 3 of arXiv:1706.03762 (Attention Is All
-    You Need): (A) heads h, (B) key width d_k, (C) size, (D) dropout and label smoothing, (E) learned positions. Ours
-    translate German to English, the paper English to German. Differences are to the base model, paired by seed. In
-    brackets: 95 % Student t interval over seeds. Loss and perplexity are per word piece, without label smoothing, after
-    the last step. Compare differences. transformer_bleu has the test split, and the pooled intervals.
+    """Which changes of the base Transformer help? Differences to the base model, paired by seed, beside Table 3 of
+    arXiv:1706.03762 (Attention Is All You Need); below zero, the loss is lower. Ours translate German to English, the
+    paper English to German, both on the development split, ours also on the test split. Loss is per word piece, without
+    label smoothing, at the end of training. In brackets: 95 % interval over seeds, for the test split with the variance
+    of similar runs, as for verdicts. Our models were still learning when training ended, so a change that learns faster
+    has the lower loss, and no row has a verdict. Perplexities, and rows of the paper that were not run, are in the CSV.
     """
-    ours = over_seeds(results, "valid", runs).rename(columns=_SETTINGS)
-    order = ours["run"].str.split("-").str[0].map({name: number for number, name in enumerate(_ROWS)})
-    ours = ours.assign(order=order).sort_values(["regime", "order", "run"], ignore_index=True)
-    return _minus_base(ours, results, "valid", runs)
+    ours, keys = over_seeds(results, "valid", runs), ["run", "seed"]
+    measured = last_step_rows(validation_losses(results, STUDY, runs)).join(scores(results, "valid"), on=keys)
+    test = held_out_losses(results, STUDY, runs).set_index(keys)["loss_nats"].rename("test_nats")
+    names = {"test_minus_base_nats": "test_nats", "loss_minus_base_nats": "loss_nats", "bleu_minus_base": "sacrebleu"}
+    ours = _minus_base(ours, measured.join(test, on=keys), **names)
+    return with_pooled(ours, results, STUDY, "run", "base", "test_minus_base_nats")
 
 
 THEORY = DataFrame(
@@ -169,26 +179,28 @@ def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
     return float(fit.slope), float(fit.stderr) if len(points) > 2 else float("nan")
 
 
-def _ranges(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return rows with labels, below a heading with the measured range."""
-    rows = rows.replace({"layer": _LAYERS})
+def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the exponents of n and of d beside the published cost, below a heading with the measured range."""
     if rows["source"].eq("published").any():
-        return rows
-    blocks = {}
+        return {}
+    theory = THEORY.rename(columns={"longest_path": "published path"})
+    rows = rows.drop(columns="complexity").merge(theory[["layer", "complexity", "published path"]], on="layer")
+    rows, blocks = rows.replace({"layer": _LAYERS}), {}
     for axis, word in (("n", "length"), ("d", "width")):
         columns = [name for name in rows if re.search(f"_exponent_{axis}(_se)?$", str(name))]
-        more = ["longest_path"] if axis == "n" else []
-        blocks[f"growth with the {word} {axis} = {rows[axis].iloc[0]}"] = rows[["layer", *columns, *more]]
+        more = ["longest_path", "published path"] if axis == "n" else []
+        blocks[f"exponents of the {word} {axis}, {rows[axis].iloc[0]}"] = rows[["layer", "complexity", *columns, *more]]
     return blocks
 
 
 @table(reads="complexity.csv", published=lambda: THEORY, readers=_ranges)
 def transformer_layers(results: Results, runs: list[str]) -> DataFrame:
-    """How the cost of four layer types grows with length n and width d, after Table 1 of arXiv:1706.03762 (Attention Is
-    All You Need). An exponent is the slope of the logarithm of multiply-adds, time or memory on the logarithm of n or
-    d; 2 means that doubling n costs four times as much. Counted exponents should equal the published ones. Times follow
-    them only if the operation is large. After ±: the standard error of the slope. As in the paper, the projections of
-    self-attention, O(n d^2), are not counted. The longest path between two positions is measured at the largest n.
+    """How does the cost of four layer types grow with length n and width d? After Table 1 of arXiv:1706.03762
+    (Attention Is All You Need). An exponent is the slope of the logarithm of operations (multiply-adds), time or memory
+    on the logarithm of n or d; 2 means that doubling n costs four times as much. The exponents of operations should
+    equal those of the published cost. Times follow them only if the operation is large. After ±: the standard error of
+    the slope. As in the paper, the projections of self-attention, O(n d^2), are not counted. The longest path between
+    two positions is measured at the largest n.
     """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):
