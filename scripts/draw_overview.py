@@ -23,7 +23,7 @@ PANELS = (
     ("KV-cache eviction", "Decay", BLUE,
      "decay-beats-h2o", "accuracy minus accuracy of H2O"),
 )  # fmt: skip
-"""Title, paper, colour, claim whose verdict is shown, and meaning of its number."""
+"""Title, paper, colour, claim, and meaning of the claim's number."""
 
 
 def text(x: float, y: float, content: str, size: int = 13, colour: str = "#1f2328", style: str = "") -> str:

@@ -95,7 +95,7 @@ def copy_to_site(path: Path) -> Path:
 
 
 def api() -> str:
-    """Return the API page, which mkdocstrings fills in from the docstrings."""
+    """Return the API page for mkdocstrings."""
     lines = ["# API", "", "`import formerlab` provides the public API. The unions list the variants of each key."]
     sections = {"Public API": [f"{home}.{name}" for name, home in formerlab._MODULES.items()]}
     for title, unions in UNIONS.items():

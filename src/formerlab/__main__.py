@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(command: list[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 failed, 2 user error, 75 stopped early (run it again)."""
     let_signals_interrupt()
-    os.environ["MPLBACKEND"] = "agg"  # figures go to files; the environment of a notebook may name a missing backend
+    os.environ["MPLBACKEND"] = "agg"  # the environment of a notebook may name a missing backend
     arguments = build_parser().parse_args(command)
     try:
         arguments.function(arguments)

@@ -43,10 +43,7 @@ EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return the end of a message, with the missing package and the extra that installs it.
-
-    If the error names no package, the end is the first line of the error.
-    """
+    """Return the end of a message: the missing package and the extra that installs it, or the text of the error."""
     if error.name is None:  # transformers raises such an error for a model class whose imports fail
         return f"cannot be imported: {reason(error)}"
     package = error.name.partition(".")[0]

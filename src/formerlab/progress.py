@@ -82,7 +82,7 @@ class LogWriter:
         self._file, self._last = file, ""
 
     def write(self, text: str) -> None:
-        """Write a line."""
+        """Write a text if it is a new line."""
         line = text.strip()
         if line not in ("", self._last):
             with suppress(BrokenPipeError):

@@ -50,7 +50,7 @@ class Sizes(Spec):
         return time * per_token + 4 * self.layers * (self.attention_width or self.width) * time * time
 
     def kv_bytes(self, time: int) -> int:
-        """Return the bytes of float32 keys and values for `time` tokens, without grouped-query attention."""
+        """Return the bytes of float32 keys and values for `time` tokens if every query head has its own keys."""
         return 4 * 2 * self.layers * (self.attention_width or self.width) * time
 
 

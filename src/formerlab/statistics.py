@@ -96,7 +96,7 @@ def bootstrap_means(
 def resampled(
     examples: int, resamples: int, random_seed: int = 0
 ) -> Iterator[tuple[slice, Float[np.ndarray, "chunk examples"]]]:
-    """Yield chunks of the resamples: their slice, and how often each resample contains each example."""
+    """Yield (slice, counts) of chunks of the resamples; counts are how often each resample contains each example."""
     size = max(1, 2_000_000 // max(1, examples))
     for start in range(0, resamples, size):
         count = min(size, resamples - start)

@@ -1,7 +1,6 @@
 """Snakemake's logger plugin `formerlab`: one line per stage and one progress bar.
 
-Snakemake finds the plugin by the name of this package; profiles/default selects it. The plugin implements the interface
-of the package snakemake-interface-logger-plugins.
+Snakemake finds the plugin by the name of this package; profiles/default selects it.
 """
 
 import logging
@@ -102,7 +101,7 @@ class LogHandler(LogHandlerBase):
             self._warn(self.format(record), text)
 
     def _warn(self, message: str, text: str) -> None:
-        """Show a warning; print a WorkflowError below the bar, without the lines that name files of the workflow."""
+        """Show a warning; close the bar before a WorkflowError, and omit lines that name files of the workflow."""
         if text.startswith("WorkflowError"):
             self.close()
             message = "\n".join(line for line in message.splitlines() if not line.startswith('  File "'))
@@ -166,7 +165,7 @@ class LogHandler(LogHandlerBase):
         self._update(self._seconds[stage])
 
     def _not_finished(self, job: int, refused: re.Match[str] | None) -> None:
-        """Show the log path of a failed job and its last lines; show each reason of refused submissions only once."""
+        """Show the log path of a failed job and its last lines, or the reason of a refused submission once."""
         _, label, log = self._running.pop(job, ("", f"job {job}", ""))
         self._failed[job] = label
         if refused is None:

@@ -32,7 +32,7 @@ JOBS_PER_GPU = "FORMERLAB_JOBS_PER_GPU"
 NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 OUT_OF_MEMORY = "OutOfMemoryError"
-"""Class name of torch's error."""
+"""Class name of torch's error for insufficient GPU memory."""
 MEMORY_REMEDIES = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
@@ -90,7 +90,7 @@ def gpu_count() -> int:
 
 
 def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
-    """Wait until `count` GPUs are free, lock them at once, and return their names."""
+    """Wait until `count` GPUs are free, lock all of them together, and return their names."""
     folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU) or "1"
     if not jobs_per_gpu.isdecimal() or int(jobs_per_gpu) == 0:
         raise UserError(f"{JOBS_PER_GPU}={jobs_per_gpu}: set a number of jobs, 1 or more")
@@ -157,7 +157,7 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
 
 
 def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> None:
-    """Write the note of a failed training, because the failing process may have written none, and raise its error."""
+    """Write the note of a failed training, which the failing process may not have written, and raise its error."""
     failure.unlink()
     with stage_note("train", out):
         if cause["mistake"]:
@@ -167,7 +167,7 @@ def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> Non
 
 @contextmanager
 def end_all_on_failure() -> Iterator[None]:
-    """End this process soon after another process of the run fails, because it might wait for that process forever.
+    """End this process soon after another process of the run fails, instead of waiting for that process.
 
     The first process that fails writes its error to the file `FAILURE` as JSON. Only process 0 prints progress; every
     process prints its error.

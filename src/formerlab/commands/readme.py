@@ -26,7 +26,7 @@ PAPERS = {
     "arXiv:2402.02622": "DenseFormer",
     "Decay article": "Decay article",
 }
-"""Titles of the papers by their names in captions, in the order of the table of `papers_block`."""
+"""Titles of the papers by their names in captions, in the order of `papers_block`."""
 _ORIGINAL = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
 """Matches the part of a caption that names the original figure or table in a paper."""
 

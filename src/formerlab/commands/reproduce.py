@@ -73,7 +73,7 @@ def _reproduce_run(
 ) -> Path:
     """Train a run again and return its folder.
 
-    If the live weights of an ancestor equal its committed weights, return its live folder without training.
+    An ancestor whose live weights equal its committed weights is not trained; its live folder is returned.
     """
     from formerlab.plan.code import code_hash, entries_of_training
     from formerlab.training.run import Run

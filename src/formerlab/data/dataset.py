@@ -25,13 +25,13 @@ class DataSource(Spec, ABC):
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
-    """Settings that `recipe` omits, for example paths."""
+    """Settings that `recipe` omits."""
 
     def contents(self, cache: Path | None = None) -> Any:
         """Return JSON values that change if the content changes, by default the versions of packages.
 
-        The network is not used. `cache` is a file that caches the hashes of files. Raises UserError for a name or
-        pattern without files, and OSError for an unreadable file.
+        This needs no network. `cache` is a file that caches the hashes of files. Raises UserError for a name or pattern
+        without files, and OSError for an unreadable file.
         """
         return self.versions()
 

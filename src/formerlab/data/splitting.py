@@ -21,7 +21,10 @@ class SplitFractions:
     test: float
 
     def split(self, digest: int, candidates: tuple[Split, ...]) -> Split:
-        """Return the candidate for a 64-bit digest: test for the lowest digests, then valid, then train."""
+        """Return the split of a 64-bit digest: test for the lowest digests, valid for the next, otherwise train.
+
+        Splits that are not in `candidates` are never returned.
+        """
         position = digest / 2**64
         if "test" in candidates and position < self.test:
             return "test"

@@ -82,10 +82,7 @@ def _check_not_wrapped(model: nn.Module) -> None:
 
 
 def _checked_factor(model: nn.Module, factor: int | float | None, tokens: Any) -> int | float:
-    """Return the factor (default 2).
-
-    Raises UserError if factor < 1, if `tokens` does not map names to whole numbers, or if both are given.
-    """
+    """Return the factor (default 2). Raises UserError for factor < 1, invalid `tokens`, or both arguments given."""
     if tokens is not None and factor is not None:
         raise UserError(f"cannot grow by factor={factor} to tokens={tokens}; give one of them")
     factor = 2 if factor is None else factor

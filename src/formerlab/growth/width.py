@@ -54,8 +54,7 @@ DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
 """Maps the suffix of a weight's name to (dimension, units) of its outputs and of its inputs (None for vectors and
-embeddings). `_grown_weight` handles all other weights.
-"""
+embeddings). `_grown_weight` handles all other weights."""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
@@ -114,7 +113,6 @@ def widen(
 def _grown_weight(
     name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seeds: Seeds
 ) -> Tensor:
-    """Return the grown value of one weight."""
     block = name.split(".")[1] if name.startswith("blocks.") else ""
 
     def sources(units: Units) -> Tensor:
@@ -138,9 +136,7 @@ def _grown_weight(
 
 
 def _copy_inputs(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed: int) -> Tensor:
-    """Copy the inputs of a matrix, divide the weights of an input by its number of copies, and add noise that sums to
-    zero over the copies.
-    """
+    """Copy inputs of a matrix and divide their weights by the number of copies; noise sums to zero over copies."""
     sources, copies = sources.to(weight.device), _copies(sources).to(weight)
     new = weight.index_select(dimension, sources) / copies
     if noise:

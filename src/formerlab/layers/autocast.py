@@ -8,12 +8,9 @@ from torch import Tensor
 
 
 def autocast_enabled(tensor: Tensor) -> bool:
-    """Return whether autocast is enabled on the tensor's device.
-
-    The device `meta` has no autocast; `torch.amp.is_autocast_available` would test this, but causes a graph break under
-    torch.compile before torch 2.13.
-    """
+    """Return whether autocast is enabled on the tensor's device."""
     device = tensor.device.type
+    # `torch.amp.is_autocast_available` causes a graph break under torch.compile before torch 2.13.
     return device != "meta" and torch.is_autocast_enabled(device)
 
 

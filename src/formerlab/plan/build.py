@@ -177,7 +177,7 @@ def _check_files(plan: Job, readable_data: Container[str], sources: Sources) -> 
 
 
 def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
-    """Return the job of a trained or released run; `entries` are the modules that make the run."""
+    """Return the job of a trained or released run; `entries` are the modules that train or load it."""
     return {
         "study": run.study,
         "run": run.name,

@@ -1,8 +1,8 @@
 """Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use the module.
 
-The modules of a job are found by following imports in the source. Two types of modules are excluded: modules of specs
-that the stage does not use (an edit of one depth mixer must not retrain models with other mixers), and modules that
-cannot change a result. The hash ignores comments, docstrings, formatting and unions of variants.
+The modules of a job are found by following imports in the source. Modules that cannot change a result are excluded, and
+modules of specs that the stage does not use: an edit of one depth mixer must not retrain models with other mixers. The
+hash ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast
@@ -28,7 +28,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 ENTRIES_ONLY = frozenset((f"{PACKAGE}.growth.stage",))
-"""Modules with specs and functions that a job's hash includes only as entries or if they define one of its specs."""
+"""A job's hash includes these modules only if they are entries or define one of its specs."""
 
 
 MODULES_BY_HASH: dict[str, tuple[str, ...]] = {}
@@ -56,7 +56,7 @@ def _hash(entries: tuple[str, ...], spec_modules: frozenset[str]) -> str:
 
 
 def hash_of(modules: Collection[str]) -> str:
-    """Return the hash of a sorted closure of modules."""
+    """Return the hash of the code of modules, which must be sorted."""
     digest, imported = hashlib.sha256(), {None, *modules}
     for module in modules:
         lines = [text for text, target in _statements(module) if target in imported]

@@ -41,9 +41,9 @@ CHECKPOINT_ELEMENTS = 3 * 3
 BYTES_PER_TOKEN = 3
 """Approximate bytes of text per token, for text whose number of tokens is unknown."""
 PARALLEL_EFFICIENCY = 0.9
-"""Speed of n GPUs divided by n times the speed of one GPU. Assumed."""
+"""Speed of n GPUs divided by n times the speed of one GPU (assumed)."""
 BANDWIDTH_FRACTION = 0.8
-"""Fraction of the memory bandwidth that a sum over many tensors reaches. Assumed."""
+"""Fraction of the memory bandwidth that a sum over many tensors reaches (assumed)."""
 
 Cost = dict[str, Any]
 
@@ -185,7 +185,7 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
-    """Estimate the tokens of all validations and of a test of `max_held_out_bytes`; 0 for tasks other than language."""
+    """Estimate the tokens of all validations and of the test (`max_held_out_bytes`); 0 except for language models."""
     if not isinstance(run.task, LanguageModeling):
         return 0
     evaluations = 1 + ceil(run.steps / run.evaluate_every)

@@ -31,7 +31,7 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 RELEASED = "released"
-"""The key of a run that names a released model. Such a run loads this model and trains none."""
+"""The key of a run that names a released model, which the run evaluates without training."""
 PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )

@@ -1,6 +1,6 @@
 """Hashes of the source files at the start of this process, so that a job can detect edits during its run.
 
-The package `commands` imports this module first.
+The package `commands` imports this module before all others.
 """
 
 import hashlib

@@ -25,12 +25,12 @@ Expected = dict[tuple[str, ...], tuple[str, Any]]
 
 
 def making_stage(plan: dict[str, Any], run: str) -> str:
-    """Return the stage that makes a run, or `train` for a run outside the plan."""
+    """Return the stage (`train` or `load`) that creates a run; `train` for a run outside the plan."""
     return next((stage for stage in MAKING if run in plan[stage]), "train")
 
 
 def run_jobs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the jobs that make the runs of a plan, by id."""
+    """Return the jobs of a plan that train or load runs, by run id."""
     return {run: job for stage in MAKING for run, job in plan[stage].items()}
 
 
@@ -90,7 +90,7 @@ class Staleness:
         return path if lines else None
 
     def staleness_reason(self, stage: str, name: str) -> str:
-        """Return the reason why the rows of a job are not up to date, or ""."""
+        """Return the reason why the rows of a job are stale, or an empty text."""
         stage = making_stage(self.plan, name) if stage in MAKING else stage
         if name not in self.plan[stage]:
             return UNPLANNED

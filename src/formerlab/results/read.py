@@ -117,9 +117,9 @@ class Results:
 
     @cached_property
     def all_records(self) -> dict[str, Record]:
-        """The contents of each run.json by id, sorted by study, run and seed; runs that are left out are included.
+        """The contents of each run.json by id, sorted by study, run and seed, including runs that are left out.
 
-        Raises UserError for a run.json that cannot be read, unless `staleness_reason` returns a reason to leave it out.
+        Raises UserError for a run.json that cannot be read and is not left out.
         """
         records = []
         for path in self.root.glob(f"*/*/seed*/{RUN}"):
@@ -203,7 +203,10 @@ class ExportedStudy:
             raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
 
     def rows(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file for a run id or the study name, without empty optional columns, or None."""
+        """Return the rows of a file for a run id or the study name, or None if the file has no such rows.
+
+        Optional columns that are empty in these rows are dropped.
+        """
         if name not in self._frames:
             self._frames[name] = self._by_owner(self.folder / f"{Path(name).stem}.parquet")
         if (name, owner) not in self._rows:

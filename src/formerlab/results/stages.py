@@ -151,9 +151,9 @@ ALONE = frozenset(stage.name for stage in STAGES.values() if stage.settings.star
 """Stages that measure time and need an idle machine."""
 
 MAKING = {name: stage for name, stage in STAGES.items() if stage.record == STAGES["train"].record}
-"""Stages that create a run (train, load). Measurements do not distinguish trained and loaded runs."""
+"""Stages that create a run: train and load."""
 
 TABLES = {file: rows for stage in STAGES.values() for file, rows in stage.tables.items()}
 """All files of rows, by name."""
 WRITER = {file: stage.name for stage in reversed(STAGES.values()) for file in stage.written}
-"""The stage that writes each file; if several stages write a file (MAKING), the first of these stages."""
+"""The stage that writes each file; `train` for files that train and load write."""

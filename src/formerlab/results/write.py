@@ -1,4 +1,4 @@
-"""Write rows of results as CSV files, the only format in which stages exchange numbers."""
+"""Write rows of results as CSV files."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,5 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]
 
 
 def hashes_of_rows(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each existing file, for the record of its stage. A reader refuses a file with another
-    hash.
-    """
+    """Return the SHA-256 of each existing file, for the record of its stage."""
     return {name: sha256(folder / name) for name in files if (folder / name).exists()}

@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     prediction: int
     """Index of the most probable class."""
     rank: int
-    """Number of other classes at least as probable as the true class: top-1 is rank 0, top-5 is rank below 5."""
+    """Number of other classes that are at least as probable as the true class."""
     confidence: float
     """Probability of the predicted class."""
 
@@ -54,7 +54,7 @@ class Classification(TaskSpec):
 
     kind: Literal["classification"] = "classification"
     batch: Count = 64
-    """Number of images per optimizer step, over all accumulation steps."""
+    """Number of images per optimizer step, over all micro-batches."""
     valid_images: Count = 1000
     """Number of validation images, evenly spaced, that are evaluated during training."""
     augmentation: Augmentation | None = Shift()
@@ -72,7 +72,7 @@ class Classification(TaskSpec):
     normalise: Literal["data", "imagenet"] = "data"
     """Mean and standard deviation for normalising pixels: of the training images, or of ImageNet."""
     crop: float = Field(default=1.0, gt=0, le=1)
-    """Ratio of the image side to the shorter side after resizing held-out images: 0.875 is 224 of 256."""
+    """Side of the model's images divided by the shorter side of resized held-out images: 0.875 is 224 of 256."""
 
     def check(self, model: Any) -> None:
         super().check(model)
@@ -194,10 +194,7 @@ def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " b
 def prediction_fields(
     logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]
 ) -> Float[Tensor, "batch columns"]:
-    """Return the fields of `Prediction`, one row per image, with softmax in float64.
-
-    A class with the probability of the true class ranks above it.
-    """
+    """Return the fields of `Prediction`, one row per image, with softmax in float64."""
     log_probabilities = torch.log_softmax(logits.double(), dim=-1)
     true_class = log_probabilities.gather(1, labels[:, None])
     ranks = (log_probabilities >= true_class).sum(dim=1) - 1

@@ -29,7 +29,7 @@ class Scores(NamedTuple):
 
 @contextmanager
 def evaluating(model: nn.Module, no_grad: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
-    """Set evaluation mode in the context `no_grad()`; at the end, restore the modes of all modules."""
+    """Enter the context `no_grad()` in evaluation mode; at the end, restore the modes of all modules."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()

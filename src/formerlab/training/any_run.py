@@ -1,4 +1,4 @@
-"""Runs that train a model (`Run`) or evaluate a released model (`ReleasedRun`) have the base `AnyRun`."""
+"""`AnyRun`, the base of all runs, and `ReleasedRun`, which evaluates a released model."""
 
 from typing import Annotated, Any, Literal
 

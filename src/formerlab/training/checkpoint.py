@@ -57,8 +57,8 @@ def checkpoint_to_resume(path: Path, hashes: dict[str, str]) -> Content | None:
 def load_checkpoint(path: Path, hashes: dict[str, str]) -> Content | None:
     """Read the checkpoint of the run with these hashes; return None if there is no checkpoint.
 
-    If the last checkpoint is missing, or damaged (with a warning), the previous checkpoint is read. Raises UserError if
-    both are damaged, or if the checkpoint is of another run; the message lists the differing hashes.
+    If the last checkpoint is missing or damaged, the previous checkpoint is read; damage causes a warning. Raises
+    UserError if both are damaged, or if the checkpoint is of another run.
     """
     present = [candidate for candidate in (path, path.with_name(PREVIOUS)) if candidate.exists()]
     for candidate in present:
@@ -95,6 +95,6 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
 
 
 def differences(existing: dict[str, str], expected: dict[str, str]) -> str:
-    """Describe the differing hashes of two runs (spec, data, code, initial weights); empty if they are equal."""
+    """Describe the hashes of two runs (spec, data, code, initial weights) that differ."""
     keys = [key for key in sorted(existing | expected) if existing.get(key) != expected.get(key)]
     return ", ".join(f"{key} is {existing.get(key)}, expected {expected.get(key)}" for key in keys)

@@ -1,4 +1,4 @@
-"""The training loop of every study."""
+"""The training loop."""
 
 import math
 import time
@@ -42,10 +42,10 @@ class Hooks:
         self._last_call, self._calls, self.longest = 0.0, 0, 0.0
 
     def reason_to_stop(self) -> str | None:
-        """Return the reason to stop now, or None, and set `due`, which says whether to write a checkpoint.
+        """Return the reason to stop now, or None, and set `due`: whether to write a checkpoint.
 
         All processes stop, and write checkpoints, after the same step. The call also updates `longest`, the longest
-        time in seconds between two calls. The first step, which includes compilation, is not counted.
+        time in seconds between two calls, without the first step, which includes compilation.
         """
         called, self._calls = time.monotonic(), self._calls + 1
         if self._calls > 2:
@@ -66,7 +66,7 @@ class Hooks:
         self._next = ended + (max(min_interval, MIN_INTERVAL_IN_SAVES * (ended - began)) if min_interval else 0.0)
 
     def save_and_stop(self, state: State, done: str, reason: str) -> NoReturn:
-        """Write a checkpoint and raise StoppedEarly; its message has `done` (the finished work) and `reason`."""
+        """Write a checkpoint and raise StoppedEarly with the message "`done` (`reason`); run again to continue"."""
         self.due = True
         self.write(state)
         processes.wait_for_all()
@@ -161,7 +161,7 @@ def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) 
     """Add a row per validation batch and per mixing weight and return True; return False if a value is not finite."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
         ready = (batch.to(state.device, non_blocking=True) for batch in batches)
-        # Copy the values, because a CUDA graph overwrites the loss of a batch with the loss of the next batch.
+        # Copy the values, because a CUDA graph overwrites the loss of the previous batch.
         measures = [[x.double() if isinstance(x, Tensor) else x for x in run.task.measure(model, b)] for b in ready]
     tensors = [cell for row in measures for cell in row if isinstance(cell, Tensor)]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # a single transfer from the device

@@ -132,7 +132,7 @@ class Muon(AdamW):
     """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
     of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
 
-    The factor 0.2 sqrt(max(d_in, d_out)) gives Muon's update about the RMS of AdamW's, so that both optimizers use the
+    The factor 0.2 sqrt(max(d_in, d_out)) gives the updates of Muon and AdamW about the same RMS, so that both use the
     same learning rate and weight decay.
     """
 

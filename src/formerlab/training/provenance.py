@@ -104,8 +104,8 @@ def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "flo
 def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:
     """Return the fraction of the peak of all devices that training reached (MFU, arXiv:2204.02311, section 4.1).
 
-    `flops` excludes recomputation. `flops_per_s` is the peak of one device as measured by `matmul_flops_per_s`, which
-    is lower than the peak of a data sheet, so the result is higher than published values.
+    `flops` excludes recomputation. `flops_per_s` is the peak of one device, measured by `matmul_flops_per_s`. It is
+    lower than the peak of a data sheet, so the result is higher than published values.
     """
     return flops / seconds / (devices * flops_per_s)
 

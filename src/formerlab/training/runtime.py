@@ -38,9 +38,9 @@ class RuntimeConfig:
 class StopRequest:
     """A callable that returns a reason to stop, or None.
 
-    The reason is SIGTERM (a cluster's time limit, scancel) or SIGINT (Ctrl-C) in a `with` block, or a time limit that
-    ends in less than `margin_s` seconds. A second Ctrl-C interrupts immediately. `time_limit_s` counts from the
-    creation of this object. Raises UserError if the margin is not shorter than the time limit.
+    In a `with` block, SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are reasons to stop; a second
+    Ctrl-C interrupts immediately. The time limit, which counts from the creation of this object, is a reason from
+    `margin_s` seconds before its end. Raises UserError if the margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:

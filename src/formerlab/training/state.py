@@ -65,7 +65,7 @@ class State:
         return counts | processes.full_tensors(tensors)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Restore a checkpoint; each tensor is sharded like the tensor that it replaces."""
+        """Restore a checkpoint; new tensors have the sharding of the old tensors."""
         weights, saved_moments = self.model.state_dict(), content["optimizer"]["state"]
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.model.load_state_dict(

@@ -23,8 +23,8 @@ from formerlab.training.state import State
 AHEAD = 2
 """Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of micro-batches of a step, and the (index, micro-batch) pairs of this process. A micro-batch whose index
-is not below this number is a copy of another micro-batch; its loss is multiplied by zero."""
+"""The number n of micro-batches of a step, and the (index, micro-batch) pairs of this process. A micro-batch with index
+>= n is a copy of another micro-batch, and its loss is multiplied by zero."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
@@ -53,16 +53,16 @@ def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.
 
 
 class Outcome(NamedTuple):
-    """The outcome of steps."""
+    """The metrics of a step."""
 
     loss: float
-    """Mean loss of the last step in nats."""
+    """Mean loss in nats."""
     norm: float
-    """Gradient norm of the last step before clipping."""
+    """Gradient norm before clipping."""
     skipped: int
-    """Number of steps without update: the first step with a non-finite loss or gradient, and all later steps."""
+    """Number of steps so far without update: the first step with a non-finite loss or gradient, and all later steps."""
     task_metrics: tuple[float, ...] = ()
-    """Other metrics of the last step."""
+    """Metrics of the task."""
 
 
 class Steps:
@@ -158,7 +158,7 @@ class Steps:
         self._outcome = torch.cat((torch.stack((loss, full_norm, skipped)), losses[1:]))
 
     def read(self) -> Outcome:
-        """Wait for the device and return the outcome of the steps taken so far."""
+        """Wait for the device and return the outcome of the last step."""
         loss, norm, skipped, *task_metrics = self._outcome.tolist()
         return Outcome(loss, norm, int(skipped), tuple(task_metrics))
 

@@ -1,4 +1,4 @@
-"""Augmentation and normalisation of images; random values depend only on (seed, step, position in the batch)."""
+"""Augmentation and normalisation of images."""
 
 import functools
 import itertools
@@ -25,7 +25,7 @@ POLICY = (
     rf"^(rand(-((m|mmax|inc)\d+|n[1-9]|(p|mstd){NUMBER}|t(weights|3aw?)))*|"
     rf"augmix(-((m|d|b)\d+|w[1-9]|a([1-9]\d*(\.\d+)?|0\.0*[1-9]\d*)|mstd{NUMBER}))*|(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?)$"
 )
-"""Matches the policies that timm parses completely; timm ignores unknown words of a policy without an error."""
+"""Matches the policies that timm parses completely, because timm ignores unknown words of a policy."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 PixelArray = NDArray[np.uint8]
 ImageTensor = Float[Tensor, "count channels rows columns"]
@@ -41,7 +41,7 @@ class Shift(Spec):
     pixels: AnyCount = 4
     """Maximum shift in each direction, in pixels; the border is filled with black."""
     flip: bool = True
-    """Mirror half of the images; unsuitable for digits."""
+    """Mirror half of the images."""
 
 
 class TimmAugmentation(Spec):
@@ -70,7 +70,7 @@ class AugmentedImages(NamedTuple):
     boxes: Int[Tensor, "count 4"]
     """Top, left, bottom and right of the erased rectangle of each image; zeros if nothing is erased."""
     noise: Float[Tensor, " noise"]
-    """Noise for the rectangles, image after image, channel after channel."""
+    """Noise of all rectangles, flattened in the order image, channel, row, column."""
 
 
 def without_erasing(pixels: PixelArray) -> AugmentedImages:
@@ -133,7 +133,7 @@ class Preprocessing(Spec):
     std: tuple[float, ...]
     """Standard deviation to divide by, per channel on a scale from 0 to 1."""
     crop: float = 1.0
-    """`side` divided by the shorter side of a held-out image after resizing; its centre is then cropped."""
+    """`side` divided by the shorter side of a held-out image after resizing, before its centre is cropped."""
 
     def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> ImageTensor:
         """Return normalised float32 images on the device of the pixels."""

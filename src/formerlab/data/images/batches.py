@@ -214,10 +214,10 @@ class TrainingImages(Dataset[AugmentedImages]):
         """Start the workers; return an iterator over the chunks of this and all following batches."""
         chunks = [chunk for micro_batch in micro_batches for chunk in self._chunks(micro_batch)]
         keys = ((seed, step + k, start + k * self.batch, chunk) for k in itertools.count() for chunk in chunks)
-        self._results = None  # ends earlier workers, and the iterator cannot be pickled for new workers
+        self._results = None  # ends earlier workers; the iterator cannot be pickled for new workers
         self._check_shared_memory(micro_batches)
         options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_at_parents_signal}
-        # DataLoader samples a base seed; a separate generator leaves the global generator, and so dropout, unchanged.
+        # DataLoader samples a base seed; a separate generator leaves the global generator unchanged.
         options |= {"generator": torch.Generator(), "timeout": POLL_SECONDS, "prefetch_factor": PREFETCH}
         loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **options)
         resource_tracker.ensure_running()  # otherwise the first worker starts the tracker, which unblocks signals

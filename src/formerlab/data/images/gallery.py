@@ -35,7 +35,7 @@ class OpenedImages(NamedTuple):
 
 
 class Digits(DataSource):
-    """1797 images of 8 x 8 pixels in 17 grey levels, shipped with scikit-learn: the test split of the UCI data set
+    """The digits of scikit-learn: 1797 images of 8 x 8 pixels in 17 grey levels, the test split of the UCI data set
     Optical Recognition of Handwritten Digits (E. Alpaydin, 1998).
     """
 

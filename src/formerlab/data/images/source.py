@@ -109,9 +109,9 @@ class ImageHub(HubSource):
     files: dict[str, tuple[str, ...]] = {}
     """Files by split (train, validation, ...), as paths or globs; empty for a data set of the hub."""
     image: str = "image"
-    """Column of the images. For WebDataset, the column is named by the file ending, such as `jpg`."""
+    """Column of the images; for WebDataset, the file ending, such as `jpg`."""
     label: str = "label"
-    """Column of the class, which is a number from 0 or a name. For WebDataset, it is often `cls`."""
+    """Column of the class, a number from 0 or a name; for WebDataset, often `cls`."""
     streaming: bool = False
     """Whether to read over the network without a copy on disk."""
 

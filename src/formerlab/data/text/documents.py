@@ -61,8 +61,7 @@ class TextSource(DataSource, ABC):
 class Deduplicator:
     """Reads shards, assigns their documents to splits, drops duplicates, and stops when the splits are full.
 
-    Held-out shards come first, so that a training document equal to a held-out document is dropped. If a hash of the
-    content assigns splits, equal documents are always in the same split.
+    Held-out shards come first, so that a training document equal to a held-out document is dropped.
     """
 
     def __init__(self, data: "TextData") -> None:

@@ -174,10 +174,10 @@ def load_transformers_tokenizer(arguments: dict[str, Any]) -> Any:
 
 
 def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
-    """Return the fast tokenizer of a transformers model and its begin-of-text token.
+    """Return the fast tokenizer of a transformers model and its begin-of-text (otherwise end-of-text) token.
 
-    If it has no begin-of-text token, its end-of-text token is returned. `arguments` are the arguments of
-    `from_pretrained`. Raises UserError if the model has no fast tokenizer or if both tokens are missing.
+    `arguments` are the arguments of `from_pretrained`. Raises UserError if the model has no fast tokenizer or if both
+    tokens are missing.
     """
     name, tokenizer = source_path(arguments), load_transformers_tokenizer(arguments)
     backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)

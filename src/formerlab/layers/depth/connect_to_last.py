@@ -16,7 +16,7 @@ class ConnectToLast(Averages):
 
     kind: Literal["connect_to_last"] = "connect_to_last"
     others: float = Field(default=1e-4, ge=-10.0, le=10.0)
-    """Initial weight of all outputs except the last, whose weight starts at 1 (1e-4 in the official code)."""
+    """Initial weight of all outputs except the last (1e-4 in the official code). The last weight starts at 1."""
 
     def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         return {layers: list(range(layers + 1))}

@@ -49,9 +49,9 @@ class DepthWeightedAverage(Dilated):
     """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : i - j is a multiple of k}, if p divides i; otherwise
     Y_i = X_i (arXiv:2402.02622, section 3).
 
-    k is the dilation and p the period. X_0 is the embedded tokens, and X_j the output of block j before averaging. The
-    alphas are unconstrained scalars. They start at alpha_ii = 1 and alpha_ij = 0, so the model starts bit-identical to
-    the plain Transformer.
+    k is the dilation and p is the period. X_0 is the embedded tokens, and X_j is the output of block j before
+    averaging. The alphas are unconstrained scalars. They start at alpha_ii = 1 and alpha_ij = 0, so the model starts
+    bit-identical to the plain Transformer.
     """
 
     kind: Literal["dwa"] = "dwa"
@@ -65,7 +65,7 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
     """
 
     fused: bool = True
-    """Use `fused_dwa.py`, except under torch.compile and torch.func. Second derivatives need False."""
+    """Use `fused_dwa.py`, except under torch.compile and torch.func. Second derivatives need fused = False."""
 
     def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()

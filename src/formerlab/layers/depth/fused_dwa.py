@@ -6,9 +6,8 @@ Its backward pass runs when all dY_q with q >= j are computed. In one pass over 
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
-Scalar signals enforce this order: each node takes the signal of the previous node as an input and returns a signal for
-the next node. Autograd therefore visits the nodes from the last to the first, which is the node of X_0. Each node saves
-only its X_j.
+Each node takes a scalar signal from the previous node and returns a signal for the next node. Autograd therefore visits
+the nodes in reverse order, and ends at the node of X_0. Each node saves only its X_j.
 """
 
 import functools

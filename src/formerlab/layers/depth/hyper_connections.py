@@ -59,8 +59,8 @@ class StaticHyperConnections(HyperConnections):
 
     In sub-layer k (from 1; attention and feed-forward each count as one), A_m starts as the unit vector e_(k mod n),
     A_r as the identity and B as ones (eq. 14). At initialisation, every stream therefore equals the stream of the plain
-    model. The weights have no weight decay (section 4). Difference from the paper: it scales the initial standard
-    deviation of the output projections by sqrt(n); this implementation does not, so that models are comparable by seed.
+    model. The weights have no weight decay (section 4). Difference from the paper: the initial standard deviation of
+    the output projections is not scaled by sqrt(n), so that models are comparable by seed.
     """
 
     kind: Literal["static_hyper_connections"] = "static_hyper_connections"

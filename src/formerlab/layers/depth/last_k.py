@@ -17,8 +17,8 @@ class LastK(Averages):
     outputs: Layers = 4
     """K: number of outputs in the average."""
     embedding: Literal["always", "window", "never"] = "always"
-    """Whether an average includes X_0. always: in addition to the last K blocks (234 weights at 48 blocks, sparsity
-    80.9 %). window: if it is one of the last K outputs (189, 84.6 %). never: in no average (186, 84.8 %)."""
+    """Whether averages include X_0. always: in addition to the last K blocks (234 weights at 48 blocks, sparsity
+    80.9 %). window: if X_0 is one of the last K outputs (189 weights, 84.6 %). never: 186 weights, 84.8 %."""
 
     def sources_by_block(self, layers: int) -> dict[int, list[int]]:
         first = 0 if self.embedding == "window" else 1

@@ -15,11 +15,11 @@ class DynamicDense(Dilated):
     """Y_i = sum over j in S_i of A_ij X_j, A_i = gelu(RMSNorm(X_i) W_i1) W_i2 + a_i, if p divides i; otherwise Y_i =
     X_i (arXiv:2502.12170, MUDD connections).
 
-    A small network computes the weights A_i of each token from the output of block i; it has |S_i| hidden units, as in
-    the official code. This is the paper's variant "dynamic dense" with one mixture for query, key, value and residual
-    stream; MUDDFormer has one mixture for each. Differences from the paper: RMSNorm has no gain, and there are no norms
-    before and after the sum. W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1 and a_ij at 0, so the
-    model starts bit-identical to the plain Transformer. S_i is defined as in DenseFormer (dilation k, period p).
+    A network with |S_i| hidden units, as in the official code, computes the weights A_i of each token from X_i. This is
+    the paper's variant "dynamic dense" with one mixture for query, key, value and residual stream; MUDDFormer has one
+    mixture for each. Differences from the paper: RMSNorm has no gain, and there are no norms before and after the sum.
+    W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1 and a_ij at 0, so the model starts
+    bit-identical to the plain Transformer. S_i is defined as in DenseFormer (dilation k, period p).
     """
 
     kind: Literal["mudd"] = "mudd"
