@@ -112,7 +112,10 @@ def test_the_harness_uses_the_prompt_whose_length_was_counted(text, count):
 def test_mistakes_are_named(text, count, tmp_path):
     with pytest.raises(UserError, match="lengths: 100 is not in 512 to 8192"):
         next(examples("needle_single", 100, 1, count, text))
-    with pytest.raises(UserError, match="--text: 90 words are too few for needle_single at 1024 tokens"):
+    with pytest.raises(
+        UserError,
+        match=r"--text: 90 words \(\d+ different words of 4 to 9 letters\) are too few for needle_single at 1024",
+    ):
         next(examples("needle_single", 1024, 1, count, Text(text.words[:90])))
     with pytest.raises(UserError, match="lengths: 512 tokens leave no room for an example of common_words"):
         next(examples("common_words", 512, 1, lambda text: 2 * count(text), text))

@@ -1,8 +1,6 @@
 """The stage `floors`: the losses of baseline models on the held-out examples of a run.
 
-The baselines for text are a unigram model and a 5-gram model with Kneser-Ney smoothing, fitted to the training tokens
-of the run. The baseline for images is logistic regression on the pixels, with regularisation chosen on the validation
-split.
+The baselines are n-gram models with Kneser-Ney smoothing for text, and logistic regression on the pixels for images.
 """
 
 from collections.abc import Iterator

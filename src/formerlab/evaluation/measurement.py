@@ -52,7 +52,6 @@ class MeasuredRun:
     device: str
     """cpu or cuda."""
     folder: Path
-    """Folder of the run."""
     data: Path
     """Folder of the data set."""
     label: str

@@ -82,7 +82,7 @@ def transformer_parameters() -> dict[str, float]:
     worst = max(abs(count_parameters(TranslatorModel, spec) - spec.params()) for spec in specs)
     rows = [(spec.params(embedding=False), spec.width, row[1]) for spec, row in zip(specs, TABLE_3, strict=True)]
     best = max(
-        sum(abs((inner + vocabulary * width) / 1e6 - printed) <= 0.5 for inner, width, printed in rows)
+        sum(abs((non_embedding + vocabulary * width) / 1e6 - printed) <= 0.5 for non_embedding, width, printed in rows)
         for vocabulary in range(32_000, 45_001, 50)
     )
     return {

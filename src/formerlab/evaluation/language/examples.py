@@ -67,13 +67,12 @@ def read_examples(paths: Sequence[Path], form: Format, prompt: str = "{query}") 
     return sorted(examples.values(), key=lambda example: hashlib.blake2b(example["id"].encode()).digest())
 
 
-def check_prompt(prompt: str) -> str:
-    """Return the prompt. Raises ValueError unless the prompt contains a field in single braces."""
+def check_prompt(prompt: str) -> None:
+    """Raise ValueError unless the prompt contains a field in single braces."""
     if doubled := re.search(r"\{\{\s*(\w+).*?\}\}", prompt):
         raise ValueError(f"{doubled[0]}: double braces mean literal braces; write {{{doubled[1]}}}")
     if not [key for _, key, _, _ in string.Formatter().parse(prompt) if key]:
         raise ValueError(f"{prompt!r} contains no field, so all questions would be equal; write {{query}}")
-    return prompt
 
 
 def _fill(prompt: str, row: Row) -> str:
@@ -90,10 +89,7 @@ def _fill(prompt: str, row: Row) -> str:
 
 
 def make_example(form: Format, row: Row, prompt: str) -> Example:
-    """Convert a row to an example of its format. Raises ValueError for an invalid row.
-
-    In the format `contexts`, the ending is the field `continuation`, or the text after `_` in `sentence`.
-    """
+    """Convert a row to an example of its format (docs/data.md). Raises ValueError for an invalid row."""
     if form == "pairs":
         return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
     if form == "cloze":

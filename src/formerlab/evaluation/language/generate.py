@@ -107,10 +107,7 @@ def sample(
     seed: int = 0,
     attend: Attend | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` token ids after `prompt`. The model reads the prompt, then one token per step.
-
-    `attend` is the cache, by default a full one. Raises UserError if a logit is NaN or +inf.
-    """
+    """Yield `tokens` token ids after `prompt`. Raises UserError if a logit is NaN or +inf."""
     attend = KVCache() if attend is None else attend
     device = model.embedding.device
     generator = torch.Generator().manual_seed(seed)
@@ -134,9 +131,8 @@ def sample_token(
     """Sample a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
 
     With temperature 0, returns the token with the largest logit. Returns -1 if a logit is NaN or +inf, or if all are
-    -inf. The sample is the argmax of probability / exponential noise. The noise is sampled on the CPU, so a seed gives
-    the same noise on every device. The token equals the result of `torch.multinomial` on a CPU, but the host does not
-    wait for a GPU.
+    -inf. The sample is the argmax of probability / exponential noise, as in `torch.multinomial` on a CPU. The noise is
+    sampled on the CPU, so a seed gives the same noise on every device.
     """
     if temperature == 0:
         token = logits.argmax()

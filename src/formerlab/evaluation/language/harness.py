@@ -37,7 +37,9 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        if constants := sys.modules.get("huggingface_hub.constants"):  # it read the variable when it was imported
+        if constants := sys.modules.get(
+            "huggingface_hub.constants"
+        ):  # huggingface_hub reads the variable only when it is imported
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     with quiet():
@@ -58,11 +60,7 @@ def _cause(error: BaseException) -> str:
 
 
 def check_copy(name: str, task: Any) -> None:
-    """Raise UserError if a row of a local copy is not a valid question of a task.
-
-    Without this check, the harness would insert the name of a missing field, write a null as `None`, and count every
-    answer as wrong if the label is not among the choices.
-    """
+    """Raise UserError if a row of a local copy is not a valid question of a task; the harness would score the row."""
     with quiet():
         fields, solved_examples = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
         questions = ((f"row {number}", row) for number, row in enumerate(task.task_docs, 1))

@@ -71,10 +71,7 @@ class _Suite(Spec):
     """Begin every context with the token that ends documents; published accuracies are measured without this token."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return the files: by settings key for local files, by split for a task of the harness.
-
-        Raises UserError with `name` if a file is missing.
-        """
+        """Return the files by settings key (local files) or by split (harness). Raises UserError for missing files."""
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:

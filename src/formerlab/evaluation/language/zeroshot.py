@@ -11,8 +11,6 @@ from formerlab.results.stages import TABLES
 from formerlab.spec import Count
 from formerlab.training.any_run import AnyRun
 
-COLUMNS = TABLES["zeroshot.csv"].names
-
 
 class Zeroshot(Measurement):
     """Settings of `zeroshot`."""
@@ -40,5 +38,5 @@ def measure(run: MeasuredRun, settings: Zeroshot) -> None:
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=questions.truncated(run.model.spec.context))
     batches = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
     with Progress(len(questions.encoded), run.label, unit="answer") as progress:
-        rows = questions.scores(run.model, **batches, progress=progress)
-        run.write("zeroshot.csv", (row[: len(COLUMNS)] for row in rows))
+        columns = len(TABLES["zeroshot.csv"].names)
+        run.write("zeroshot.csv", (row[:columns] for row in questions.scores(run.model, **batches, progress=progress)))

@@ -28,7 +28,7 @@ LENGTHS = range(512, 8193)
 SOLVED_LENGTH = 1024
 """Examples of at least this length have a solved example (variable tracking and common words)."""
 SOLVED_CHAIN_LENGTH = 256
-"""Length of the solved example of variable tracking."""
+"""Maximum length of the solved example of variable tracking, without its answer."""
 LONG_LIST_LENGTH = 4096
 """Examples of at least this length have the larger counts of `common_words`."""
 TOKENS_PER_CODED_WORD = 50
@@ -275,7 +275,7 @@ def _longest_example(
     units = _largest(fits, task.min_units, 2 * length)
     with suppress(TooFewUnits):
         if units and tokens(example := make(units)) < room - 0.02 * length:
-            words = f"{len(text.words)} words" + f" ({len(text.vocabulary)} to list)" * (name == "common_words")
+            words = f"{len(text.words)} words ({len(text.vocabulary)} different words of 4 to 9 letters)"
             raise UserError(f"--text: {words} are too few for {name} at {length} tokens; give a longer text")
         if units:
             return example

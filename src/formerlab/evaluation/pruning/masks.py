@@ -62,9 +62,7 @@ def mask_measures(
 
 
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
-    """Yield the rows of prune_mask_dumps.csv: the keys that every query of the first window sees, in head 0 of the
-    middle layer, under FIGURE_3_POLICIES.
-    """
+    """Yield the rows of prune_mask_dumps.csv: the keys that queries see in head 0 of the middle layer, first window."""
     layers: list[SimulatedLayer] = []
     for _ in windows.observe_layers(lambda _, attention: layers.append(attention)):
         middle = len(layers) // 2
@@ -118,10 +116,11 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
     tracked, missing, importances = zip(*layers, strict=True)
     importance = torch.cat(importances)[:, 1:]
     count, half = max(1, round(IMPORTANT_FRACTION * importance.shape[1])), importances[0].shape[1]
-    best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
+    highest = importance.topk(count, dim=1).indices
+    important = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, highest, value=True)
     for index, alpha in enumerate(ALPHAS):
         scores, missed = (torch.cat([values[index] for values in each])[..., 1:] for each in (tracked, missing))
-        for group, members in (("important", best), ("unimportant", ~best)):
+        for group, members in (("important", important), ("unimportant", ~important)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
                 quantiles = np.quantile(values.numpy(), [0.1, 0.9])  # torch.quantile takes at most 2^24 values

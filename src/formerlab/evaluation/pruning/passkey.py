@@ -104,5 +104,5 @@ def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> t
     lines = (length - len(task) - len(hidden) - len(question) - len(answer)) // len(filler)
     if lines < 1:
         raise UserError(f"lengths: {length} tokens leave no room for a filler line; give a larger length")
-    first = round(depth * lines)
-    return key, [*task, *filler * first, *hidden, *filler * (lines - first), *question], answer
+    lines_before = round(depth * lines)
+    return key, [*task, *filler * lines_before, *hidden, *filler * (lines - lines_before), *question], answer

@@ -85,10 +85,7 @@ def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
 
 
 def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
-    """Return the number of layers that connect two positions at this distance.
-
-    Layer i (from 0) extends the distance by reach(i) positions.
-    """
+    """Return the number of layers that connect two positions at this distance, if layer i (from 0) adds reach(i)."""
     reached, layers = 0, 0
     while reached < distance:
         reached, layers = reached + reach(layers), layers + 1
@@ -98,8 +95,7 @@ def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
 def tensor_elements(name: LayerName, n: int, d: int, spec: Complexity) -> int:
     """Return the number of elements in inputs, weights, intermediate tensors and output of the unfused operation.
 
-    Self-attention has separate queries, keys and values, and a recurrent layer has two matrices; the timed operations
-    have one tensor for each.
+    Unlike the timed operation, self-attention has separate queries, keys and values, and recurrence has two matrices.
     """
     inner = {
         "self_attention": 2 * n * d + n * n,

@@ -52,10 +52,9 @@ class DecodeSettings(Timing):
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Estimate the bytes of a model, two caches, and logits of all positions, at the longest length.
+        """Estimate the bytes of a model, two caches, and (as a margin) logits of all positions, at the longest length.
 
-        Only logits of the last position are computed, so the estimate has a margin. Raises UserError if a released
-        model's context is too short.
+        Raises UserError if a released model's context is too short.
         """
         estimates, time = [], max(self.lengths) + self.tokens
         for run in runs:
@@ -121,9 +120,7 @@ def variants_of(settings: DecodeSettings) -> list[Variant]:
 
 
 def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None = None) -> DecoderModel:
-    """Return the run's model with initial weights and this context length, or the released model that `load` returns,
-    on the device and in evaluation mode.
-    """
+    """Return the run's model with initial weights and this context, or the released model, in evaluation mode."""
     if isinstance(run.model, Decoder):
         return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
     assert load is not None

@@ -42,10 +42,7 @@ class Speed(Timing):
 
 
 class EqualTime(Spec):
-    """Train for the same time as another run (arXiv:2402.02622, Table 3).
-
-    The number of steps is the number of steps of `arm`, times the ratio of step times in speed.csv.
-    """
+    """Train for the same time as another run (arXiv:2402.02622, Table 3): multiply the steps of `arm` by `ratio`."""
 
     arm: str
     """Run of the same study with the training time to match."""
@@ -119,8 +116,8 @@ class Turn:
 
         An untimed step or pass precedes each measurement (compilation, kernel choice, memory allocation).
         """
-        spent, times = self._train(1 + self.speed.training_steps), {}
-        times[TRAINING] = (spent[-1] - spent[1]) / self.speed.training_steps
+        cumulative_s, times = self._train(1 + self.speed.training_steps), {}
+        times[TRAINING] = (cumulative_s[-1] - cumulative_s[1]) / self.speed.training_steps
         for name, work, count in ((FORWARD, self._forward, 1), (DECODE, self._decode, self.decoded)):
             work()
             times[name] = seconds(work, self.device) / count
@@ -140,13 +137,13 @@ class Turn:
         task = self.task.model_copy(update={"valid_windows": micro_batch})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))
-        spent: list[float] = []
-        hooks = Hooks(lambda state: None, lambda: spent.append(state.training_time_s), float("inf"))
+        cumulative_s: list[float] = []
+        hooks = Hooks(lambda state: None, lambda: cumulative_s.append(state.training_time_s), float("inf"))
         tokens = random_tokens(self.model, 1, 64 * task.context, self.run.seed)
         stream = tokens.flatten().cpu().numpy().astype(np.uint32)
         with redirect_stderr(io.StringIO()):  # hides the progress bar
             train(self.run.model_copy(update=changes), state, stream, stream, hooks)
-        return [*spent, state.training_time_s]
+        return [*cumulative_s, state.training_time_s]
 
     def _forward(self) -> None:
         tokens = random_tokens(self.model, self.speed.forward_sequences, self.task.context, self.run.seed)

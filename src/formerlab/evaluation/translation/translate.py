@@ -1,4 +1,4 @@
-"""The stage `translate`: translate held-out sentences with a finished model, and count the n-grams for BLEU."""
+"""The stage `translate`: translate held-out sentences, and count the n-grams of the translations for BLEU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -42,8 +42,7 @@ class Decoding(Measurement):
     extra: AnyCount = 50
     """Maximum number of tokens of a translation in addition to the length of its source."""
     batch_tokens: Count = 4096
-    """Maximum number of source tokens, and of target tokens, per batch, including padding. A batch has at least one
-    sentence, even if the sentence is longer."""
+    """Maximum number of source tokens, and of target tokens, per batch with padding, except for one longer sentence."""
     attention_sentences: AnyCount = 0
     """Number of test sentences whose attention probabilities are written to attention.csv."""
 
