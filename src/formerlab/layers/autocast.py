@@ -17,7 +17,7 @@ def autocast_enabled(tensor: Tensor) -> bool:
 def func_transform_active() -> bool:
     """Return whether a torch.func transform (vmap, grad, jvp, ...) or forward-mode AD is active.
 
-    Transforms trace only torch operations. Callers then use the plain formula without custom autograd functions.
+    Transforms trace only torch operations, so callers compute the plain formula without custom autograd functions.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 

@@ -112,7 +112,7 @@ def worker_of(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
 
 
 def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
-    """Return an error message with the jobs of a plan that an earlier call in `root` runs or has queued, or None.
+    """Return an error message if another Snakemake in `root` runs or has queued jobs of this plan, otherwise None.
 
     `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None.
     """

@@ -153,8 +153,8 @@ class Scale(Spec):
     description: str
     """One line about the scale."""
     evidence: bool | Literal["rates"] = False
-    """Whether verdicts include the committed rows of the scale, and its figures are committed. `rates`: only the
-    searches for learning rates are committed."""
+    """true: verdicts include the committed rows of the scale, and its figures are committed. rates: only the searches
+    for learning rates are committed."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device for training."""
     threads: ResourceCount = 1
@@ -171,7 +171,7 @@ class Scale(Spec):
     nodes: ResourceCount = 1
     """Machines of a run in a cluster job, each with the same number of GPUs; 1 without a cluster."""
     sharded: bool | None = None
-    """Split weights, gradients and moments of a run over its GPUs; null means if the run does not fit on one GPU."""
+    """Split weights, gradients and moments of a run over its GPUs; null: only if the run does not fit on one GPU."""
     runtime_minutes: int = Field(default=1440, gt=0, le=10**6)
     """Time limit of one cluster job in minutes; longer training continues in the next submission."""
     seeds: Seeds = (0,)

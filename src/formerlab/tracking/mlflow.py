@@ -42,7 +42,7 @@ LAYOUT = "layout 2, "
 TRAINING_VIEW = "workflowType=machine_learning"
 """Query of the URL for the training view; MLflow's default is its view for agents."""
 CONFIGURATIONS = "tags.`formerlab.level` != 'run'"
-"""Filter of a study's page, which leaves out seeds."""
+"""Filter of a study's page that hides the runs of single seeds."""
 
 _DAMAGED = ("disk image is malformed", "file is not a database")
 """Messages of SQLite for a damaged file."""

@@ -110,17 +110,17 @@ class Steps:
     def take(self) -> None:
         """Take a step with the fetched batch; weights do not change if loss or gradient is not finite."""
         run, state, device = self.run, self.state, self.device
-        chain_step = self.start.chain_steps + state.step
+        dropout_step = self.start.chain_steps + state.step
         # Seed only the device's generator, because a thread may sample batches with the CPU's generator.
         seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
-        seed(mixed_seed(run.seed, chain_step))  # dropout depends only on the step
+        seed(mixed_seed(run.seed, dropout_step))  # dropout depends only on the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
         assert self._batch is not None
         micro_batch_count, local_batches = self._batch
         total = torch.zeros(1 + len(run.task.train_columns), device=device)
         for index, micro_batch in local_batches:
             if index > 0:
-                seed(mixed_seed(run.seed, chain_step, index))  # equal for any number of processes
+                seed(mixed_seed(run.seed, dropout_step, index))  # equal for any number of processes
             with processes.micro_batch_context(self._ddp_model, last=index == local_batches[-1][0]):
                 with precision(run, device):
                     inputs = micro_batch.to(device, non_blocking=True)

@@ -161,7 +161,7 @@ def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":
 
 
 def load_transformers_tokenizer(arguments: dict[str, Any]) -> Any:
-    """Return the tokenizer of a transformers model from the arguments of `from_pretrained`. Raises UserError."""
+    """Return the tokenizer of a transformers model. Raises UserError if `from_pretrained` fails with the arguments."""
     from formerlab.torchvision_shim import ensure_torchvision_imports
 
     ensure_torchvision_imports()
