@@ -19,7 +19,7 @@ from formerlab.report.catalogue import load_declaration
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.tables.denseformer import gains
-from formerlab.report.tables.tokenformer import tokenformer_envelope
+from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

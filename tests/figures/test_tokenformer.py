@@ -11,7 +11,7 @@ from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.runs import by_seed, differences, held_out_losses, last_step_rows, subtract, validation_losses
 from formerlab.report.studies.tokenformer import Shape, mean_curves, with_registered_controls
-from formerlab.report.tables.tokenformer import tokenformer_formulas
+from formerlab.report.tables.tokenformer.models import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

@@ -27,7 +27,7 @@ PAPERS = {
     "Decay article": "Decay article",
 }
 """Titles of the papers by their names in captions, in the order of `papers_block`."""
-_ORIGINAL = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
+_ORIGINAL = re.compile(rf"(?:[Aa]fter|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
 """Matches the part of a caption that names the original figure or table in a paper."""
 
 

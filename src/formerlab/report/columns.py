@@ -26,7 +26,6 @@ class Column(NamedTuple):
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
-
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
@@ -53,7 +52,6 @@ COLUMNS = {
         "published, retained (%) ↑", "in percent of the gain when the weights learn from the start", 100, places=0
     ),
     "start_share": Column("weights learn from"),
-    "sparsity": Column("sparsity (%)", "fraction of the mixing weights of 1x1 that are left out", 100),
     "parameters_added": Column("parameters added", "parameters that the plain Transformer does not have"),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
@@ -82,15 +80,12 @@ COLUMNS = {
     "flops_difference": Column("FLOPs, counted minus formula"),
     "parameters_printed": Column("printed size"),
     "nearer_count_minus_printed_percent": Column("formula minus printed size (%)", places=1),
-    "sequential": Column("sequential operations"),
     "flops_token_token_coefficient": Column("FLOPs / T^2", "4 L d: FLOPs of attention for a context of T tokens"),
     "sacrebleu": Column("sacreBLEU ↑", places=1),
     "bleu_minus_base": Column("BLEU minus base ↑", places=1),
     "test_minus_base_nats": Column("test loss minus base (nats) ↓"),
     "loss_minus_base_nats": Column("development (nats) ↓"),
-    "tokenized_lowercase": Column("BLEU, lowercase ↑"),
     "exact_percent": Column("exact (%) ↑", "translations that equal the reference"),
-    "bleu": Column("BLEU ↑"),
     "bleu_en_de": Column("BLEU En-De ↑"),
     "bleu_en_fr": Column("BLEU En-Fr ↑"),
     "flops_en_de": Column("FLOPs En-De"),
@@ -98,12 +93,10 @@ COLUMNS = {
     "top1_percent": Column("top-1 (%) ↑"),
     "top1_points": Column("difference (points) ↑"),
     "error_ratio": Column("error ratio, pooled ↓", places=2),
-    "top5_percent": Column("top-5 (%) ↑"),
-    "calibration_error": Column("calibration error (%) ↓", "mean distance between confidence and accuracy", 100),
     "accuracy": Column("accuracy (%) ↑", factor=100, places=1),
-    "full": Column("Full (%) ↑", factor=100, places=1),
-    "h2o": Column("H2O (%) ↑", factor=100, places=1),
-    "decay": Column("Decay (%) ↑", factor=100, places=1),
+    "full": Column("Full (%)", factor=100, places=1),
+    "h2o": Column("H2O (%)", factor=100, places=1),
+    "decay": Column("Decay (%)", factor=100, places=1),
     "decay_minus_h2o": Column("Decay minus H2O (points) ↑", factor=100, places=1),
     "minus_full": Column("minus Full (points) ↑", factor=100, places=1),
     "minus_h2o": Column("minus H2O (points) ↑", factor=100, places=1),
@@ -120,7 +113,6 @@ COLUMNS = {
         "same outcome (%)", "questions that both runs answer correctly, or both incorrectly", 100
     ),
     "length": Column("prompt length (tokens)"),
-    "task": Column("task"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
     "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100, places=1),
@@ -132,7 +124,6 @@ COLUMNS = {
 
     "speed_ratio": Column("speed / Full ↑"),
     "prompt_ratio": Column("prompt time / Full ↓"),
-    "cache_share": Column("cache (% of Full) ↓", factor=100, places=0),
 }  # fmt: skip
 UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 

@@ -306,8 +306,9 @@ def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[s
             headings += [*cells]
             cells, note = pages.without_constants(cells)
             cells = pages.mark_bold(cells, rows)
-        text += [f"**{block}** {note}".strip(), *([] if cells.empty else [pages.markdown_table(cells)])]
-        page += [pages.heading(block), pages.paragraph(note), *([] if cells.empty else [pages.html_table(cells)])]
+        shown = [] if cells.empty else [(pages.markdown_table(cells), pages.html_table(cells))]
+        text += [f"**{block}**", *(markdown for markdown, _ in shown), *([note] if note else [])]
+        page += [pages.heading(block), *(html for _, html in shown), *([pages.paragraph(note)] if note else [])]
     lines = [*meanings(headings), rows_of]
     text.append("\n".join(f"- {words}" for words in lines))
     page += map(pages.paragraph, lines)

@@ -77,12 +77,6 @@ def pooled_estimate(
     return estimate(name, Combination(terms).interval(CONFIDENCE))
 
 
-def pooled_ends(*arguments: Any, **options: Any) -> dict[str, float]:
-    """Return the interval ends of `pooled_estimate` as `<name>_pooled_low` and `<name>_pooled_high`."""
-    names = {f"{arguments[1]}_{end}": f"{arguments[1]}_pooled_{end}" for end in ("low", "high")}
-    return {names[key]: value for key, value in pooled_estimate(*arguments, **options).items() if key in names}
-
-
 def processor(device: str) -> str:
     """Return a short name of the processor in the column `device` of a record."""
     return device.replace("(R)", "").removesuffix(" Processor")

@@ -134,9 +134,9 @@ def _readers(rows: DataFrame) -> dict[str, DataFrame]:
         "effects on the loss": rows[rows["kind"] == "effect"],
         "interactions with a cache of 40 %": pairs.assign(name=pairs["name"].str.removesuffix(f", {BEYOND}")),
     }
-    names = dict.fromkeys(blocks, "effect") | {"models, best first": "model"}
+    heads = dict.fromkeys(blocks, "effect") | {"models, best first": "model"}
     return {
-        heading: block.drop(columns="kind", errors="ignore").rename(columns={"name": names[heading]})
+        heading: block.drop(columns="kind", errors="ignore").rename(columns={"name": heads[heading]})
         for heading, block in blocks.items()
         if len(block)
     }

@@ -59,9 +59,11 @@ def complexity(results: Results, runs: list[str]) -> DataFrame:
 
 
 _LABELS = {
-    "^settled-": "", "^heads-": "heads h = ", "^key-": "key width = ", "^layers-": "layers N = ", "^width-": "width = ",
-    "^hidden-": "feed-forward width = ", r"^dropout-(\d)": r"dropout 0.\1", r"^smoothing-(\d)": r"label smoothing 0.\1",
-    "^positions-": "positions ", "-averaged": ", averaged checkpoints",
+    "^settled-": "", "^heads-1$": "one head", "^heads-": "heads h = ", "^key-": "key width = ",
+    "^layers-": "layers N = ", "^width-": "width = ", "^hidden-": "feed-forward width = ",
+    "^dropout-0": "no dropout", r"^dropout-(\d)": r"dropout 0.\1", "^smoothing-0": "no label smoothing",
+    r"^smoothing-(\d)": r"label smoothing 0.\1", r"^positions-(\w+)": r"\1 positions",
+    "-averaged": ", averaged checkpoints",
 }  # fmt: skip
 """Parts of the names of runs, which name a change from the base model, to labels."""
 _TABLE_3 = {
@@ -141,7 +143,7 @@ def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
                "bleu_minus_base[] published_bleu perplexity -loss_nats[] -sacrebleu -bleu parameters seeds"
        )  # fmt: skip
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
-    """Which changes of the base Transformer help? Differences to the base model, paired by seed, beside Table 3 of
+    """Which changes of the base Transformer help? Differences to the base model, paired by seed, after Table 3 of
     arXiv:1706.03762 (Attention Is All You Need); below zero, the loss is lower. Ours translate German to English, the
     paper English to German, both on the development split, ours also on the test split. Loss is per word piece, without
     label smoothing, at the end of training. In brackets: 95 % interval over seeds, for the test split with the variance
@@ -189,7 +191,8 @@ def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
     for axis, word in (("n", "length"), ("d", "width")):
         columns = [name for name in rows if re.search(f"_exponent_{axis}(_se)?$", str(name))]
         more = ["longest_path", "published path"] if axis == "n" else []
-        blocks[f"exponents of the {word} {axis}, {rows[axis].iloc[0]}"] = rows[["layer", "complexity", *columns, *more]]
+        sizes = f"{rows[axis].iloc[0]}, k = {rows['k'].iloc[0]:.0f}, r = {rows['r'].iloc[0]:.0f}"
+        blocks[f"exponents of the {word} {axis}, {sizes}"] = rows[["layer", "complexity", *columns, *more]]
     return blocks
 
 
@@ -204,7 +207,7 @@ def transformer_layers(results: Results, runs: list[str]) -> DataFrame:
     """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):
-        row: dict[str, object] = {"layer": name}
+        row: dict[str, object] = {"layer": name, "k": group["k"].iloc[0], "r": group["r"].iloc[0]}
         for axis in ("n", "d"):
             points = group[group["axis"] == axis]
             row[axis] = f"{points[axis].min()} to {points[axis].max()}"

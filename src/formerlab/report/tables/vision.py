@@ -14,7 +14,7 @@ from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import baselines, difference, load_runs, means_by_run
-from formerlab.report.tables.blocks import claim_runs, pooled_ends
+from formerlab.report.tables.blocks import claim_runs, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.statistics import expected_calibration_error
 
@@ -174,9 +174,8 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     for pair in pairs.to_dict("records"):
         a, b = pair["run"], pair["compared_with"]
         rows.append(pair | difference(measured, a, b, COMPARED, "top1_percent", results))
-        rows[-1] |= pooled_ends(reader, COMPARED, {a: -100.0, b: 100.0}, "error_rate")
-        if ratio := pooled_ends(reader, "ratio", {a: 1.0, b: -1.0}, "error_rate", logarithm=True):
-            low, high = np.exp([*ratio.values()])
-            rows[-1] |= {"error_ratio": np.sqrt(low * high), "error_ratio_low": low, "error_ratio_high": high}
+        rows[-1] |= pooled_estimate(reader, f"{COMPARED}_pooled", {a: -100.0, b: 100.0}, "error_rate")
+        ratio = pooled_estimate(reader, "error_ratio", {a: 1.0, b: -1.0}, "error_rate", logarithm=True)
+        rows[-1] |= {end: np.exp(value) for end, value in ratio.items()}
         rows[-1]["bold"] = any({a, b} <= claim for claim in claims)
     return pd.concat([levels, DataFrame(rows)], ignore_index=True)

@@ -42,7 +42,7 @@ from formerlab.report.studies.tokenformer import (
     with_registered_controls,
 )
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
-from formerlab.report.tables.tokenformer import tokenformer_envelope
+from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")

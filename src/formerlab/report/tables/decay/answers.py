@@ -1,5 +1,7 @@
 """Tables of the accuracy on questions with pruned caches."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -19,8 +21,8 @@ from formerlab.statistics import CONFIDENCE, over_examples
 STUDY = "decay"
 _CONDITIONS = {
     "budgets-": "cache of {}, 100 questions of each set",
-    "leading-": "cache of {}, 100 questions of each set after an end-of-text token",
-    "shots-": "cache of {}, five examples in the prompt (COPA in place of ARC)",
+    "leading-": "cache of {}, after an end-of-text token",
+    "shots-": "cache of {}, five examples in the prompt",
 }
 """Prefix of the name of a run to the condition of its questions, with a field for the budget."""
 _NAMED = (*SUITES, "copa", "sciq", "blimp")
@@ -87,7 +89,8 @@ def _compared(main: DataFrame, rows: DataFrame) -> DataFrame:
                "minus_h2o[] chance questions seeds bold")  # fmt: skip
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O? Accuracy with pruned caches, after Fig. 4a and Table 2 of the Decay
-    article. The mean weighs the sets alike (the article's five: OpenBookQA, WinoGrande, ARC-e, ARC-c and PIQA). In
+    article. The mean weighs the sets alike (the article's five: OpenBookQA, WinoGrande, ARC-e, ARC-c and PIQA; with
+    five examples COPA in place of ARC). In
     brackets: 95 % interval over questions, paired by question, for this one model. Bold: the difference on which the
     verdict rests. Decay has alpha 0.2 and no recent tokens. Published: the same difference to H2O for the article's
     models, with other prompts. Sets on which Full is at chance (the accuracy of guessing) show no effect of pruning.
@@ -149,7 +152,7 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
         own, common = (choose_alphas(grids, halves, common=common) for common in (False, True))
         by_task = []
         for task, grid in grids.items():
-            row = {"task": task_label(task).removesuffix(" (local)"), "chance": chance.get(task)}
+            row: dict[str, Any] = {"task": task_label(task).removesuffix(" (local)"), "chance": chance.get(task)}
             for name, chosen in (("own", own[task]), ("common", common[task])):
                 row[f"{name} alphas"] = ", ".join(sorted({f"{alpha:g}" for alpha in alphas["alpha"][chosen.ravel()]}))
                 row[f"acc_{name}"] = chosen_answers(grid, chosen, halves[task]).mean()

@@ -124,7 +124,7 @@ RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
                "windows")  # fmt: skip
 def decay_ratio_table(results: Results, runs: list[str]) -> DataFrame:
     """Do all policies hold a cache of the same size? Each row is one way to divide 40 % of the tokens into the most
-    recent ones and those that a score selects. As in Table 1 of the Decay article, H2O has 20 + 20 and Decay 0 + 40.
+    recent ones and those that a score selects, after Table 1 of the Decay article: H2O has 20 + 20 and Decay 0 + 40.
     Cache sizes are measured at the end of a text, and on questions, which are short. Policies in rows of unequal size
     do not compare: the official masks of H2O (global and local statistics), whose halves overlap, and SpAtten. All
     policies round alike: the total half up, the recent tokens down; the key of the query comes on top. StreamingLLM
@@ -182,9 +182,9 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     is_single = table["configuration"].str.fullmatch(r"alpha [\d.]+")
     best = table.loc[table[is_single].groupby(keys)["loss_nats"].idxmin()]
     best = best.assign(alphas=best["configuration"].str.removeprefix("alpha "), configuration=BEST_OF_TEXT)
-    alphas = results.rows("prune_alphas.csv", STUDY, runs)
-    alphas = alphas.assign(configuration=alphas["choice"].map(_CALIBRATED)).groupby(choice)["alpha"].agg(_spread)
-    table = table.join(alphas.rename("alphas"), on=choice)
+    chosen = results.rows("prune_alphas.csv", STUDY, runs)
+    chosen = chosen.assign(configuration=chosen["choice"].map(_CALIBRATED))
+    table = table.join(chosen.groupby(choice)["alpha"].agg(_spread).rename("alphas"), on=choice)
     table = pd.concat([table[~is_single | table["configuration"].eq("alpha 0.2")], best], ignore_index=True)
     return table.assign(text=table["run"].map(_texts(results, runs)))
 

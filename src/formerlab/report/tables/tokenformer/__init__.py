@@ -1,0 +1,1 @@
+"""Tables of the Tokenformer study (arXiv:2410.23168)."""

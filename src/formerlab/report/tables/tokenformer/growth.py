@@ -1,0 +1,254 @@
+"""Tables of grown Tokenformers, their controls and their costs."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.report.catalogue import expand_columns, table
+from formerlab.report.claims.arms import read_arms
+from formerlab.report.claims.envelope import flops_at_loss
+from formerlab.report.claims.registry import ClaimArms
+from formerlab.report.claims.rows import ClaimRows, pooled_differences
+from formerlab.report.published import TOKENFORMER as PAPER
+from formerlab.report.published import published_rows
+from formerlab.report.runs import (
+    TOKENFORMER,
+    TRAINED_FURTHER,
+    TRANSFORMER,
+    by_seed,
+    comparable_losses,
+    difference,
+    differences,
+    estimate,
+    held_out_losses,
+    language_baselines,
+    means_by_run,
+    sort_by_regime,
+    subtract,
+)
+from formerlab.report.studies.tokenformer import (
+    FROM_SCRATCH,
+    METHODS,
+    STAGES,
+    STUDY,
+    fully_annealed_losses,
+    published_points,
+    published_ratio,
+    run_before_growth,
+    runs_with_ancestors,
+    stage_pairs,
+    with_registered_controls,
+)
+from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate
+from formerlab.results.read import Results
+from formerlab.statistics import student
+
+_SERIES = {"grown, 30B a stage": "grown, 30B a stage", "Transformer, 300B tokens": "Transformer, 300B"}
+"""Published curves of Fig 3 to their labels in the table."""
+
+
+def _published_main() -> DataFrame:
+    """Return the perplexities of Tables 6 and 7 with the TPU hours of Fig 3, a row per size."""
+    points = published_points(*(("Fig 3", series) for series in _SERIES)).replace({"series": _SERIES})
+    points = points[~points["run"].str.endswith(" 124M")]  # before growth; other training tokens
+    points = points.assign(size=points["run"].str.split().str[1])
+    wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
+    units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
+    wide.columns = wide.columns.map(lambda pair: f"{pair[1]} ({units[pair[0]]}) ↓")
+    return wide.reset_index()
+
+
+_GROWN, _ZERO = "grown: random keys, tau sqrt(n)", "grown: zero keys, tau kept"
+_LABELS = {
+    _GROWN: "grown as published",
+    _ZERO: "grown with zero keys",
+    f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained further",
+}
+"""Variants that readers know by a name of the study page."""
+_STAGE, _SCRATCH, _SECOND = "the parent trained further", "the same model from scratch", "new text"
+_NEW_TEXT = "tokenformer-continued-training-lower"
+
+
+def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
+    """Return the pairs of runs that the table compares: `run` minus `compared_with`, and the `question`."""
+    stages = stage_pairs(with_registered_controls(losses, results.scale),
+                         results.runs(STUDY).drop_duplicates("run").set_index("run"))  # fmt: skip
+    runs = losses.drop_duplicates("run").assign(start=lambda rows: rows["init.id"].notna())
+    pairs = [(row.run, row.rival, _STAGE, row.tokens_per_new_parameter) for row in stages.itertuples()]
+    for scratch in runs[runs["variant"].eq(TOKENFORMER) & ~runs["start"]].to_dict("records"):
+        equal = (runs["flops_cumulative"] / scratch["flops_cumulative"]).between(0.95, 1.05)
+        same = equal & (runs["parameters"] == scratch["parameters"]) & (runs["regime"] == scratch["regime"])
+        grown = runs[same & runs["variant"].eq(_GROWN)]
+        stage = dict(zip(stages.get("run", ()), stages.get("tokens_per_new_parameter", ()), strict=True))
+        pairs += [(run, scratch["run"], _SCRATCH, stage.get(run, np.nan)) for run in grown["run"]]
+    second = runs[runs["run"].str.startswith("continued-") & ~runs["run"].str.endswith("-ungrown")]
+    for run, projection in second[["run", "spec.model.projection.kind"]].to_numpy():
+        family = "tokenformer" if projection == "pattention" else "transformer"
+        pairs += [(run, f"continued-{family}-ungrown", _SECOND, np.nan)]
+    return DataFrame(pairs, columns=["run", "compared_with", "question", "tokens_per_new_parameter"])
+
+
+def _minus_net2net(results: Results, pairs: DataFrame) -> DataFrame:
+    """Return the gain over the same family without growth, minus the gain of Net2Net, at the last validation.
+
+    A gain is a loss without growth minus a loss with growth. The claim on new text compares these gains.
+    """
+    arms = read_arms(Path(), results.scale).get(STUDY, {}).get(_NEW_TEXT, ClaimArms()).for_item("last_step")
+    reader, rows = ClaimRows(results, STUDY, ClaimArms()), []
+    rival, rival_ungrown = (arms[name].run if name in arms else None for name in ("rival", "rival_ungrown"))
+    for run, other in pairs.loc[pairs["question"] == _SECOND, ["run", "compared_with"]].to_numpy():
+        signs = dict[str, float]()
+        for name, sign in (other, 1.0), (run, -1.0), (str(rival_ungrown), -1.0), (str(rival), 1.0):
+            signs[name] = signs.get(name, 0.0) + sign
+        if run != rival:
+            rows.append({"run": run} | pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step"))
+    return DataFrame(rows, columns=["run", *expand_columns("minus_net2net_nats[]")])
+
+
+def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return the growth stages, and the growth for new text; without comparisons, all models by data set."""
+    if rows["source"].eq("published").any():
+        return {"OpenWebText, one model of each": rows.dropna(axis=1, how="all")}
+    rows = rows.assign(variant=rows["variant"].replace(_LABELS))
+    if rows["question"].isna().all():
+        return by_regime(rows.drop(columns="question"))
+    stages = rows[rows["question"].isin((_STAGE, _SCRATCH)) & rows["variant"].isin(_LABELS.values())]
+    stages = stages.assign(text=stages["regime"].str.partition(", ")[0])
+    keys, table = ["text", "tokens", "tokens_per_new_parameter", "question", "seeds"], DataFrame()
+    for variant, group in stages.groupby("variant", sort=False):
+        names = {
+            f"difference_nats{end}": f"{variant} (nats) ↓{end.removeprefix('_pooled')}"
+            for end in ("", "_pooled_low", "_pooled_high")
+        }
+        block = group[[*keys, *names]].rename(columns=names)
+        table = block if table.empty else table.merge(block, on=keys, how="outer")
+    second = rows[rows["question"] == _SECOND]
+    second = second.assign(variant=second["family"] + ", " + second["variant"].str.removeprefix("grown: "))
+    texts = " and ".join(dict.fromkeys(str(regime).partition(", ")[0] for regime in second["regime"]))
+    columns = ["variant", "tokens", "perplexity", *expand_columns("difference_nats[]+ minus_net2net_nats[]"), "seeds"]
+    second = second.sort_values("minus_net2net_nats", ascending=False)[[*columns, "bold"]]
+    blocks = {
+        "growth, loss minus a control of equal FLOPs": table.rename(columns={"question": "control"}),
+        f"growth for new text, {texts}": second,
+    }
+    return {heading: block for heading, block in blocks.items() if len(block)}
+
+
+@table(reads="test.csv floors.csv", published=_published_main, readers=_by_question,
+       columns="source run regime question variant family parameters_non_embedding learning_rate tokens -flops "
+               "tokens_per_new_parameter flops_cumulative loss_nats[] -bits_per_byte perplexity[] compared_with "
+               "difference_nats[]+ minus_net2net_nats[] seeds diverged bold size grown,~30B~a~stage~(perplexity)~↓ "
+               "grown,~30B~a~stage~(TPU~hours)~↓ Transformer,~300B~(perplexity)~↓ Transformer,~300B~(TPU~hours)~↓"
+       )  # fmt: skip
+def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
+    """Does growth pay? After Tables 6 and 7 of Tokenformer (arXiv:2410.23168). A parent grows by new parameter tokens,
+    as published (random keys, tau = sqrt(n)) or with zero keys and the old tau, and is trained for a stage on new text.
+    First block: held-out loss minus the loss of a control that costs the same FLOPs, parent included; below zero,
+    growth pays. Second block: loss minus that of the same family without growth, and how much more a method gains than
+    Net2Net by padding, at the last validation (bold: a verdict rests on it); below zero, Net2Net gains more.
+    HyperCloning and Net2Net grow the width of a Transformer; noise breaks the symmetry of copies. In brackets: 95 %
+    interval over seeds, paired, with the variance of similar runs, as for verdicts. Published: TPU hours are read from
+    a figure (± 30); Table 7 has perplexity 11.93 for the Transformer of 757M. The CSV has all runs and perplexities.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
+    pairs = _comparisons(losses, results) if "init.id" in losses and "spec.growth.keys" in losses else DataFrame()
+    if len(pairs) and len(differing := differences(losses, pairs, "run", "compared_with")):
+        differing = pooled_differences(differing, results, STUDY, "run", "compared_with", "difference_nats")
+        differing = differing[differing["part"] == "mean"].drop(columns=["source", "part", "seed", "seeds"])
+        rows = rows.merge(differing, on="run", how="left").merge(_minus_net2net(results, pairs), on="run", how="left")
+    claimed = claim_runs(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
+    families = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
+    rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
+    rows["bold"] = rows["run"].isin(claimed) & rows.get("minus_net2net_nats", rows["loss_nats"] * np.nan).notna()
+    rows = rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
+    return pd.concat([language_baselines(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
+
+
+def _published_methods() -> DataFrame:
+    names = {"token_token_flops_coefficient": "flops_token_token_coefficient"}
+    table = published_rows(PAPER, "Table 8", names=names, factors={"flops_token_token_coefficient": 1e4})
+    table[["method", "run"]] = table["model"].str.rsplit(n=1, expand=True)
+    return table
+
+
+@table(reads="test.csv",
+       runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
+       needs="net2net-* hypercloning-*", published=_published_methods,
+       columns="source method stage -run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
+               "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]")  # fmt: skip
+def tokenformer_methods(results: Results, runs: list[str]) -> DataFrame:
+    """Growth by parameter tokens and growth in width (Net2Net, HyperCloning), after Table 8 of Tokenformer
+    (arXiv:2410.23168). A gain is the loss before growth minus the loss after it, within one family. In brackets: 95 %
+    Student t interval over seeds, differences paired by seed. The published perplexities fit neither Table 7 nor a
+    documented setting; read them by column.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    points = means_by_run(losses, first=["spec.model.layers", "spec.model.width"])
+    points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
+    first, (_, tokens), rows = run_before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], []
+    for method, (_, pattern) in METHODS.items():
+        start = run_before_growth(losses, method)
+        rows.append({"run": start, "method": "before growth", "stage": 1})
+        for stage in STAGES:
+            run, grown = pattern.format(size=stage), tokens.format(size=stage)
+            row = {"run": run, "method": method, "stage": stage} | difference(losses, start, run, "gain_nats")
+            if run != grown:
+                gained = (subtract(by_seed(losses, a), by_seed(losses, b)) for a, b in ((first, grown), (start, run)))
+                row |= estimate("tokenformers_lead_nats", student(subtract(*gained)))
+                row |= difference(losses, run, grown, "loss_minus_tokenformers_nats")
+            rows.append(row)
+    return DataFrame(rows).drop_duplicates("run").merge(points, on="run")
+
+
+def _growth(rows: DataFrame) -> DataFrame:
+    """Return the parent and the models grown as published, or the published ratio."""
+    if rows["source"].eq("published").any():
+        return DataFrame({"model": "Tokenformer 1.4B", "hours_ratio": rows["flops_ratio"]})
+    grown = rows[rows["variant"].eq(_GROWN)]
+    rows = pd.concat([rows[rows["run"].isin(grown["parent"])], grown] if len(grown) else [rows], ignore_index=True)
+    variant = rows["variant"].replace({TOKENFORMER: "parent"} | _LABELS)
+    return rows.assign(variant=variant).drop(columns=["schedule", "parent"])
+
+
+@table(reads="test.csv", needs="envelope-*", readers=_growth, published=published_ratio,
+       columns="source run variant schedule -learning_rate parent -parameters_non_embedding tokens -tokens_cumulative "
+               "-flops flops_cumulative -loss_nats[] perplexity -bits_per_byte flops_of_transformer flops_ratio[]+ "
+               "parents_ratio envelope seeds bold")  # fmt: skip
+def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
+    """Does growth need fewer FLOPs than training from scratch? FLOPs of a grown Tokenformer, with all ancestors,
+    divided by the FLOPs of a Transformer from scratch with the same loss, after section 4.1 of arXiv:2410.23168. Below
+    1, growth saves cost; the paper claims at most 0.5. The last column is the same for the ancestors alone: if it is
+    near 1 or above, the stage cannot save cost. The Transformers have three sizes and three lengths, each with its own
+    schedule; their FLOPs at a loss are interpolated along their lower envelope, and there is no ratio beyond its ends.
+    All losses are on their test text. In brackets: 95 % interval over seeds, with the spread of the Transformers. Bold:
+    the row on which the verdict rests. Published: TPU hours, interpolated by us between points that are read from a
+    figure (± 30): 0.40 with the perplexity of the 757M Transformer in Table 6, 0.42 with that in Table 7. The CSV has
+    zero keys and the parent trained further.
+    """
+    losses = fully_annealed_losses(results, runs)
+    if runs_with_ancestors(losses).empty:
+        losses = comparable_losses(results, STUDY, runs)
+    scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
+    envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
+    reader, claim = ClaimRows(results, STUDY, ClaimArms()), "tokenformer-growth-saves-cost"
+    claimed = claim_runs(results, STUDY, claim)[claim]
+    envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
+    for record in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
+        of_run = losses[losses["run"] == row["run"]]
+        needed = of_run["loss_nats"].map(lambda loss: flops_at_loss(loss, *envelope))
+        inside = needed.notna().all()
+        row |= estimate("flops_ratio", student(of_run["flops_cumulative"] / needed if inside else []))
+        signs, metric = {row["run"]: 1.0}, "flops_ratio_at_equal_loss"
+        row |= pooled_estimate(reader, "flops_ratio_pooled", signs, metric, envelope=envelope_runs)
+        row |= {
+            "envelope": None if inside else "beyond its ends",
+            "flops_of_transformer": flops_at_loss(row["loss_nats"], *envelope),
+        }
+        row["parents_ratio"] = (row["flops_cumulative"] - row["flops"]) / row["flops_of_transformer"] or None
+        row |= {"schedule": of_run["regime"].iloc[0].partition(", ")[2], "bold": row["run"] in claimed}
+        rows.append(row | {"learning_rate": of_run["spec.optimizer.lr"].iloc[0]})
+    return DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))
