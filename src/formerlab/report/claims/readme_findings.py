@@ -107,11 +107,11 @@ README_CLAIMS = {
     "tokenformer-continued-training-lower": ReadmeClaim(
         "After further training on new text, growth by parameter tokens has a lower loss than growth in width "
         "(Net2Net).",
-        "perplexity after growth by parameter tokens relative to growth in width, each divided by the perplexity of "
-        "its model without growth; claimed: lower",
+        "validation perplexity after growth by parameter tokens relative to growth in width, each divided by the "
+        "perplexity of its model without growth; claimed: lower",
         "no number",
-        "Tested on this text alone. Growth in width costs a fifth more FLOPs for the same tokens. We changed the "
-        "reference model after we had seen results, and the new one favours Net2Net.",
+        "Tested on this text alone. Net2Net's parent had too high a learning rate and more to gain. We changed the "
+        "reference model after we had seen results; with the first one, we could not tell.",
         _perplexity_of_gain),
     "decay-score-beats-protected-random": ReadmeClaim(
         "Eviction by score is clearly better than random eviction that protects the first and the most recent tokens "
@@ -145,9 +145,9 @@ README_CLAIMS = {
         "perplexity is 45.7 after the short and 46.0 after the long stage: a weak control.",
         topic="Growth or more training",
         finding="For equal FLOPs, the grown model's perplexity relative to the ungrown model trained further is {0} "
-        "after 5 M tokens of growth and {2} after 39 M (the paper has no such comparison). The ungrown model had all "
-        "but stopped learning. The same model trained from scratch for equal FLOPs has a lower perplexity than the "
-        "grown one (see the table)."),
+        "on 45 novels after 5 M tokens of growth, and {2} after 39 M (the paper has no such comparison). The ungrown "
+        "model had all but stopped learning. The same model trained from scratch for equal FLOPs has a lower "
+        "perplexity than the grown one (see the table)."),
     "tokenformer-growth-equal-total-flops": ReadmeClaim(
         "For equal FLOPs of all stages, a grown Tokenformer is as good as the same model trained from scratch (implied "
         "by the paper's claim on cost).",
