@@ -258,7 +258,7 @@ def test_rescue_lists_failed_jobs(project, capsys):
 
 def test_rescue_renders_only_selected_entries_with_rows(project, capsys, monkeypatch):
     """A failure in one study once gave hundreds of figures without rows."""
-    names = ["tokenformer_growth", "denseformer_depth"]
+    names = ["tokenformer_cost", "denseformer_depth"]
     entries = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
     write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": entries}}})
     (project.root / "results/live/smoke").mkdir(parents=True)

@@ -42,7 +42,7 @@ def test_a_real_run_leaves_every_file_and_then_nothing_to_do(tiny):
     records = [json.loads((results / run / "run.json").read_text()) for run in RUNS]
     assert [record["status"] for record in records] == ["finished"] * 3
     assert records[2]["init"]["weights_sha256"] == records[1]["weights_sha256"]
-    assert {path.name for path in (tiny.root / "figures/live/smoke").iterdir()} >= {"tokenformer_growth.pdf"}
+    assert {path.name for path in (tiny.root / "figures/live/smoke").iterdir()} >= {"tokenformer_cost.pdf"}
     assert json.loads((results / "mlflow.json").read_text())["status"] == "off"
     assert tiny.to_do() == set()
 
@@ -56,9 +56,9 @@ def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn(tiny, monkey
             there.setitem(tiny.environment, "PYTHONPATH", str(elsewhere / "src"))
             there.setitem(tiny.environment, "XDG_CACHE_HOME", str(elsewhere / "cache"))
             assert tiny.to_do() == set()
-            figure = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
+            figure = elsewhere / "figures/live/smoke/tokenformer_cost.pdf"
             figure.unlink()
-            assert tiny.snakemake("--cores", "1", "--", "figures/live/smoke/tokenformer_growth.pdf").returncode == 0
+            assert tiny.snakemake("--cores", "1", "--", "figures/live/smoke/tokenformer_cost.pdf").returncode == 0
             assert figure.exists()
     finally:
         elsewhere.rename(home)
@@ -68,7 +68,7 @@ def test_a_figure_that_fails_keeps_its_files_fails_the_call_and_is_rendered_agai
     """The environment names a year beyond 9999, which no PDF can, so every figure fails and no table."""
     figures = tiny.root / "figures/live/smoke"
     pictures = {path: path.read_bytes() for path in figures.glob("tokenformer_*.png")}
-    (figures / "tokenformer_growth.csv").unlink()
+    (figures / "tokenformer_cost.csv").unlink()
     for _ in range(2):
         done = tiny.snakemake("--cores", "1", SOURCE_DATE_EPOCH="1000000000000")
         assert done.returncode == 1
@@ -76,11 +76,11 @@ def test_a_figure_that_fails_keeps_its_files_fails_the_call_and_is_rendered_agai
         assert "status says why; the same command renders them again" in done.stderr
         assert "warning: tokenformer_" in done.stderr
         assert {path: path.read_bytes() for path in pictures} == pictures
-        assert (figures / "tokenformer_growth.csv").read_text() == "source\n"
+        assert (figures / "tokenformer_cost.csv").read_text() == "source\n"
         assert len(list(figures.glob(".*.failed"))) == int(number)
-        assert "draw_tokenformer_growth" in tiny.to_do()
+        assert "draw_tokenformer_cost" in tiny.to_do()
     assert tiny.snakemake("--cores", "1").returncode == 0
-    assert (figures / "tokenformer_growth.csv").read_text().startswith("source,")
+    assert (figures / "tokenformer_cost.csv").read_text().startswith("source,")
     assert tiny.to_do() == set()
 
 

@@ -89,7 +89,12 @@ def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
 
 
 def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
-    families = {BLUE: "Tokenformer|grown|final size", GREEN: "decay", VERMILION: "h2o", ORANGE: "DenseFormer 1x1"}
+    families = {
+        BLUE: "Tokenformer|grown|final size|random keys",
+        GREEN: "decay",
+        VERMILION: "h2o",
+        ORANGE: "DenseFormer 1x1",
+    }
     policies, *others = (variant_styles()[axis] for axis in ("policy", "mixer", "projection"))
     for name in [*_STYLES, *policies, *(name.label for kinds in others for name in kinds.values())]:
         colour = plot_style(name)["color"]

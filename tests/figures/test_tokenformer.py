@@ -76,43 +76,6 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
     assert "| 0.200 [" in row, "grown with zero keys"
 
 
-def test_growth_is_shown_relative_to_the_parent_of_each_run(tmp_path):
-    for seed, shift in enumerate((0.0, 0.5)):
-        write_run(tmp_path, "long-matched-chosen", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift}, **tokenformer(1))
-        for run, start, final, rest in (
-            ("grown-random-sqrt-2", 5.1, 3.8, tokenformer(2) | grown("long-matched-chosen") | {"flops": 2e12}),
-            ("trained-on-2", 4.1, 3.9, tokenformer(1, init="long-matched-chosen", tokens=409_600, flops=2e12)),
-            ("trained-on-tokens-2", 4.1, 3.95, tokenformer(1, init="long-matched-chosen", flops=1e12)),
-        ):
-            write_run(tmp_path, run, seed, final + shift, {0: start + shift, 200: final + shift}, **rest)
-    draw_one("tokenformer_growth", tmp_path, tmp_path / "out")
-    rows = pd.read_csv(tmp_path / "out/tokenformer_growth.csv")
-    assert set(rows["parent"]) == {"long-matched-chosen"}
-    curves = rows.set_index("run")
-    assert curves.loc["trained-on-2", "loss_minus_parent_nats"].tolist() == pytest.approx([0.0, -0.2])
-    assert curves.loc["trained-on-2", "flops_of_stage"].tolist() == [0.0, 2e12]
-    assert curves.loc["grown-random-sqrt-2", "loss_minus_parent_nats"].tolist() == pytest.approx([1.0, -0.3])
-    labels = curves["label"].groupby("run").first().to_dict()
-    assert labels == {
-        "grown-random-sqrt-2": "grown as published",
-        "trained-on-2": "parent trained further, equal FLOPs",
-        "trained-on-tokens-2": "parent trained further, equal tokens",
-    }
-
-
-def test_growth_on_another_text_is_drawn_minus_the_first_loss_of_the_parent_trained_further(tmp_path):
-    novels = {"data": {"name": "novels", "fingerprint": "n" * 32}}
-    write_run(tmp_path, "long-matched-chosen", 0, 4.0, {0: 6.0, 10: 4.1}, **tokenformer(1))
-    for run, start, rest in (
-        ("annealed-random-sqrt-long", 9.0, tokenformer(2) | grown("long-matched-chosen")),
-        ("annealed-trained-on-long", 3.9, tokenformer(1, init="long-matched-chosen")),
-    ):
-        write_run(tmp_path, run, 0, 3.5, {0: start, 200: 3.7}, **rest | novels)
-    rows = load_declaration("tokenformer_growth").rows(Results(tmp_path), ("*",)).set_index("run")
-    assert rows.loc["annealed-random-sqrt-long", "loss_minus_parent_nats"].tolist() == pytest.approx([5.1, -0.2])
-    assert set(rows["stage"]) == {"long stage"}
-
-
 def test_figures_show_the_control_that_the_claims_use():
     claim = read_arms(ROOT, "overnight")["tokenformer"]["tokenformer-growth-beats-continuing"]
     control = claim.items["long"]["continued"].run
@@ -163,12 +126,8 @@ def test_a_chain_begins_with_its_first_model_and_includes_its_cost(tmp_path):
 
 
 def test_runs_without_their_parent_are_shown_alone(tmp_path):
-    for seed, run in ((0, "tokenformer-1"), (1, "grown-random-sqrt-2")):  # no seed in common
-        rest = grown("tokenformer-1") if run.startswith("grown") else {}
-        write_run(tmp_path, run, seed, 4.0, {0: 6.0, 10: 4.0}, **tokenformer(2) | rest)
-    assert load_rows(catalogue()["tokenformer_growth"], Results(tmp_path)).empty
-    write_run(tmp_path / "other", "grown-random-sqrt-2", 0, 4.0, {10: 4.0}, **tokenformer(2) | grown("tokenformer-1"))
-    rows = load_rows(catalogue()["tokenformer_cost"], Results(tmp_path / "other"))
+    write_run(tmp_path, "grown-random-sqrt-2", 0, 4.0, {10: 4.0}, **tokenformer(2) | grown("tokenformer-1"))
+    rows = load_rows(catalogue()["tokenformer_cost"], Results(tmp_path))
     assert set(rows.loc[rows["source"] == "ours", "run"]) == {"grown-random-sqrt-2"}
 
 

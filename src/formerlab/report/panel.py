@@ -93,7 +93,7 @@ class Panel:
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds details that only this panel has."""
     same_limits: Literal["", "x", "y"] = ""
-    """Axis with the same limits in all panels."""
+    """Axis with the same limits in all panels that ask for it."""
     published: Mapping[str, Any] | None = None
     """Settings of a second panel for the published rows; this panel then shows only our rows."""
 
@@ -245,11 +245,12 @@ def _figure(
 
 
 def _finish_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
-    """Give all panels the same limits if the first panel asks for it, then write the values beyond the limits."""
-    if same_limits := pairs[0][0].same_limits:
-        ends = [getattr(axes, f"get_{same_limits}lim")() for axes in figure.axes]
-        for axes in figure.axes:
-            axes.set(**{f"{same_limits}lim": (np.min(ends), np.max(ends))})
+    """Give the panels that ask for it the same limits, then write the values beyond the limits."""
+    alike = [axes for axes, (panel, _) in zip(figure.axes, pairs, strict=True) if panel.same_limits]
+    for letter in {panel.same_limits for panel, _ in pairs} - {""}:
+        ends = [getattr(axes, f"get_{letter}lim")() for axes in alike]
+        for axes in alike:
+            axes.set(**{f"{letter}lim": (np.min(ends), np.max(ends))})
     for axes, (panel, rows) in zip(figure.axes, pairs, strict=True):
         if panel.kind != "forest":
             note_off_scale(axes, panel, rows)

@@ -1,8 +1,9 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
-Colours are from the colour-blind palette of seaborn. The main variants have one colour in all figures: Transformers
-black, Tokenformers blue, DenseFormers orange, Decay green, H2O vermilion. Markers also differ between variants, and
-published values are hollow on a tinted background.
+The main variants have one hue in all figures: Transformers black, Tokenformers blue (light blue if grown with zero
+keys, pink if a parent is trained further), DenseFormers orange or brown, Hyper-Connections teal, Decay green (light
+green if half of the budget is recent), H2O vermilion, TOVA violet. Other variants are grey, with names or markers that
+differ. Settings of one variant are shades of its colour. Published values are hollow on a tinted background.
 """
 
 import textwrap
@@ -20,8 +21,7 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, TAN, RUST, LEAF, YELLOW, PINK = "#222222", "#B5651D", "#8C3B00", "#66A61E", "#D9B500", "#A0307A"
-VIOLET, GREY = "#6A51A3", "#595959"
+BLACK, GREY, TAN, RUST, LEAF, PINK = "#222222", "#595959", "#B5651D", "#8C3B00", "#66A61E", "#A0307A"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
 """The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text uses
 `ink(colour)`, a darker shade of the colour of its series.
@@ -67,20 +67,22 @@ def _style(colour: str, marker: str, line: str = "-") -> PlotStyle:
 
 _GROUPS = {
     "grown: random keys, tau sqrt(n); grown as published; grown, 30B a stage": _style(BLUE, "^"),
-    "grown: random keys, tau kept; random keys, tau kept; recurrent": _style(TAN, "s", "--"),
+    "grown: random keys, tau kept; random keys, tau kept": _style(BLUE, "s", "--"),
     "grown: zero keys, tau kept; grown with zero keys; by tokens, zero keys, tau kept": _style(SKY, "D"),
-    "grown: zero keys, tau sqrt(n); zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _style(VIOLET, "P"),
+    "grown: zero keys, tau sqrt(n); zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _style(
+        SKY, "P", "--"
+    ),
     "grown: random keys, tau sqrt(n), optimizer state kept; random keys, tau sqrt(n), optimizer state kept": _style(
-        YELLOW, "<", "--"
+        BLUE, "<", "--"
     ),
     "grown: zero keys, tau kept, optimizer state kept; zero keys, tau kept, optimizer state kept": _style(
-        PINK, ">", "--"
+        SKY, ">", "--"
     ),
     "grown: random keys, tau sqrt(n), old tokens frozen; random keys, tau sqrt(n), old tokens frozen": _style(
-        BROWN, "X", ":"
+        BLUE, "X", ":"
     ),
-    "grown: zero keys, tau kept, old tokens frozen; zero keys, tau kept, old tokens frozen": _style(GREY, "p", ":"),
-    "grown: Net2Net by padding; Net2Net by padding; in width by new blocks (the paper's Net2Net)": _style(TAN, "v"),
+    "grown: zero keys, tau kept, old tokens frozen; zero keys, tau kept, old tokens frozen": _style(SKY, "p", ":"),
+    "grown: Net2Net by padding; Net2Net by padding; in width by new blocks (the paper's Net2Net)": _style(GREY, "v"),
     "Tokenformer, trained further; parent trained further; parent trained further, equal FLOPs": _style(PURPLE, "*"),
     "final size from scratch, steps of the stage": _style(BLUE, "d", ":"),
     "final size from scratch; Tokenformer, not grown": _style(BLUE, "s"),
@@ -89,7 +91,7 @@ _GROUPS = {
     "DenseFormer 4x1": _style(BROWN, "v"),
     "DenseFormer 4x5": _style(RUST, "^"),
     "DenseFormer 2x3": _style("#B8860B", "D"),
-    "DenseFormer 2x1": _style(YELLOW, "P"),
+    "DenseFormer 2x1": _style("#D9B500", "P"),
     "DenseFormer 8x1": _style("#6B3E12", "d"),
     "DenseFormer 4x3": _style("#E0A030", ">"),
     "DenseFormer 4x8": _style(TAN, "<"),
@@ -97,7 +99,7 @@ _GROUPS = {
     "dynamic_cache": _style(GREY, "<"),
     "Decay, half recent": _style(LEAF, "o"),
     "h2o variant=local_statistics": _style(VERMILION, ">"),
-    "streaming_llm positions=reindexed": _style(YELLOW, "h"),
+    "streaming_llm positions=reindexed": _style("#A6A6A6", "h"),
     "Transformer, full budget; Transformer, 300B tokens": _style(BLACK, "o", "--"),
     "Transformer, tokens of a stage": _style(GREY, "X", ":"),
     "Transformer from scratch; Transformer, not grown; self-attention; main": _style(BLACK, "o"),
@@ -105,18 +107,18 @@ _GROUPS = {
     "grown, half the tokens; grown, 15B a stage": _style(BLUE, "v", ":"),
     "grown, twice the tokens; grown, 60B a stage": _style(BLUE, "P", "--"),
     "parent trained further, equal tokens": _style(PURPLE, "p", "--"),
-    "Transformer, 30B tokens": _style(GREY, "o", "--"),
-    "Net2Net (2015); in width by copies (Net2Net of 2015)": _style(BROWN, "P"),
-    "HyperCloning; in width by copies (HyperCloning)": _style(PINK, "X", "--"),
-    "convolution": _style(VIOLET, "^"),
-    "restricted": _style(PINK, "D"),
-    "important": _style(PURPLE, ""),
+    "Transformer, 30B tokens; recurrent": _style(GREY, "o", "--"),
+    "Net2Net (2015); in width by copies (Net2Net of 2015)": _style("#8C8C8C", "P"),
+    "HyperCloning; in width by copies (HyperCloning)": _style("#A6A6A6", "X", "--"),
+    "convolution": _style("#8C8C8C", "^"),
+    "restricted": _style("#B0B0B0", "D"),
+    "important": _style(PINK, ""),
     "unimportant": _style(BLACK, ""),
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
 and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""
 _STYLES = {name: style for names, style in _GROUPS.items() for name in names.split("; ")}
-_SPARE = (_style(YELLOW, "h"), _style(BROWN, "h"), _style(VIOLET, "h"))
+_SPARE = (_style(GREY, "h"), _style("#8C8C8C", "p"), _style("#B0B0B0", "H"))
 
 
 def plot_style(name: str) -> PlotStyle:
@@ -160,8 +162,8 @@ class Label(NamedTuple):
 
 def wrap(name: object, letters: int = EDGES[0]) -> str:
     """Wrap a name at `letters` characters, as in the labels of series."""
-    whole = {"break_on_hyphens": False, "break_long_words": False}
-    return "\n".join(textwrap.fill(line, letters, **whole) for line in str(name).split("\n"))
+    lines = str(name).split("\n")
+    return "\n".join(textwrap.fill(line, letters, break_on_hyphens=False, break_long_words=False) for line in lines)
 
 
 def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) -> None:

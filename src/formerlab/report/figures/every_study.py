@@ -100,7 +100,7 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
     """
     specs = [flatten({"spec": record["spec"]}) for record in first_records]
     panels, variants = [_panel_label(record, scale, width) for record in first_records], map(variant_label, specs)
-    plain = [PLAIN.get(record["study"], {}).get(spec.get("spec.model.norm.kind"), TRANSFORMER)
+    plain = [PLAIN.get(record["study"], {}).get(str(spec.get("spec.model.norm.kind")), TRANSFORMER)
              for record, spec in zip(first_records, specs, strict=True)]  # fmt: skip
     labels = DataFrame({"panel": panels, "variant": list(variants)})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
@@ -123,14 +123,13 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
-    """Add plot styles. The series `by` of a variant in a panel have its colour, from dark to light, and different
-    markers.
-    """
+    """Add plot styles. The series `by` of one colour in a panel have different shades and markers."""
     series = rows.dropna(subset=by).drop_duplicates(["panel", by])[["panel", "variant", by]]
-    of_variant = series.groupby(["panel", "variant"])[by]
-    nth, counts = of_variant.cumcount(), of_variant.transform("size")
-    shades = [to_hex(sns.light_palette(plot_style(name)["color"], count + 3, reverse=True)[at])
-              for name, at, count in zip(series["variant"], nth, counts, strict=True)]  # fmt: skip
+    colours = series["variant"].map(lambda name: plot_style(name)["color"])
+    of_colour = series.groupby(["panel", colours])[by]
+    nth, counts = of_colour.cumcount(), of_colour.transform("size")
+    shades = [to_hex(sns.light_palette(colour, count + 3, reverse=True)[at])
+              for colour, at, count in zip(colours, nth, counts, strict=True)]  # fmt: skip
     series = series.assign(_color=shades, _linestyle="-", _marker=nth.sub(1).map(dict(enumerate("^Dv>s"))))
     return rows.merge(series, "left", ["panel", "variant", by])
 
@@ -239,7 +238,7 @@ HIGHEST = 0.05
 
 def _mark_cut_points(axes: Axes, rows: DataFrame) -> None:
     """Write the values of points above HIGHEST at the upper edge of the panel, in the colours of their lines."""
-    ends = rows["_thousandths"].agg(["min", "max"]) * (0.8, 1.25)
+    ends = 0.8 * rows["_thousandths"].min(), 1.25 * rows["_thousandths"].max()
     axes.set(xlim=ends, ylim=(-0.1 * HIGHEST, 1.75 * HIGHEST), yticks=np.linspace(0, HIGHEST, 3))
     cut = rows[rows["part"].eq("mean") & rows["_distance"].gt(HIGHEST)].sort_values("_distance", ascending=False)
     for column, (_, points) in enumerate(cut.groupby("_thousandths")):

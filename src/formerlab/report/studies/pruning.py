@@ -10,9 +10,9 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.quantity import MIN_UNITS
 from formerlab.report.names import RELEASED_NAMES, variant_styles
-from formerlab.report.runs import estimate, seed_count
+from formerlab.report.runs import seed_count
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weighted_means
+from formerlab.statistics import bootstrap_means, mean_ends, weighted_means
 
 _POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
@@ -229,11 +229,6 @@ def pruning_sample(rows: DataFrame) -> str:
     return "one model" if released else seed_count(rows["seeds"])
 
 
-MASK_METRICS = (
-    *("early_share", "early_share_10", "mean_position"),
-    *("distance_to_ideal", "distance_to_ideal_without_first"),
-)
-
 _DECODE_KEYS = ["run", "sequences", "length"]
 
 
@@ -271,14 +266,3 @@ def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFram
 def budget_text(budget: float, of: str = "") -> str:
     """Return the budget of a pruned cache in words; the suffix `of`, such as ` of the tokens`, follows a percentage."""
     return f"{100 * budget:g} %{of}" if budget < 1 else f"{budget:g} entries"
-
-
-def mask_metrics(rows: DataFrame) -> DataFrame:
-    """Return a row per configuration and mask metric, with the mean and its 95 % interval."""
-    table, rows = [], rows[rows["metric"].isin(MASK_METRICS)]
-    for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
-        grid = block.pivot(index="seed", columns="window", values="value").dropna(axis=1).to_numpy()
-        interval = over_examples(grid, resamples=2000)
-        cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
-        table.append(cells | estimate("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
-    return label_and_sort(DataFrame(table)).assign(source="ours")

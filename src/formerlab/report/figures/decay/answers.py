@@ -81,12 +81,12 @@ _draw_accuracy = layout(
 
 def draw_accuracy(data: DataFrame) -> Figure:
     """Draw Decay minus H2O for all models above, and the policies minus the full cache below."""
+    data = data.assign(_marker=data["_model"].map({"LLaMA-2-7B-chat": "D", "OPT-2.7B": "^"}).fillna("s"))
     pairs = data[data["policy"].eq("decay") | data["source"].eq("published") & data["series"].eq("Decay")]
-    markers = pairs["_model"].map({"LLaMA-2-7B-chat": "D", "OPT-2.7B": "^"})
     levels = data[data["_name"].eq(_MEAN)].dropna(subset="_series")
     models = levels["_model"].str.replace("-Instruct", "").str.replace("-chat", "")
     levels = levels.assign(_panel="level", _name=levels["_series"] + ", " + models)
-    return _draw_accuracy(pd.concat([pairs.assign(_panel="pair", _marker=markers), levels], ignore_index=True))
+    return _draw_accuracy(pd.concat([pairs.assign(_panel="pair"), levels], ignore_index=True))
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=draw_accuracy)

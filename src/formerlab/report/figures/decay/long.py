@@ -18,7 +18,7 @@ from formerlab.report.studies.pruning import (
     label_and_sort,
     model_label,
 )
-from formerlab.report.style import GREY, VIOLET, WIDEST
+from formerlab.report.style import BLACK, GREY, WIDEST
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -89,7 +89,7 @@ def draw_passkey(data: DataFrame) -> Figure:
     """Draw a heat map per position of the number, with a row per policy and a column per length of the text."""
     names, depths = data["_series"].unique(), sorted(data["depth"].unique())
     caches = f"caches of {' or '.join(_sizes(data))} of the text; " * bool(_sizes(data))
-    note = (f"n = {data['numbers'].max()} number in each cell, no intervals; {caches}violet, {TICK} and the counts: "
+    note = (f"n = {data['numbers'].max()} number in each cell, no intervals; {caches}black, {TICK} and the counts: "
             "numbers found, that is, each token was the most probable one.")  # fmt: skip
     figure = Figure((WIDEST, 1.4 + 0.2 * len(names)), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
@@ -102,7 +102,7 @@ def draw_passkey(data: DataFrame) -> Figure:
         last = depth == depths[-1]
         bar = {"label": "log-probability of the\nnumber (nats, 0: certain)"} if last else None
         sns.heatmap(numbers, vmin=lowest, vmax=0, cmap=PALE, ax=axes, cbar=last, linewidths=1, cbar_kws=bar)
-        sns.heatmap(numbers, mask=ticks.ne(TICK), cmap=[VIOLET], annot=ticks, fmt="", ax=axes, cbar=False, linewidths=1)
+        sns.heatmap(numbers, mask=ticks.ne(TICK), cmap=[BLACK], annot=ticks, fmt="", ax=axes, cbar=False, linewidths=1)
         axes.set(title=f"Number at {100 * depth:.0f} %", xlabel="text (k tokens)", ylabel="")
         axes.set_xticklabels([f"{length:g}" for length in numbers], rotation=0)
         axes.tick_params(left=False)
@@ -113,7 +113,7 @@ def draw_passkey(data: DataFrame) -> Figure:
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Retrieval of a number from a long and monotonous text (passkey retrieval, arXiv:2305.16300), by policy. The
     number occurs once and is asked for at the end of the text. Greys are its log-probability by policy and length of
-    the text, with a panel for each position of the number. A violet cell is a number that was found: every token is the
+    the text, with a panel for each position of the number. A black cell is a number that was found: every token is the
     most probable one. The label of a policy counts them over all panels. A policy must retain the number before it
     reads the question. To see: which rows look like the full cache, which is the bound, and whether a number inside a
     window of recent tokens is found because of its position.

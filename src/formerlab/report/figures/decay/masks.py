@@ -1,21 +1,17 @@
-"""Retained keys and the scores that select them (Decay article, Fig 3 and 5; A2SF, arXiv:2407.20485, Table 2)."""
+"""Retained keys and the scores that select them (Decay article, Fig 3 and 5)."""
 
-from functools import partial
-
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
-from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, layout
-from formerlab.report.published import A2SF, published
 from formerlab.report.studies.pruning import (
     PUBLISHED_ALPHA,
     budget_text,
     first_model_rows,
     label_and_sort,
-    mask_metrics,
     pruning_sample,
 )
 from formerlab.report.style import GREEN, GREY, PINK
@@ -60,59 +56,6 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     return label_and_sort(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
 
-_LEVELS = {"local": "Local", "streaming_llm": "StreamingLLM", "h2o": "H2O", "tova": "TOVA"}
-_ALPHAS = {PUBLISHED_ALPHA: f"Decay {PUBLISHED_ALPHA}", 1.0: "plain sum"}
-EVEN = 0.4
-"""Fraction of the keys from the first 40 % of the positions if the selection is even."""
-_EARLY, _DISTANCE = "early_share", "distance_to_ideal"
-_bias = partial(Panel, "value", "_name", by="_name", kind="forest")
-_distance = partial(_bias, log="x", xlabel="1 - cosine similarity")
-
-
-@plot(reads="prune_masks.csv", runs="decoder released-* masks-*", draw=layout(
-    _bias(where={"metric": _EARLY, "_cache": 0.4}, title="From the first 40 %, cache of 40 %",
-          xlabel="fraction of the retained keys",
-          finish=lambda axes, _: axes.axvline(EVEN, color=GREY, linestyle=":", linewidth=1)),
-    _distance(where={"metric": _DISTANCE, "_cache": 0.4}, title="Distance to Ideal, cache of 40 %"),
-    _distance(where={"metric": _DISTANCE, "_cache": 0.2}, title="Distance to Ideal, cache of 20 %"),
-    Panel("alpha", "value", by="_curve", where={"metric": _DISTANCE, "_cache": 0.2}, title="Decay, cache of 20 %",
-          log="y", name="none", xlabel="forgetting factor alpha", ylabel="1 - cosine similarity", finish=mark_alpha),
-    notes=lambda rows: [f"{pruning_sample(rows)}; {rows['windows'].max():.0f} windows for Local, H2O and Decay "
-                        f"{PUBLISHED_ALPHA} if they were run on them, otherwise {rows['windows'].min():.0f}; unpruned "
-                        "attention; bars: 95 % interval over windows; dotted: an even selection of keys, alpha 0.2."],
-    columns=2, height=1.6, order="source _rank alpha"
-))  # fmt: skip
-def decay_bias(results: Results, runs: list[str]) -> DataFrame:
-    """Keys that a cache retains: the fraction of them from the first 40 % of the text, and the distance of the
-    attention rows to the rows of the ideal selection (1 - cosine similarity), which no cache can make. Decay has no
-    recent part; its plain sum is alpha 1. Dotted lines: an even selection of keys, and the published alpha of 0.2.
-    Hollow: A2SF (arXiv:2407.20485, a later form of Decay), Table 2, LLaMA-2-7B at 20 %, mean of four suites; compare
-    the order of its policies and not their values. To see: whether the plain sum retains the start of the text and
-    Decay does not, and which policies are nearest to Ideal. The CSV has further budgets and measures.
-    """
-    rows = results.rows("prune_masks.csv", STUDY, runs)
-    model = first_model_rows(rows)["run"].iloc[0]
-    rows = mask_metrics(rows[rows["run"].eq(model) | rows["run"].str.startswith("masks-")])
-    caches = {min(rows["budget"].unique(), key=lambda budget: abs(budget - wanted)): wanted for wanted in (0.2, 0.4)}
-    shown = rows["policy"].ne("decay") | rows["recent"].eq(0)
-    names = rows["policy"].map(_LEVELS).fillna(rows["alpha"].map(_ALPHAS)).where(shown)
-    most = rows.groupby([names, "budget", "metric"])["windows"].transform("max")
-    rows = rows.assign(
-        _name=names.where(rows["windows"].eq(most)),
-        _curve=rows["policy"].where(rows["policy"].eq("decay") & shown & rows["run"].eq(model)),
-        _cache=rows["budget"].map(caches),
-        _rank=names.map([*_LEVELS.values(), *_ALPHAS.values()].index, na_action="ignore"),
-        _style=rows["policy"].mask(rows["alpha"].eq(1), "main"),
-    )
-    theirs = published(A2SF, "Table 2")
-    theirs = theirs[theirs["setting"].str.contains("average")]
-    names, cosine = theirs["model"].str.replace("(alpha=", " ").str.rstrip(")"), theirs["value"].astype(float)
-    kinds = names.str.split().str[0].str.lower().replace("a2sf", "decay")
-    theirs = DataFrame({"run": "LLaMA-2-7B", "configuration": names, "budget": 0.2, "cosine": cosine, "_cache": 0.2,
-                        "source": "published", "metric": _DISTANCE, "value": 1 - cosine, "_style": kinds})  # fmt: skip
-    return pd.concat([rows, theirs.assign(_name=names + ", published")], ignore_index=True)
-
-
 LOWEST = 1e-5
 """Lower limit of plotted bands of scores, because the axis is logarithmic."""
 
@@ -136,7 +79,7 @@ def draw_scores(data: DataFrame) -> Figure:
               xlabel=position, ylabel="missed (%)"),
         Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, facet="_alpha",
               log="y", name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (mean of attention)",
-              finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
+              finish=lambda axes, rows: axes.set(ylim=(LOWEST, 0.1), yticks=np.logspace(-5, -1, 5))),
         notes=lambda rows: [f"{pruning_sample(rows)}; left: means over {SMOOTHED} queries, without "
                             "intervals; middle and right: means, bands: middle 80 % of the tokens, cut at 1e-5."],
         columns=3, height=1.9,

@@ -1,5 +1,7 @@
 """Structure, weights and flow of averages over depth (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -7,7 +9,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.catalogue import plot
+from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, load_runs, seed_count, summarize
@@ -166,20 +168,26 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     return rows.merge(deepest[["run", "variant", "layers"]], on="run")
 
 
+_blocks = partial(Panel, "place", kind="band", where={"measure": COSINE, "part": "mean"}, ticks="{:.0f}".format,
+                  xlabel="block")  # fmt: skip
+
+
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
-    Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on", name="legend",
-          ticks="{:.0f}".format, xlabel="block", ylabel="cosine of the output\nwith the embedding"),
-    Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Smallest weights dropped",
-          xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)", name="legend",
-          finish=lambda axes, _: axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1))
+    _blocks("_cosine", title="What each block passes on", name="legend",
+            ylabel="cosine of the output\nwith the embedding"),
+    _blocks("minus_plain", title="Minus Transformer, paired", name="none", zero=0.0, ylabel="cosine difference"),
+    Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Smallest weights dropped", zero=0.0,
+          xlabel="fraction of the\nmixing weights dropped", ylabel="added loss\n(nats per token)", name="none",
+          outlier_factor=2.0, finish=lambda axes, _: axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1)),
+    columns=3, height=1.7
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
     the embedding X_0, for the deepest models that were measured, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622).
-    To see: how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of
-    its depth and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights
-    are dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 % (dotted). The paper
-    prints no numbers.
+    Middle: the same minus the Transformer, paired by seed. To see: how much of the embedding remains after each block;
+    in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves it early. Right:
+    increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7; in the paper
+    perplexity rises sharply beyond 15 % (dotted). The paper prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -188,12 +196,18 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
     table = summarize(rows, "value", keys)
     table.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
-    return table
+    plain = rows.loc[rows["variant"] == TRANSFORMER, "run"].unique()
+    others = {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
+    minus = summarize(rows[rows["measure"] == COSINE], "value", ["run", "measure", "place"], others, "minus_plain")
+    ends = expand_columns("minus_plain[]")
+    minus = minus[minus["part"] == "mean"].reindex(columns=["run", "measure", "place", "part", *ends])
+    table = table.merge(minus, "left", ["run", "measure", "place", "part"])
+    return table.assign(_cosine=table["value"].where(table["measure"] == COSINE))
 
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
     Panel("place", "_minus_plain", by="_series", kind="band", facet="matrix", name="legend",
-          xlabel="rank (fraction of all)", same_limits="y", zero=0.0,
+          xlabel="rank (fraction of all)", same_limits="y", share_y=True, zero=0.0,
           ylabel="singular value / largest,\nminus Transformer"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.3
 ))  # fmt: skip

@@ -26,7 +26,7 @@ from formerlab.report.runs import (
     summarize,
     with_seeds,
 )
-from formerlab.report.style import GREY, NARROW
+from formerlab.report.style import GREY, NARROW, ink, plot_style
 from formerlab.report.tables import denseformer as tables
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -41,29 +41,38 @@ def _pooled(rows: DataFrame, results: Results, a: str, b: str, name: str) -> Dat
     return rows.join(pairs[[f"{name}_pooled_low", f"{name}_pooled_high"]])
 
 
+_depth = partial(Panel, "layers", by="_series", style="variant", xlabel="depth (blocks)", ticks="{:.0f}".format)
+
+
 @plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("layers", "_loss", by="_series", style="variant", name="legend", title="Loss, {_text}",
-          xlabel="depth (blocks)", ticks="{:.0f}".format, ylabel="held-out loss\n(nats per token)",
-          published={"y": "perplexity", "ylabel": "perplexity", "title": "Table 1"}),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); intervals of differences are in denseformer_gain."],
-    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=2, height=1.8
+    _depth("_loss", where={"source": "ours", "part": "mean"}, title="Loss, {_text}", name="legend",
+           ylabel="held-out loss\n(nats per token)"),
+    _depth(_GAIN, where={"source": "ours", "part": "mean"}, title="Gain, paired by seed", name="none", zero=0.0,
+           ylabel="plain minus DenseFormer\n(nats per token)"),
+    _depth("_loss", where={"source": "published"}, title="Table 1", name="legend", ylabel="ln perplexity"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bars of the gain: thick, 95 % interval as used for verdicts; "
+                        "thin, Student t of these seeds."],
+    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=3, height=1.7
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622); k x p is dilation k and period p. Schemes of a single depth are left out if others have more;
-    denseformer_gain has the differences. To see: which depth the plain Transformer needs to reach the loss of a
-    DenseFormer. If the plain line does not fall with depth, part of the gain is easier optimisation. Published: 378 to
-    676 million parameters (OWT2, 40k steps).
+    """Held-out loss of plain Transformers and DenseFormers against depth, and the gain of the DenseFormer of the same
+    depth, after Table 1 of DenseFormer (arXiv:2402.02622). Schemes of a single depth are left out if others have more.
+    To see: which depth the plain Transformer needs to reach the loss of a DenseFormer, and whether the gain grows with
+    depth. If the plain line does not fall with depth, part of the gain is easier optimisation. Published: 378 to 676
+    million parameters (OWT2, 40k steps).
     """
     losses = comparable_losses(results, STUDY, runs)
-    means = means_by_run(losses).sort_values(["variant", "layers"])
-    ours = with_seeds(means, losses, ("source", "variant", "layers"))
+    gains = tables.gains(results, runs)[["run", "plain", *expand_columns(f"{_GAIN}[]")]]
+    means = means_by_run(losses).sort_values(["variant", "layers"]).merge(gains, "left", "run").assign(part="mean")
+    ours = with_seeds(_pooled(means, results, "plain", "run", _GAIN), losses, ("source", "variant", "layers"))
     rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
     texts = data_set_labels(rows["run"].map(losses.drop_duplicates("run").set_index("run")["data.name"]), results.scale)
     main, published = str(texts.value_counts().idxmax()), rows["source"].eq("published")
     depths = rows.groupby([texts, "variant"], dropna=False)["layers"].transform("nunique")
-    plotted = published | texts.eq(main) & (depths.gt(1) | (depths[~published].max() == 1))
-    return rows.assign(_text=main, _series=rows["variant"].where(plotted), _loss=rows["loss_nats"])
+    plotted = texts.eq(main) & (depths.gt(1) | (depths[~published].max() == 1))
+    plotted |= published & rows["variant"].isin(set(rows.loc[plotted, "variant"]))
+    loss = rows["perplexity"].astype(float).map(np.log)
+    return rows.assign(_text=main, _series=rows["variant"].where(plotted), _loss=loss)
 
 
 def _front(speed: "Series[float]", loss: "Series[float]") -> list[bool]:
@@ -74,24 +83,29 @@ def _front(speed: "Series[float]", loss: "Series[float]") -> list[bool]:
     return [not any((s >= a and v < b) or (s > a and v <= b) for s, v in points) for a, b in points]
 
 
-def _mark_front(axes: Axes, rows: DataFrame) -> None:
-    """Write the depth beside each plain Transformer, and draw the Pareto front."""
+def _name_points(axes: Axes, rows: DataFrame) -> None:
+    """Write the scheme or the depth beside each point, and draw the Pareto front of the published models."""
     points = rows[rows["part"] == "mean"].sort_values("_slower")
-    plain = points[points["variant"] == TRANSFORMER]
-    for layers, x, y in plain[["layers", "_slower", _GAIN]].itertuples(index=False, name=None):
-        axes.annotate(f"{layers:.0f}", (x, y), (5, -9), textcoords="offset points", ha="center", color=GREY, fontsize=7)
-    front = points[points["front"].astype(bool)]
-    axes.step(front["_slower"], front[_GAIN], where="post", color=GREY, linewidth=3, alpha=0.3, zorder=0)
+    for name, layers, x, y in points[["variant", "layers", "_slower", _GAIN]].itertuples(index=False, name=None):
+        words, at, side = name.removeprefix(f"{DENSEFORMER} "), (5, 5), "left"
+        if name == TRANSFORMER:
+            words, at, side = (f"{layers:.0f}", (4, -9), "left") if x else (f"plain, {layers:.0f}", (-4, -10), "right")
+        elif points["source"].eq("published").all() and "x" in words:
+            at, side = (-4, -8 if words.endswith("5") else 4), "right"
+        axes.annotate(words, (x, y), at, textcoords="offset points", fontsize=7, ha=side,
+                      color=ink(plot_style(name)["color"]))  # fmt: skip
+    axes.margins(x=0.18)
+    front = points[points["front"].astype(bool) & points["source"].eq("published")]
+    axes.step(front["_slower"], front[_GAIN], where="post", color=GREY, linewidth=0.8, linestyle="--", zorder=0)
 
 
 @plot(reads="test.csv speed.csv", draw=layout(
-    Panel("_slower", _GAIN, by="variant", name="legend", zero=0.0, finish=_mark_front, title="{_base} blocks, {_text}",
+    Panel("_slower", _GAIN, by="variant", name="none", zero=0.0, finish=_name_points, title="{_base} blocks, {_text}",
           xlabel="time of a forward pass\n(% more than plain, {_base} blocks)",
-          ylabel="gain over plain\n(nats per token)", published={"title": "Table 1", "ylabel": ""}),
+          ylabel="gain over plain\n(nats per token)", published={"title": "Table 1, 48 and 72 blocks", "ylabel": ""}),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars of the gain: 95 % intervals, thick as in verdicts, "
-                        "thin Student t over these seeds; bars of the time: quartiles; published: 48 and 72 blocks, or "
-                        "as written; grey line: Pareto front."],
-    height=1.8
+                        "thin Student t over these seeds; bars of the time: quartiles; dashed: Pareto front."],
+    height=2.0
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Gain in held-out loss against the time of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622).

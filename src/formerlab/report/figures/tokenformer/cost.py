@@ -21,6 +21,7 @@ from formerlab.report.runs import (
     GROWN,
     TOKENFORMER,
     TRAINED_FURTHER,
+    TRANSFORMER,
     differences,
     format_count,
     held_out_losses,
@@ -68,67 +69,79 @@ def _join_to_parents(axes: Axes, rows: DataFrame) -> None:
 
 
 def _name_stages(axes: Axes, rows: DataFrame) -> None:
-    """Join runs to their parents, and name the lengths of the stages above their points, the sizes of Transformers, and
-    the FLOPs of a grown model relative to a Transformer of equal loss.
+    """Join runs to their parents, name the lengths of the stages and the sizes of Transformers, and draw the cost of a
+    Transformer of equal loss with its interval.
     """
     _join_to_parents(axes, rows)
-    write = partial(axes.annotate, textcoords="offset points", ha="center", color=GREY, fontsize=7)
+    write = partial(axes.annotate, textcoords="offset points", color=GREY, fontsize=7)
     for length in LENGTHS:
         points = rows[rows["run"].str.endswith(f"-{length}") & rows["parent"].notna()]
         if len(points):
-            top = points["loss_nats_high"].fillna(points["loss_nats"]).max()
-            write(length, (points["_at"].max(), top), (0, 3))
+            axes.axvline(points["_at"].mean(), color=GREY, linestyle=":", linewidth=0.8, zorder=0)
+            write(length, (points["_at"].mean(), 0), (3, 3), xycoords=("data", "axes fraction"))
     for point in rows[rows["series"].eq(_LOWEST)].to_dict("records"):
-        words = format_count(point["parameters_non_embedding"]) + ",\none seed" * (point["seeds"] == 1)
-        write(words, (point["_at"], point["loss_nats"]), (-5, -2), ha="right", va="top")
-        axes.set_xlim(left=min(axes.get_xlim()[0], 0.5 * point["_at"]))
-    for x, y, ratio in rows[["_at", "loss_nats", "_ratio"]].dropna().to_numpy(float):
-        axes.annotate("", (x / ratio, y), (x, y), arrowprops={"arrowstyle": "->", "color": GREY, "shrinkB": 0})
-        write(f"{ratio:.1f}x", (x / ratio**0.5, y), (0, 2))
+        write(format_count(point["parameters_non_embedding"], 3), (point["_at"], point["loss_nats"]), (4, 5))
+    for x, y, *ratio in rows[["_at", "loss_nats", *_RATIO]].dropna().to_numpy(float):
+        axes.plot([x / ratio[2], x / ratio[1]], [y, y], color=GREY, linewidth=4.5, alpha=0.35, zorder=0)
+        axes.plot(x / ratio[0], y, "|", color=GREY, markersize=9)
+        words = "cost, relative to a Transformer\nof equal loss: {:.1f} [{:.1f}, {:.1f}]".format(*ratio)
+        write(words, (x / ratio[2], y), (0, -5), va="top")
 
 
 _LOWEST = "Transformer from scratch"
 
 
-def _costs(label: str) -> Callable[[DataFrame], Figure]:
-    """Return a function that plots our points against `_tera`, and the published points against TPU hours."""
-    hours = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    panel = _loss_panel("_tera", by="_series", log="x", xlabel=label, finish=_name_stages, name="inside",
-                        published=hours)  # fmt: skip
-    return layout(panel, columns=1, height=2.5, width=NARROW)
+_RATIO = ["_ratio", "_ratio_low", "_ratio_high"]
 
 
-@plot(reads="test.csv", within_regime=True, draw=_costs("training cost with all ancestors (TFLOP)"))
+def _costs(x: str, label: str, hours: str, hours_label: str) -> Callable[[DataFrame], Figure]:
+    """Return a function that plots our points against `x`, and the published points against `hours`."""
+    published = {"x": hours, "xlabel": hours_label, "title": "124M to 1.4B parameters", "ylabel": ""}
+    panel = _loss_panel(x, by="_series", xlabel=label, finish=_name_stages, name="inside", published=published)
+    return layout(panel, height=2.8)
+
+
+@plot(reads="test.csv", within_regime=True, draw=_costs(
+    "_relative", "training cost with all ancestors\n(FLOPs, largest Transformer = 1)",
+    "_relative", "training cost\n(TPU v4 hours, largest Transformer = 1)",
+))  # fmt: skip
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168): above in FLOPs of
-    matrix products and attention, below in TPU hours. The cost of a grown model includes all its ancestors; the
-    Tokenformer from scratch has the FLOPs of the chain of the long stage. Lines join the parent, at the upper left, to
-    the runs that started from it, which are named by the length of their stage; marks of equal cost are shifted
-    sideways. The black line joins the Transformers from scratch with the lowest loss at their cost, with their
-    parameters. The arrow is the cost of the grown model after the long stage relative to a Transformer of equal loss.
-    To see: growing saves cost if its mark is left of the black line, and helps if it is below the parent that was
-    trained further, at equal FLOPs. Growth with zero keys, and all Transformers, are in tokenformer_scaling. The
-    published models are a thousand times larger, and their Transformers are single models, so only the shape compares.
-    If the learning rates of some runs fell to zero, only these runs are shown. All losses are on one test text.
+    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), relative to the cost
+    of the largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The
+    cost of a grown model includes all its ancestors; the Tokenformer from scratch has the FLOPs of the chain of the
+    long stage. Lines join the parent to the runs that started from it, after a short, medium or long stage; marks of
+    equal cost are shifted sideways. The black line joins the Transformers from scratch with the lowest loss at their
+    cost, with their parameters; a mark without a bar is one seed. The grey bar is the cost of a Transformer with the
+    loss of the model that grew in the long stage, with the interval of the verdict (extrapolated beyond 1). To see:
+    growing saves cost if its mark is left of the black line, and helps if it is below the parent that was trained
+    further, at equal FLOPs. Growth with zero keys, and all Transformers, are in tokenformer_scaling. The published
+    models are a thousand times larger, and their Transformers are single models. If the learning rates of some runs
+    fell to zero, only these runs are shown. All losses are on one test text.
     """
-    ours, losses = series_points(results, runs).assign(_ratio=np.nan), fully_annealed_losses(results, runs)
+    ours, losses = series_points(results, runs), fully_annealed_losses(results, runs)
+    ours[_RATIO] = np.nan
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
         ours = pd.concat([ours, lowest.reindex(columns=ours.columns)], ignore_index=True)
-        ratios = tokenformer_envelope.rows(results, runs).set_index("run")["flops_ratio"]
-        longest = ours["run"].eq("annealed-random-sqrt-long") & ours["part"].eq("mean")
-        ours["_ratio"] = ours["run"].map(ratios).where(longest)
-    return _with_published(
-        ours.assign(_tera=ours["flops_cumulative"] / 1e12),
+        ratios = tokenformer_envelope.rows(results, runs).set_index("run").query("run == 'annealed-random-sqrt-long'")
+        for name, end in zip(_RATIO, ("", "_pooled_low", "_pooled_high"), strict=True):
+            ours[name] = ours["run"].map(ratios[f"flops_ratio{end}"]).where(ours["part"] == "mean")
+    rows = _with_published(
+        ours,
         ("Fig 3", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 3", "grown, 60B a stage"),
         ("Fig 3", "grown, 30B a stage"),
         ("Fig 3", "grown, 15B a stage"),
     )
+    cost = rows["flops_cumulative"].fillna(rows["tpu_v4_hours"])
+    largest = cost.where(rows["variant"].eq(TRANSFORMER) | rows["run"].str.startswith(TRANSFORMER))
+    return rows.assign(_relative=cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan))
 
 
-@plot(reads="test.csv", needs="transformer-short-* grown-random-sqrt-3", draw=_costs("cost of the stage (TFLOP)"))
+@plot(reads="test.csv", needs="transformer-short-* grown-random-sqrt-3", draw=_costs(
+    "_tera", "cost of the stage (TFLOP)", "tpu_v4_hours", "training cost (TPU v4 hours)",
+))  # fmt: skip
 def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): the cost
     of a size if the smaller model exists. To see: a grown model against the Transformer that is trained from scratch on
@@ -137,7 +150,7 @@ def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     """
     points = series_points(results, runs, with_parents=False)
     return _with_published(
-        points.assign(_tera=points["flops"] / 1e12, _ratio=np.nan),
+        points.assign(_tera=points["flops"] / 1e12, **dict.fromkeys(_RATIO, np.nan)),
         ("Fig 4", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 4", "grown, 30B a stage"),

@@ -1,18 +1,18 @@
 """Layers of a Tokenformer, their growth and their FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
 
-from functools import partial
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import format_count, lineage
+from formerlab.report.runs import TOKENFORMER, format_count, lineage
 from formerlab.report.studies.tokenformer import Shape, model_shape
-from formerlab.report.style import BLACK, BLUE, SKY, TAN, VIOLET, WIDEST, arrow, box
+from formerlab.report.style import BLACK, BLUE, WIDEST, arrow, box
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -20,7 +20,7 @@ STAGES = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
 PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
 """Formulas of score functions. Other score functions are shown by name."""
-_COLOURS = (BLUE, SKY, VIOLET, TAN)
+_COLOURS = sns.light_palette(BLUE, 5, reverse=True)
 _PATTENTION = {"facecolor": "#d9d9d9"}
 _PLAIN = {"facecolor": "white"}
 _ROWS = 4
@@ -128,24 +128,21 @@ LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """Size, width of the Transformer, and parameter tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper).
 """
-_length_panel = partial(Panel, "length", by="_series", log="xy", kind="band", xlabel="length of the text (tokens)",
-                        ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")  # fmt: skip
 
 
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
-    _length_panel("_per_token", ylabel="forward FLOPs per token", title="Formula: {setting}",
-                  published={"title": "formula, sizes of Table 8"}),
-    _length_panel("flops_relative", where={"family": "Tokenformer"}, zero=1.0, log="x",
-                  ylabel="FLOPs relative to the\nTransformer of equal size", title="Below 1, it costs less",
-                  published={"title": "below 1, it costs less"}),
-    notes=lambda _: ["Computed from the formula, not measured; d is the width."], height=1.9
+    Panel("length", "flops_relative", by="_series", where={"family": "Tokenformer"}, zero=1.0, log="x", kind="band",
+          xlabel="length of the text (tokens)", ylabel="FLOPs relative to the\nTransformer of equal size",
+          ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
+          published={"title": "sizes of Table 8", "ylabel": ""}),
+    notes=lambda _: ["Computed from the formula, not measured; d is the width; below 1, it costs less."], height=1.9
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
-    (arXiv:2410.23168), plotted per token so that the lines separate. The values are computed from the formula and not
-    measured, without the logits, with the full square of attention. Below: the same relative to the Transformer of
-    equal parameters. To see: at equal parameters, growing in width increases the token-token term of a Transformer, and
+    (arXiv:2410.23168), of Tokenformers of fixed width relative to Transformers of equal parameters. The values are
+    computed from the formula and not measured, without the logits, with the full square of attention; the CSV has those
+    of both families. To see: at equal parameters, growing in width increases the token-token term of a Transformer, and
     a Tokenformer of fixed width keeps it; the two separate where that term dominates. A Transformer that grew only its
     feed-forward layer would keep the term too. The Transformer of the size of the largest Tokenformer was not trained;
     its width follows from 12 L d^2 parameters. Published: the sizes of Table 8 with 12 layers, whose widths follow from
@@ -176,18 +173,12 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     )
     of_transformers, keys = rows[rows["family"] == "Transformer"], ["source", "size", "length"]
     level = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]
-    dashed = rows["family"].eq("Transformer")
     return rows.assign(
         flops_relative=rows["flops"] / level.reindex(rows.set_index(keys).index).to_numpy(),
-        _series=rows["family"] + " " + rows["size"] + ", d " + rows["width"].astype(str),
-        _per_token=rows["flops"] / rows["length"],
+        _series=rows["size"] + ", d " + rows["width"].astype(str),
+        _style=TOKENFORMER,
+        _marker=rows.groupby("source")["size"].transform(
+            lambda sizes: ["osD^vPX"[at] for at in pd.factorize(sizes)[0]]
+        ),
         _data_set="",
-        _marker=rows.groupby("source")["size"].transform(lambda sizes: sizes.map(_marker_of_size(sizes))),
-        _color=dashed.map({True: BLACK, False: BLUE}),
-        _linestyle=dashed.map({True: "--", False: None}),
     )
-
-
-def _marker_of_size(sizes: "Series[str]") -> dict[str, str]:
-    """Return a marker for each size, in the order of the sizes."""
-    return dict(zip(sizes.unique(), "osD^vPX", strict=False))
