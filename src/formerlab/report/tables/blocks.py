@@ -31,16 +31,16 @@ def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     return {name: rows[mask].drop(columns="regime") for name, mask in shown.items()} or rows
 
 
-def side_by_side(rows: DataFrame, index: str, labels: Series, value: str, among: Iterable[str] = ()) -> DataFrame:
-    """Return a row per value of `index`, with `value` and the ends of its interval in columns named by `labels`.
+def side_by_side(rows: DataFrame, keys: list[str], labels: Series, value: str, among: Iterable[str] = ()) -> DataFrame:
+    """Return a row per combination of `keys`, with `value` and its interval ends in columns named by `labels`.
 
     `among` gives the order of the columns; by default the order of the rows.
     """
-    table = DataFrame({index: rows[index].unique()})
+    table = rows[keys].drop_duplicates(ignore_index=True)
     for label in among or labels.unique():
         ends = dict(zip(expand_columns(f"{value}[]"), expand_columns(f"{label.replace(' ', '~')}[]"), strict=True))
-        block = rows.loc[labels == label, [index, *ends]].rename(columns=ends)
-        table = pd.merge(table, block, on=index, how="left")
+        block = rows.loc[labels == label, [*keys, *ends]].rename(columns=ends)
+        table = pd.merge(table, block, on=keys, how="left")
     return table
 
 

@@ -123,7 +123,7 @@ def _readers(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the losses of the models with what pruning adds, the effects on the loss, and the interactions with it."""
     pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
     names = pruned["name"].str.rpartition(", ")
-    costs = side_by_side(pruned.assign(name=names[0].map(_LABELS)), "name", names[2] + " adds (nats) ↓", "cost_nats")
+    costs = side_by_side(pruned.assign(name=names[0].map(_LABELS)), ["name"], names[2] + " adds (nats) ↓", "cost_nats")
     levels = rows[rows["kind"] == "loss"].dropna(axis=1, how="all")
     levels = levels.merge(costs, on="name", how="outer") if len(levels) else costs
     pairs = rows[rows["kind"].eq("interaction") & rows["name"].str.contains("H2O|Decay")]
@@ -143,7 +143,7 @@ def _readers(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 @table(reads="test.csv prune.csv", readers=_readers,
-       columns="source kind name perplexity loss_nats[] effect_nats[] cost_nats[] seeds")  # fmt: skip
+       columns="source kind name perplexity loss_nats[] effect_nats[] cost_nats[] parameters tokens seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Do parameter tokens, averages over depth and a pruned cache add up? Held-out loss of Transformers and
     Tokenformers, without and with DenseFormer's averages over depth (1x1), on the whole test text, and the loss that

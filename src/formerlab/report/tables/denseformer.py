@@ -128,11 +128,11 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     ngrams = rows[rows["variant"].str.startswith("5-gram")].set_index("regime")["perplexity"]
     shown = DataFrame(
         {"blocks": dense["layers"].map("{:.0f}".format) + setting, "tokens": dense["tokens"], "test text": text}
-        | {"5-gram (perplexity) ↓": text.map(ngrams), "plain (perplexity) ↓": of_plain}
-        | {"1x1 (perplexity) ↓": dense["perplexity"]}
+        | {"5-gram ↓": text.map(ngrams), "plain ↓": of_plain, "1x1 ↓": dense["perplexity"]}
         | {name: dense[name] for name in expand_columns("gain_nats[]+ seeds bold")}
     )
-    return shown.loc[shown.join(dense["layers"]).sort_values(["layers", "blocks", "tokens"], kind="stable").index]
+    order = shown.join(dense["layers"]).sort_values(["layers", "blocks", "tokens"], kind="stable").index
+    return {"perplexity, and gain of 1x1": shown.loc[order]}
 
 
 @table(reads="test.csv floors.csv", published=_published_pairs, readers=_pairs,
@@ -309,11 +309,12 @@ def _by_operation(rows: DataFrame) -> DataFrame:
         .rename(columns=lambda name: f"{name} / plain ↓".replace("DenseFormer ", ""))
         .round(2)
     )
-    return table.reset_index().assign(device=plain.loc[ratios.index, "device"].to_numpy())
+    return table.reset_index().assign(**{name: plain[name].iloc[0] for name in ("device", "threads")})
 
 
 @table(reads="speed.csv", published=_published_speeds, readers=_by_operation,
-       columns="source run variant layers measure sequences milliseconds[] time_ratio memory_ratio megabytes device"
+       columns="source run variant layers measure sequences milliseconds[] time_ratio memory_ratio megabytes device "
+               "threads"
        )  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     """How much slower is a DenseFormer than the plain Transformer of equal depth? After Tables 1 and 6 of DenseFormer
@@ -333,4 +334,5 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
             columns[label] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
         columns |= {"megabytes": rows[f"{measure}_memory_bytes"] / 1e6, "sequences": rows[f"{measure}_sequences"]}
         frames.append(rows[["run", "variant", "layers"]].assign(measure=measure, **columns))
-    return pd.concat(frames).assign(device=processor(results.stage_record(STUDY, "speed").get("device", "")))
+    record = results.stage_record(STUDY, "speed")
+    return pd.concat(frames).assign(device=processor(record.get("device", "")), threads=record.get("threads"))

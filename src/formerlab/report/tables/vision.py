@@ -131,14 +131,15 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     asked = rows.dropna(subset="question").drop(columns=["top1_percent", "parameters", "epochs"])
     for size in "BL":
         printed = theirs[sizes == size].set_index("model")[COMPARED]
-        asked[f"published, {size}/16 (points) ↑"] = asked["model"].map(printed)
-    minus = ", " + asked["question"].str.partition(", ")[2]
+        asked[f"ImageNet, {size}/16 (points) ↑"] = asked["model"].map(printed)
+    minus = asked["question"].str.partition(", ")[2].map(lambda words: f", {words}" if words else "")
     names = asked["model"].replace("the last two steps\ntogether", "L1 norm after GeLU to L2 norm before it")
-    asked["model"] = names.str.replace("\n", " ") + minus.where(minus != ", ", "")
+    asked["model"] = names.str.replace("\n", " ")
     variant = rows["run"].str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"), na=False)
     levels = rows.assign(model=variant.map({True: "Tokenformer, ", False: ""}) + rows["model"])
     levels = levels[levels["question"].isna()].sort_values("top1_percent", ascending=False)
-    blocks = {f"{text}, differences": asked, f"{text}, accuracy": levels}
+    blocks = {f"{text}, differences{words}": group for words, group in asked.groupby(minus, sort=False)}
+    blocks |= {f"{text}, accuracy": levels}
     return {name: block.drop(columns=["regime", "question", "compared_with"]) for name, block in blocks.items()}
 
 
@@ -157,8 +158,9 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     (arXiv:2410.23168). A difference is the accuracy of the first model minus that of the second, paired by seed; above
     zero, the first is better. The error ratio is the error rate of the first over that of the second; below 1, the
     first is better. In brackets: 95 % interval over seeds, with the variance of similar runs, as for verdicts. Bold: an
-    error ratio (or its inverse) on which a verdict rests. Published: ImageNet-1K, one model of each. Epochs include
-    those of the parent. The linear probe is a logistic regression on the pixels. Loss and calibration are in the CSV.
+    error ratio (or its inverse) on which a verdict rests. ImageNet: the published differences, one model of each.
+    Epochs include those of the parent. The linear probe is a logistic regression on the pixels. Loss and calibration
+    are in the CSV.
     """
     measured = accuracies(results, runs)
     texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()

@@ -59,7 +59,7 @@ def _policies_then_sets(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     shown = means[["configuration", *expand_columns("accuracy minus_h2o[]"), "bold"]]
     for model, published in _published_suites().query("set == @_MEAN").groupby("run", sort=False):
         level = published.set_index("configuration")["minus_h2o"].replace(0.0, np.nan)
-        shown = shown.assign(**{f"published, {model} (points) ↑": 100 * shown["configuration"].map(level)})
+        shown = shown.assign(**{f"{model}, published ↑": 100 * shown["configuration"].map(level)})
     heading = f"{model_label(str(main['run'].iloc[0]))}, cache of {pruning.budget_text(budgets.iloc[0])}"
     return {f"{heading}, mean of the sets": shown, "Decay and H2O, set by set": _compared(at_budget, rows)}
 

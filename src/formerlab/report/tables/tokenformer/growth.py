@@ -41,11 +41,11 @@ from formerlab.report.studies.tokenformer import (
     stage_pairs,
     with_registered_controls,
 )
-from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate
+from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate, side_by_side
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
-_SERIES = {"grown, 30B a stage": "grown, 30B a stage", "Transformer, 300B tokens": "Transformer, 300B"}
+_SERIES = {"grown, 30B a stage": "grown", "Transformer, 300B tokens": "Transformer"}
 """Published curves of Fig 3 to their labels in the table."""
 
 
@@ -56,7 +56,7 @@ def _published_main() -> DataFrame:
     points = points.assign(size=points["run"].str.split().str[1])
     wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
     units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
-    wide.columns = wide.columns.map(lambda pair: f"{pair[1]} ({units[pair[0]]}) ↓")
+    wide.columns = wide.columns.map(lambda pair: f"{pair[1]}: {units[pair[0]]} ↓")
     return wide.reset_index()
 
 
@@ -110,20 +110,18 @@ def _minus_net2net(results: Results, pairs: DataFrame) -> DataFrame:
 def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the growth stages, and the growth for new text; without comparisons, all models by data set."""
     if rows["source"].eq("published").any():
-        return {"OpenWebText, one model of each": rows.dropna(axis=1, how="all")}
+        return {
+            "OpenWebText; grown by 30B tokens a stage, Transformer from 300B tokens": rows.dropna(axis=1, how="all")
+        }
     rows = rows.assign(variant=rows["variant"].replace(_LABELS))
     if rows["question"].isna().all():
         return by_regime(rows.drop(columns="question"))
     stages = rows[rows["question"].isin((_STAGE, _SCRATCH)) & rows["variant"].isin(_LABELS.values())]
-    stages = stages.assign(text=stages["regime"].str.partition(", ")[0])
-    keys, table = ["text", "tokens", "tokens_per_new_parameter", "question", "seeds"], DataFrame()
-    for variant, group in stages.groupby("variant", sort=False):
-        names = {
-            f"difference_nats{end}": f"{variant} (nats) ↓{end.removeprefix('_pooled')}"
-            for end in ("", "_pooled_low", "_pooled_high")
-        }
-        block = group[[*keys, *names]].rename(columns=names)
-        table = block if table.empty else table.merge(block, on=keys, how="outer")
+    pooled = {f"difference_nats_{end}": stages[f"difference_nats_pooled_{end}"] for end in ("low", "high")}
+    stages = stages.assign(text=stages["regime"].str.partition(", ")[0], **pooled)
+    keys = ["text", "tokens", "tokens_per_new_parameter", "question", "seeds"]
+    names = stages["variant"].str.removeprefix("grown ") + " (nats) ↓"
+    table = side_by_side(stages, keys, names, "difference_nats")
     second = rows[rows["question"] == _SECOND]
     second = second.assign(variant=second["family"] + ", " + second["variant"].str.removeprefix("grown: "))
     texts = " and ".join(dict.fromkeys(str(regime).partition(", ")[0] for regime in second["regime"]))
@@ -139,8 +137,8 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
 @table(reads="test.csv floors.csv", published=_published_main, readers=_by_question,
        columns="source run regime question variant family parameters_non_embedding learning_rate tokens -flops "
                "tokens_per_new_parameter flops_cumulative loss_nats[] -bits_per_byte perplexity[] compared_with "
-               "difference_nats[]+ minus_net2net_nats[] seeds diverged bold size grown,~30B~a~stage~(perplexity)~↓ "
-               "grown,~30B~a~stage~(TPU~hours)~↓ Transformer,~300B~(perplexity)~↓ Transformer,~300B~(TPU~hours)~↓"
+               "difference_nats[]+ minus_net2net_nats[] seeds diverged bold size grown:~perplexity~↓ "
+               "grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓"
        )  # fmt: skip
 def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Does growth pay? After Tables 6 and 7 of Tokenformer (arXiv:2410.23168). A parent grows by new parameter tokens,
@@ -224,7 +222,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     near 1 or above, the stage cannot save cost. The Transformers have three sizes and three lengths, each with its own
     schedule; their FLOPs at a loss are interpolated along their lower envelope, and there is no ratio beyond its ends.
     All losses are on their test text. In brackets: 95 % interval over seeds, with the spread of the Transformers. Bold:
-    the row on which the verdict rests. Published: TPU hours, interpolated by us between points that are read from a
+    a row with a verdict. Published: TPU hours, interpolated by us between points that are read from a
     figure (± 30): 0.40 with the perplexity of the 757M Transformer in Table 6, 0.42 with that in Table 7. The CSV has
     zero keys and the parent trained further.
     """
