@@ -8,7 +8,7 @@ A repeated command skips finished work and continues stopped runs. --committed r
 CHECKOUT (default: this checkout), and --missing leaves these runs out. Each worker trains one run at a time, after its
 parent, and then runs its measurements. After each run the rows of all complete runs are exported to results/cached of
 CHECKOUT; with --commit they are committed there. Weights of the runs that the scale lists as `given` come from
-results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle machine: run them
+results/weights/*-<study>-weights.zip. All processes run at nice 19. Timings need an idle machine: run them
 last, with separate commands (python -m formerlab speed STUDY).
 """
 

@@ -7,9 +7,8 @@
 #    unpacked into the checkout. The archives contain prepared data sets (results/live/SCALE/data) and the results of an
 #    earlier call. torch must already be installed. To fill the folder on another machine:
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
-#    A machine with torch 2.11, transformers, pandas and numba needs only babel, pydantic, pydantic-core, annotated-types,
-#    typing-inspection and filelock, and for suites also lm-eval with its dependencies; several GPUs need torch 2.13. If
-#    packages are still missing, the script lists them and exits.
+#    Suites also need lm-eval with its dependencies; several GPUs need torch 2.13. If packages are missing, the script
+#    lists them and exits.
 # 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; timings of peak rates, kernels,
 #    training steps and decoding; failure tests. It is skipped if OUT/gpu.txt exists.
 # 3. In the remaining time, the missing jobs of `python -m formerlab plan --shell` run: timings, then the first seed of

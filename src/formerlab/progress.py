@@ -44,7 +44,7 @@ class Progress:
             dynamic_ncols=terminal,
             bar_format=f"{{desc}}  {done}{{postfix}} {{rate_noinv_fmt}}{left}" + "{bar:0}" * terminal,  # cut to fit
         )
-        self._bar.delay = delay  # the longer delay above hides the initial state
+        self._bar.delay = delay  # the constructor has a longer delay, so that tqdm does not print the state 0
 
     def update(self, step: int, **fields: float | str) -> None:
         """Set the number of finished units. A field `x_per_s` is shown as `12.3k x/s`, other fields as `name value`."""

@@ -122,5 +122,5 @@ def test_prepared_data_stay_if_their_text_is_not_mounted(plan):
 def test_an_output_that_is_stale_when_it_is_written_is_refused(plan):
     """The text is edited between the plan and the job."""
     refused = work(plan, "data", "text", lambda: change(plan, "data", "text", source_fingerprint="newer"))
-    state = "its inputs changed after it was planned, so its result is stale (changed since: text)"
+    state = "its inputs changed after it was planned, so its result is stale (changed since: source files)"
     assert refused.startswith(f"data text: {state}; start snakemake again")

@@ -67,7 +67,7 @@ def test_finished_and_diverged_jobs_are_up_to_date_and_unplanned_runs_are_named(
         ("small/child/seed0/run.json", {"init": {"weights_sha256": "old"}}, CHILD, "changed since: parent"),
         ("small/plain/seed0/prune.json", {"settings": {}}, PRUNED, "changed since: configuration"),
         ("data/text/manifest.json", {"recipe": "old"}, DATA, "changed since: configuration"),
-        ("data/text/manifest.json", {"source_fingerprint": "old"}, DATA, "changed since: text"),
+        ("data/text/manifest.json", {"source_fingerprint": "old"}, DATA, "changed since: source files"),
     ],
 )
 def test_outputs_that_differ_from_the_plan_are_stale(plan, finished, file, keys, stale, detail):

@@ -13,7 +13,7 @@ from formerlab.report.catalogue import failure_file
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 STALENESS = Staleness(PLAN)
 ATTEMPTS = Attempts(STALENESS.folder)
-# A cluster job was submitted to run, so it needs no staleness check.
+# Only the main process checks staleness; the process of a submitted job always runs its job.
 STALE = STALENESS.stale() if workflow.is_main_process else {}
 
 # A cluster ends a job at its runtime. Training stops before, and the resubmitted job continues it.

@@ -18,7 +18,8 @@ NUMBA_THRESHOLD = 2**17
 """Number of pairs of query and retained key, over batch and heads, from which the numba engine is faster, including its
 loading time."""
 MAX_LOGITS = 2**26
-"""Largest number of logits in memory in the torch engine on a CPU, except for a single sequence."""
+"""Largest number of logits of a chunk in the torch engine on a CPU, unless a single sequence has more. Every thread
+computes one chunk at a time."""
 MAX_LOGITS_ON_GPU = 2**30
 """Largest number of logits in memory on a GPU with enough free memory."""
 BYTES_PER_LOGIT = 32
@@ -83,7 +84,7 @@ def run_in_torch(policy: Eviction, prompt: Prompt) -> EvictionResult:
 
 
 def chunk_size(device: torch.device) -> int:
-    """Return the largest number of logits that the torch engine computes at a time."""
+    """Return the largest number of logits of a chunk in the torch engine."""
     if device.type != "cuda":
         return MAX_LOGITS
     return max(MAX_LOGITS, min(MAX_LOGITS_ON_GPU, torch.cuda.mem_get_info(device)[0] // BYTES_PER_LOGIT))

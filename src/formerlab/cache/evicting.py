@@ -27,7 +27,7 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
 
 INITIAL_SLOTS = 64
-"""Initial number of slots, at most the budget + 1."""
+"""Smallest initial number of slots, unless the budget + 1 is smaller."""
 SLOT_MULTIPLE = 16
 """The number of slots is a multiple of this number, so that slots fill vector registers."""
 COMPILE_THRESHOLD = 2**15
@@ -39,7 +39,7 @@ class Store:
     """Keys and values of one layer in slots."""
 
     keys: Float[Tensor, "batch key_heads slots d_head"]
-    values: Float[Tensor, "batch key_heads d_head slots"]
+    values: Float[Tensor, "batch key_heads d_value slots"]
     """Channels-first layout, so that both attention products read contiguous memory."""
     state: CacheState
     budget: int
@@ -102,11 +102,12 @@ class Store:
 class PrunedCache:
     """An attention function with a KV cache that retains at most `budget` keys per key-value head between steps.
 
-    Processing a whole prompt in one call gives the same result as one call per token, and the same outputs as
-    `Simulation` with the same budget. A fraction refers to `length` tokens, by default the length of the prompt (the
-    first call). The resulting count, at least one, stays constant while decoding. `position` is the model's position
-    encoding; only policies that re-index the retained keys need it. The cache is for inference: gradients do not flow
-    through it. All sequences of a batch have the same length.
+    Processing a whole prompt in one call gives the same result as one call per token (except with protect="prompt",
+    which protects the tokens of the first call), and the same outputs as `Simulation` with the same budget. A fraction
+    refers to `length` tokens, by default the length of the prompt (the first call). The resulting count, at least one,
+    stays constant while decoding. `position` is the model's position encoding; only policies that re-index the retained
+    keys need it. The cache is for inference: gradients do not flow through it. All sequences of a batch have the same
+    length.
 
     Raises UserError for a policy that needs attention to evicted keys, a one-shot policy, `HeadAdaptive`, an unsuitable
     `position`, an invalid budget, and a fraction without `length` if the first call has a single token.
@@ -187,7 +188,7 @@ class PrunedCache:
         return store
 
     def _grow(self, store: Store, slots: int) -> None:
-        """Add slots up to the budget, and load the compiled step for the new buffers if they are large."""
+        """Add slots up to the budget + 1, and load the compiled step for the new buffers if they are large."""
         store.grow(min(slots, self.policy.capacity(store.budget) + 1))
         engine, same_widths = None, store.keys.shape[3] == store.values.shape[2]  # numba needs d_key = d_value
         large = store.keys.device.type == "cpu" and store.keys.numel() >= COMPILE_THRESHOLD

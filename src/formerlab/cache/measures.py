@@ -1,4 +1,4 @@
-"""Statistics of the retained keys for the pruning study, with one value per unpadded sequence."""
+"""Statistics of the retained keys for the pruning study, with one value per sequence. Sequences must not be padded."""
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,8 @@ def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]
     """Return statistics of the positions of retained keys, by name.
 
     `early_share`, `early_share_10` and `recent_share` are the fractions of retained keys in the first 40 %, the first
-    10 % and the last 40 % of the positions before a query. `mean_position` is 0 at the first position, 1 at the last.
+    10 % and the last 40 % of the positions before a query. `mean_position` is the mean of
+    (position + 0.5) / number of earlier positions.
 
     Retained keys are the keys that a query sees in addition to its own key. Values are averaged over heads and over the
     queries of the second half that see at least one retained key. If a sequence has no such query, the value is NaN. A
@@ -35,7 +36,8 @@ def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]
 def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
     """Return the unpruned probabilities of the keys that the ideal policy retains, and zero for all other keys.
 
-    For each query, the ideal policy retains its own key and the `budget` earlier keys of largest unpruned probability.
+    For each query, this policy retains its own key and the `budget` earlier keys of largest unpruned probability. It
+    selects keys for each query head, whereas `Ideal` selects them for each key-value head.
     """
     time, device = full_probabilities.shape[-1], full_probabilities.device
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)

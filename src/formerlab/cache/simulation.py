@@ -43,7 +43,7 @@ class SimulatedLayer(NamedTuple):
     def simulate(
         self, policy: Policy, budget: AnyBudget, state: State | None = None, layer: int = 0
     ) -> tuple[Square, SquareMask]:
-        """Return the result of `simulate` with the same logits under another policy."""
+        """Return the result of `simulate` with the same logits under another policy. Sequences must not be padded."""
         groups = self.logits.shape[1] // self.keys.shape[1]
         return simulate(policy, self.logits, budget, groups=groups, keys=self.keys, state=state, layer=layer)
 
@@ -113,12 +113,14 @@ class Simulation:
     """An attention function that simulates pruning in one forward pass over whole sequences.
 
     Call `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
-    create a new object for every forward pass. `observe` is called with the masks of every layer. With `observe`, or if
-    gradients are needed, eviction runs in torch with masks, otherwise in `engine` (default: the fastest).
+    create a new object for every forward pass. `observe` is called with the index and the `SimulatedLayer` of each
+    layer. Eviction runs in `engine` (default: the fastest). It runs in torch with masks with `observe`, if gradients
+    are needed, and for policies that re-index positions or do not evict one key per head and step.
     `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
     number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 
-    Raises UserError for an invalid budget, for a one-shot policy, and for protect="prompt" without `prompt`.
+    Raises UserError for an invalid budget, a one-shot policy, protect="prompt" without `prompt`, an unsuitable
+    `position`, and in a call for a prompt that exceeds the budget. A second forward pass raises ValueError.
     """
 
     def __init__(

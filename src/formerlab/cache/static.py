@@ -21,8 +21,8 @@ WARM_UP = 2
 
 
 def is_static(cache: Any) -> bool:
-    """Return whether `StaticStep` supports a cache: a `KVCache` with a prompt, or a full `PrunedCache` with fixed
-    positions.
+    """Return whether `StaticStep` supports a cache: a `KVCache` with a prompt, or a `PrunedCache` that has reached its
+    budget and does not re-index positions.
     """
     if hasattr(cache, "is_full"):  # PrunedCache; importing it would add its modules to the code hash
         return bool(cache.is_full and not cache.policy.reindexes_positions)

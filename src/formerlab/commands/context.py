@@ -100,8 +100,8 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
     """Run the block as a job of the plan; yield whether the output of the job is already up to date.
 
     The state of the job is noted in its folder, and its GPUs are locked. Raises UserError if code or inputs of the job
-    differ from the plan before it starts or at its end, or if another process runs the same job. If a module is edited
-    before the job imports it, the results are discarded.
+    differ from the plan before it starts or at its end, or if another process runs the same job. If a module that
+    the block imports is edited while the job runs, the results are discarded.
     """
     first = (variable("RANK") or "0") == "0"
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
@@ -125,9 +125,9 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         staleness = Staleness(plan)
         edited = source_hashes.differing_files(source_hashes.AT_START, source_hashes.current_hashes())
         imported = sys.modules.keys() & set(modules) - modules_before
-        if edited_before_import := sorted(file for file in edited if code.module_of(file) in imported):
+        if edited_imports := sorted(file for file in edited if code.module_of(file) in imported):
             staleness.record(stage, name).unlink(missing_ok=True)
-            problem = f"{some(edited_before_import)} was edited while it ran, so its results were discarded"
+            problem = f"{some(edited_imports)} was edited while it ran, so its results were discarded"
             raise UserError(f"{job}: {problem}; {PLAN_AGAIN}")
         if not (state := staleness.check(stage, name)).current:
             raise UserError(f"{job}: its inputs changed after it was planned, so its result is {state}; {PLAN_AGAIN}")

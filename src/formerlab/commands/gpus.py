@@ -37,7 +37,7 @@ MEMORY_REMEDIES = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
 }
-"""Remedies for a stage that does not fit on a GPU. All other stages have a batch size."""
+"""Remedies for stages that run out of GPU memory. For all other stages, the remedy is a smaller batch size."""
 FAILURE = "FORMERLAB_FAILURE"
 """Environment variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0

@@ -155,7 +155,8 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
         for key in keys
         if old_values.get(key) != new_values.get(key)
     ]
-    head = "differences (committed, here):" if causes else "code, versions and processor are the same"
+    equal_records = "no recorded cause: device, threads, processes, code, data, parent weights and versions are equal"
+    head = "differences (committed, here):" if causes else equal_records
     return "\n".join([f"{record['id']}: not bit-identical", *lines, equal, head, *causes]), False
 
 

@@ -1,4 +1,5 @@
-"""Fused kernels. `*_cpu` and `weighted_sum` are C++ or numba kernels for CPUs, the others are Triton kernels for GPUs.
+"""Fused kernels. `norm_gelu` and `pruned_attention` are Triton kernels for GPUs, `*_cpu` and `weighted_sum` are kernels
+for CPUs in C++ (compiled by `native`) or numba.
 
 The layers and caches that call the kernels contain the same formulas in torch.
 """
@@ -26,7 +27,7 @@ def find_compiler() -> str | None:
 
 @functools.cache
 def triton_usable(feature: str) -> bool:
-    """Return whether Triton kernels can run on this machine's GPU; log the result once for each `feature`."""
+    """Return whether Triton can be used for tensors on a GPU; log the result once for each `feature`."""
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("triton") is None:
         reason = "triton is not installed"

@@ -1,9 +1,9 @@
 """Triton kernels for Pattention's score l2_gelu: norm and GeLU with one row in registers, and their gradient.
 
 The forward pass computes Z = tau A / ||A||_2 and S = gelu(Z) and reads A once. The backward pass computes S = gelu(Z)
-and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), and reads Z and dS once. The caller multiplies dS by tau / ||A||_2
-first, so dA is the gradient of A. In half precision, the forward pass moves 6 bytes per score, and the backward pass
-moves 8 bytes. All arithmetic is float32.
+and dA = g - Z (Z . g) / tau^2 with g = grad gelu'(Z), and reads Z and grad once. `grad` is the gradient of S times tau
+/ ||A||_2, so dA is the gradient of A. In half precision, the forward pass moves 6 bytes per score, and the backward
+pass moves 8 bytes. All arithmetic is float32.
 
 A program processes one row in two blocks, main and tail. Their sizes are powers of two that leave few lanes idle, such
 as 2048 + 128.

@@ -30,9 +30,9 @@ def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -
 
 
 def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return gelu(Z) and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), each (rows, parameter tokens).
+    """Return gelu(Z) and dA = g - Z (Z . g) / tau^2 with g = grad gelu'(Z), each (rows, parameter tokens).
 
-    `grad` contains dS times tau / ||A||_2, so that dA is the gradient of A; dA overwrites it.
+    `grad` is the gradient of gelu(Z) times tau / ||A||_2, so that dA is the gradient of A; dA overwrites `grad`.
     """
     scores = torch.empty_like(z)
     _call("backward", (grad, z, scores), 1 / (tau * tau))

@@ -384,7 +384,7 @@ def process_token(
     threads: int, coefficients: Array, limits: Array, q: Array, k: Array, v: Array, out: Array, initial_scores: Array,
     keys: Array, values: Array, positions: Array, scores: Array, query: int,
 ) -> None:  # fmt: skip
-    """Process one token at position `query` in the buffers of a cache; write `out`.
+    """Process one token per sequence, at position `query`, in the caches of a layer; write `out`.
 
     q and out are (batch, heads, 1, channels); k and v are (batch, key-value heads, 1, channels). `initial_scores` is
     (caches, 1), or (caches, 0) without initial scores. `keys`, `values`, `positions` and `scores` have an axis

@@ -135,7 +135,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; `source` is the fingerprint of its files, or None if no file is mounted."""
+    """Return the job of every data set; `source` is the fingerprint of its files, or None if no file is available."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
@@ -151,7 +151,7 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 def _check_files(plan: Job, readable_data: Container[str], sources: Sources) -> None:
     """Raise UserError if a file that config.yaml, an overlay or the command line names is missing.
 
-    Files that the scale names may be added later. Data sets in `readable_data` are mounted or prepared, and are not
+    Files that the scale names may be added later. Data sets in `readable_data` are available or prepared, and are not
     checked.
     """
     scale = sources.scale
@@ -210,7 +210,7 @@ def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
             if files := _inputs(entry, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
-        if inputs:  # a study has one table of timings
+        if inputs:  # timing tables are per study, so they are added once
             files = [f"{stage}.csv" for stage in TIMED if entry.study in plan[stage]]
             inputs += [f"{plan['results']}/{entry.study}/{file}" for file in files if file in entry.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}

@@ -1,8 +1,8 @@
 """Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use the module.
 
-The modules of a job are found by following imports in the source. The hash covers no modules that cannot change a
-result and no specs that the stage does not use, so an edit of one depth mixer retrains only models with this mixer. The
-hash ignores comments, docstrings, formatting and unions of variants.
+The modules of a job are found by following imports in the source. Modules that cannot change a result are left out, and
+so are specs that the stage does not use: an edit of one depth mixer retrains only models with this mixer. The hash
+ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast

@@ -15,7 +15,8 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 class Hardware(Spec):
     """Specifications of a processor, used to estimate time and memory.
 
-    Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch.
+    Time of a training step = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per
+    micro-batch; `cost.hours` adds start-up, compilation, depth mixers and evaluation.
     """
 
     memory_gb: Positive

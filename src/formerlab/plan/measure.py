@@ -85,7 +85,7 @@ def measure_jobs(
         run_suites = {name: sources.scale.suites[name] for name in names}
         states = {name: suites[name]["state"] for name in run_suites}
         record = results / run.id / stage.record
-        if None in states.values() and record.exists():  # a suite that is not mounted counts as unchanged
+        if None in states.values() and record.exists():  # a suite that is not available counts as unchanged
             with suppress(UserError):  # the staleness check reports an unreadable record
                 recorded = read_record(record).get("suites", {})
             states = {name: recorded.get(name) if state is None else state for name, state in states.items()}

@@ -150,7 +150,7 @@ class Staleness:
         if stage == "data":
             expected |= {
                 ("recipe",): ("configuration", job["recipe"]),
-                ("source_fingerprint",): ("text", job["source"]),
+                ("source_fingerprint",): ("source files", job["source"]),
             }
             for owner in self.dependencies(stage, name):
                 expected["tokenizer",] = "tokenizer", self._recorded(*owner, "tokenizer")

@@ -2,8 +2,8 @@
 
 A live study has one folder per run, into which the stages write. An exported study (results/export.py) has these files:
 
-    records.jsonl     one line per run: its id, its run.json and the records of its measurements; if the study has
-                      measurements, the last line has their records
+    records.jsonl     one line per run: its id, its run.json and the records of its measurements; if runs of the study
+                      were timed, the last line has the records of the timings
     <kind>.parquet    the rows of all runs (test.parquet has test.csv of every run), with the first columns run and seed
 """
 

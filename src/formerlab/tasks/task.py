@@ -24,7 +24,7 @@ class DataPosition(Spec):
     steps: NonNegativeInt = 0
     """Number of steps of the ancestors on this data set, which seeds samples of the data (windows, crops, mixes)."""
     position: NonNegativeInt = 0
-    """Position in the sequence of epochs: number of images, batches of sentences, or steps (language modelling)."""
+    """Training data read so far: images (classification), batches (translation) or steps (language modelling)."""
     step_tokens: NonNegativeInt = 0
     """Number of tokens per step of the parent, which determines its batches of sentences."""
 

@@ -42,7 +42,7 @@ def process_group(device: str) -> Iterator[str]:
     except StoppedEarly:
         distributed.destroy_process_group()
         raise
-    distributed.destroy_process_group()  # after an error, this call would wait for the other processes
+    distributed.destroy_process_group()  # not in a `finally`: after an error, it would wait for the other processes
 
 
 def world_size() -> int:

@@ -59,9 +59,9 @@ class HeadAdaptive(Policy):
     """Divide the budget of a layer among its heads by score: retain the heads * budget keys of largest S, and at least
     floor(safeguard * budget) in each head (AdaKV, arXiv:2407.11550, Algorithm 1).
 
-    `policy` scores the keys and protects its sink and recent tokens in every head. A one-shot policy selects keys once
-    (`CompressedCache`). A stepwise policy evicts the keys of lowest score over all heads after every query, in
-    simulation only.
+    `policy` scores the keys and protects its sink and recent tokens in every head. In a `CompressedCache` every
+    policy selects keys once. In a `Simulation` a stepwise policy evicts the keys of lowest score over all heads after
+    every query.
     """
 
     kind: Literal["head_adaptive"] = "head_adaptive"
@@ -170,7 +170,7 @@ def block_means(scores: Float[Tensor, "*shape time"], size: int) -> Float[Tensor
 
 
 class Pyramid(Policy):
-    """Divide the cache among layers: layer l of L retains budget * (2 - last - 2 (1 - last) l / (L - 1)) keys
+    """Divide the cache among layers: layer l (from 0) of L retains budget * (2 - last - 2 (1 - last) l / (L - 1)) keys
     (PyramidKV, arXiv:2406.02069, section 4.2, with last = 1 / beta).
 
     Lower layers retain more keys. Rounding keeps the total at L x budget, and a budget of 1.0 disables pruning. A layer

@@ -13,8 +13,8 @@ class Decay(Eviction):
     Decaying Technique for Transformer Decoder Token Pruning, "the Decay article", eq. 5).
 
     The article is by Hyun-rae Jo and Dongkun Shin (Sungkyunkwan University, 2024); its later form is A2SF
-    (arXiv:2407.20485, eq. 5 and 6). Before the first eviction S[k] = sum over q of alpha^(n - q) p[q, k].
-    alpha = 1 is the accumulated score of H2O; alpha = 0 uses the newest attention row only.
+    (arXiv:2407.20485, eq. 5 and 6). Before the first eviction S[k] = sum over q of alpha^(n - q) p[q, k]
+    after query n. alpha = 1 is the accumulated score of H2O; alpha = 0 uses the newest attention row only.
     """
 
     kind: Literal["decay"] = "decay"

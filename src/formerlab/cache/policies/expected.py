@@ -19,9 +19,9 @@ class ExpectedAttention(OneShot):
 
     The argument of the softmax is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. mu and C are
     the mean and covariance of the prompt's queries before rotation, without the first `sink` queries, rotated by the
-    mean rotation of the next `future` positions (up to the model's context). Scores are averaged over the query heads
-    of a key-value head, and the sink is retained. The policy is one-shot, because the statistics need a complete
-    prompt.
+    mean rotation of the next `future` positions (up to the context of a `RotaryEncoding`). Scores are averaged over the
+    query heads of a key-value head, and the sink is retained. The policy is one-shot, because the statistics need a
+    complete prompt.
     """
 
     kind: Literal["expected_attention"] = "expected_attention"
@@ -62,7 +62,9 @@ class ExpectedAttention(OneShot):
 def rotations(
     position: PositionEncoding, start: int, count: int, like: Tensor
 ) -> Float[Tensor, "positions d_head d_head"]:
-    """Return matrices R with x R = x rotated to positions start, start + 1, ..., up to the model's context."""
+    """Return matrices R with x R = x rotated to positions start, start + 1, ... (`RotaryEncoding`: up to its
+    context).
+    """
     if isinstance(position, RotaryEncoding):
         context = position.cosine.shape[0]
         start = min(start, context - 1)

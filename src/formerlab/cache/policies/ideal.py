@@ -1,4 +1,4 @@
-"""Ideal: the upper bound of all policies with the same budget."""
+"""Ideal: the upper bound of the attention that the keys of a budget can receive from a query."""
 
 from typing import Literal
 

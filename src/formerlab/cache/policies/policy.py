@@ -125,7 +125,7 @@ class Policy(Spec, ABC):
 
     @property
     def scorer(self) -> "Policy":
-        """The policy that scores the keys: the inner policy if this policy divides the cache, otherwise this policy."""
+        """The policy that scores the keys: the inner policy of `HeadAdaptive` and `Pyramid`, otherwise this policy."""
         return self
 
     @property

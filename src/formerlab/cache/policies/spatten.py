@@ -25,7 +25,7 @@ class SpAtten(Policy):
     needs: ClassVar[tuple[str, ...]] = ("state",)
 
     def capacity(self, budget: int) -> int:
-        return sys.maxsize  # the mask prunes
+        return sys.maxsize  # no limit: `visible` applies the budget
 
     def visible(self, layer: LayerInputs) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the mask of the tokens that earlier layers retained, and update the state for the next layer.

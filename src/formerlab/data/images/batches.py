@@ -93,7 +93,9 @@ def image_seeds(seed: int, step: int, positions: Positions) -> list[int]:
 
 
 def step_indices(seed: int, start: int, batch: int, count: int) -> NDArray[np.int64]:
-    """Return the indices of the images of a step: `batch` images of the sequence of epochs, from position `start`."""
+    """Return the indices of the images of a step: `batch` images from position `start` of the sequence of all epochs,
+    each a permutation of the images.
+    """
     positions = np.arange(start, start + batch)
     epochs = positions // count
     return np.concatenate(
@@ -113,7 +115,8 @@ class TrainingImages(Dataset[AugmentedImages]):
     ) -> None:
         self.images, self.augmentation, self.preprocessing, self.batch = images, augmentation, preprocessing, batch
         needs_workers = isinstance(augmentation, TimmAugmentation) or not images.stores_pixels
-        # With a GPU, a second thread makes the batches and would share torch's generator with the main thread.
+        # With a GPU, workers are used even for one thread: the thread that makes the batches would otherwise share
+        # torch's generator with the main thread.
         threads = torch.get_num_threads()
         single_threaded = threads == 1 and not torch.cuda.is_available()
         self.workers = threads if needs_workers and not single_threaded else 0

@@ -153,8 +153,9 @@ class CausalLM(nn.Module):
     The model must use transformers' attention interface. An attention function such as `KVCache`, `PrunedCache` or
     `Simulation` replaces transformers' cache. Tokens keep their positions in the text when earlier tokens are evicted.
 
-    The constructor tests the model: each layer must call the attention function exactly once, and with causal attention
-    the logits must equal the logits of the model's own implementation. It raises UserError for a model that fails.
+    The constructor sets the model to evaluation mode and to the attention implementation `formerlab`, and tests it:
+    each layer must call the attention function exactly once, and with causal attention the logits must equal the logits
+    of the model's own implementation. It raises UserError for a model that fails.
     """
 
     def __init__(self, model: Any, context: int | None = None) -> None:

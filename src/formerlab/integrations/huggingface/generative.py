@@ -105,7 +105,9 @@ def _code_hash(settings: Measurement) -> str:
 
 
 def _load_tasks(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
-    """Load each task, and the long-context tasks at each length. Raises UserError for an invalid name or length."""
+    """Load each task, and the long-context tasks at each length. Raises UserError for an invalid name, length or type
+    of task.
+    """
     long_tasks = [name for name in settings.tasks if name in long_context.TASKS]
     suites = {name: HarnessSuite(task=name, shots=settings.shots) for name in settings.tasks if name not in long_tasks}
     if long_tasks and max(settings.lengths) > context:

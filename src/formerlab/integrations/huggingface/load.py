@@ -69,7 +69,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
     except UserError:
         raise
     except Exception as error:  # a damaged file may raise any error
-        remedy = "fetch truncated files and git-lfs pointers again"
+        remedy = "if a file is truncated or a git-lfs pointer, fetch it again"
         raise UserError(f"{name}: not a causal language model of transformers ({reason(error)}); {remedy}") from None
     finally:
         logging.set_verbosity(verbosity)

@@ -1,4 +1,6 @@
-"""Stage `load`: evaluate a released model and write the result files that stage `train` writes for a trained model."""
+"""Stage `load`: evaluate a released model; write run.yaml, run.json and test.csv as `train` does for a trained
+model.
+"""
 
 import json
 import time
