@@ -97,7 +97,7 @@ def test_results_of_code_edited_before_its_import_are_discarded(plan, edit_later
 @pytest.mark.parametrize(
     ("changed", "keys", "job", "why"),
     [
-        (("data", "text"), {"source_fingerprint": "old"}, ("train", RUN), "text"),
+        (("data", "text"), {"source_fingerprint": "old"}, ("train", RUN), "source files"),
         (("train", "small/parent/seed0"), {"spec_hash": "old"}, ("train", CHILD), "configuration"),
         (("train", RUN), {"code_hash": "old"}, ("zeroshot", RUN), "code"),
     ],
