@@ -22,7 +22,8 @@ TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Forgetting factor, tokens of the budget that are kept for the most recent keys, and label of each policy."""
 COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
-FOLLOWED = ((0, "old\ntopic", GREY, "--"), (NAME, "name", BLACK, "-"), (CHANGE, "new\ntopic", GREY, ":"))
+FOLLOWED = ((0, "0: old\ntopic", GREY, "--"), (NAME, "2: name", BLACK, "-"),
+            (CHANGE, "8: new\ntopic", GREY, ":"))  # fmt: skip
 """Tokens whose scores are plotted: index, label, colour, line. Policies have other colours."""
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -68,14 +69,14 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArr
 def draw(data: DataFrame) -> Figure:
     """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
     note = f"An example of {TOKENS} tokens and a cache of {BUDGET}, not measured.\n"
-    note += "Dotted: the topic changes. Grey: evicted."
+    note += "Dotted: the topic changes. Below: colour is retained, grey evicted."
     figure = Figure((NARROW, 3.6), label=note)
     figure.text(0.012, 0.005, note, va="bottom", color=GREY, fontsize=7)
-    above = figure.add_gridspec(1, 2, left=0.13, right=0.87, bottom=0.64, top=0.93, wspace=0.85)
+    above = figure.add_gridspec(1, 2, left=0.13, right=0.85, bottom=0.64, top=0.93, wspace=1.12)
     below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.18, top=0.45, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
     for column, alpha in enumerate(alphas):
-        title = "Plain sum, H2O: alpha 1" if alpha == 1 else f"Decay: alpha {alpha:g}"
+        title = "Score: sum of attention" if alpha == 1 else "Score of Decay"
         _draw_scores(figure.add_subplot(above[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
     for column, (alpha, recent, name) in enumerate(ARMS):
         axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
@@ -83,7 +84,7 @@ def draw(data: DataFrame) -> Figure:
         axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         axes.set(title=name, xlabel="token", aspect="equal", xticks=(0, 5, 10, 15), yticks=(0, 5, 10, 15))
         axes.tick_params(labelleft=name == ARMS[0][2])
-    for axes, label in ((figure.axes[0], "score S = alpha S + p"), (figure.axes[2], "query (down)")):
+    for axes, label in ((figure.axes[0], "score of a token"), (figure.axes[2], "query (down)")):
         axes.set_ylabel(label)
     return figure
 
