@@ -124,6 +124,7 @@ COLUMNS = {
 
     "speed_ratio": Column("speed / Full ↑"),
     "prompt_ratio": Column("prompt time / Full ↓"),
+    "faster_after": Column("faster after (tokens) ↓", places=0),
 }  # fmt: skip
 UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 

@@ -8,9 +8,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns
-from formerlab.report.names import data_set_label
 from formerlab.report.runs import estimate
-from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, on_common_windows, paired_losses
+from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, on_common_windows, paired_losses, text_labels
 from formerlab.results.read import Results
 from formerlab.statistics import over_examples
 
@@ -60,8 +59,8 @@ def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     (half recent) at the same budget. Both are paired on the windows that both policies read, also in different runs,
     and have 95 % intervals (`pruning.paired_losses`).
     """
-    rows, records = results.rows("prune.csv", study, runs), results.runs(study, runs).to_dict("records")
-    texts = {run["run"]: data_set_label(run["data.name"], run.get("spec.released"), results.scale) for run in records}
+    rows = results.rows("prune.csv", study, runs)
+    texts = text_labels(results, study, runs)
     rows = labelled(rows.assign(text=rows["run"].map(texts), run=rows["run"].str.partition("-")[2]))
     rows = rows.drop_duplicates(["text", *CONFIGURATION, "seed", "window"])
     table, columns = [], ["text", "configuration", *CONFIGURATION]

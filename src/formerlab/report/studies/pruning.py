@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.quantity import MIN_UNITS
-from formerlab.report.names import RELEASED_NAMES, variant_styles
+from formerlab.report.names import RELEASED_NAMES, data_set_label, variant_styles
 from formerlab.report.runs import seed_count
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, weighted_means
@@ -36,6 +36,12 @@ def first_model_rows(rows: DataFrame) -> DataFrame:
 def model_label(run: str) -> str:
     """Return the label of the released model of a run, or the name of any other run."""
     return RELEASED_NAMES.get(name := run.removeprefix(RELEASED_RUNS), name)
+
+
+def text_labels(results: Results, study: str, runs: Sequence[str]) -> dict[str, str]:
+    """Return the label of the text of each run."""
+    records = results.runs(study, runs).to_dict("records")
+    return {run["run"]: data_set_label(run["data.name"], run.get("spec.released"), results.scale) for run in records}
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:

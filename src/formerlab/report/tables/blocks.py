@@ -44,15 +44,13 @@ def side_by_side(rows: DataFrame, keys: list[str], labels: Series, value: str, a
     return table
 
 
-def with_pooled(
-    rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
-) -> DataFrame:
+def with_pooled(rows: DataFrame, results: Results, study: str, a: str, b: str, name: str) -> DataFrame:
     """Return rows with the pooled interval of a difference (see `pooled_differences`), if they have one."""
     pairs = rows[rows[name].notna()].assign(source="ours", part="mean") if name in rows else DataFrame()
     ends = [f"{name}_pooled_{end}" for end in ("low", "high")]
     if pairs.empty:
         return rows.assign(**dict.fromkeys(ends, float("nan")))
-    return rows.join(pooled_differences(pairs, results, study, a, b, name, metric)[ends])
+    return rows.join(pooled_differences(pairs, results, study, a, b, name)[ends])
 
 
 def pooled_estimate(
@@ -60,7 +58,6 @@ def pooled_estimate(
     name: str,
     signs: Mapping[str, float],
     metric: str = "loss_nats",
-    *,
     logarithm: bool = False,
     **arm: Any,
 ) -> dict[Any, Any]:
@@ -83,10 +80,10 @@ def processor(device: str) -> str:
 
 
 def claim_runs(results: Results, study: str, *claims: str) -> dict[str, set[str]]:
-    """Return the runs of each claim, or an empty set if the claim has no verdict at the scale of the results."""
+    """Return the runs of each claim (by default, of all of the study), or an empty set if the claim has no verdict."""
     arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
-    runs = dict[str, set[str]]((claim, set()) for claim in claims)
-    for claim in (claim for claim in read_claims().claims if claim.id in claims and claim.id in arms):
+    runs = dict[str, set[str]]((claim, set()) for claim in claims or arms)
+    for claim in (claim for claim in read_claims().claims if claim.id in runs and claim.id in arms):
         verdict = evaluate(claim, ClaimRows(results, study, arms[claim.id], cache), {}, results.scale)
         runs[claim.id] = {*verdict.runs} if verdict.outcome != "not_tested" else set()
     return runs

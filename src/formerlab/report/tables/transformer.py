@@ -124,7 +124,7 @@ def _scored(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
 
 @table(reads="test.csv translate.csv bleu.csv", published=_published_bleu, readers=_scored,
        columns="source run change -data regime sacrebleu[] bleu_minus_base[] -compound_split -tokenized_lowercase "
-               "-exact_percent bleu_en_de bleu_en_fr flops_en_de flops_en_fr perplexity -parameters flops seeds"
+               "-exact_percent bleu_en_de bleu_en_fr flops_en_de flops_en_fr perplexity -parameters tokens flops seeds"
        )  # fmt: skip
 def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
     """How well do the models translate, and at what cost? BLEU on the test sentences, after Table 2 of arXiv:1706.03762
@@ -140,7 +140,7 @@ def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
 
 @table(reads="eval.csv test.csv translate.csv bleu.csv", published=_published_variations, readers=_with_published,
        columns="source run change regime test_minus_base_nats[]+ loss_minus_base_nats[] published_nats "
-               "bleu_minus_base[] published_bleu perplexity -loss_nats[] -sacrebleu -bleu parameters seeds"
+               "bleu_minus_base[] published_bleu perplexity -loss_nats[] -sacrebleu -bleu parameters tokens seeds"
        )  # fmt: skip
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     """Which changes of the base Transformer help? Differences to the base model, paired by seed, after Table 3 of

@@ -143,12 +143,6 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     return {name: block.drop(columns=["regime", "question", "compared_with"]) for name, block in blocks.items()}
 
 
-_CLAIMS = (
-    *("vision-matches-vit-equal-parameters", "vision-more-tokens-help", "vision-gelu-over-exp"),
-    *("vision-l2-over-l1", "vision-layernorm-parameters-unneeded"),
-)
-
-
 @table(reads="test.csv floors.csv", published=published_differences, readers=_by_question,
        columns="source regime question model run compared_with parameters epochs top1_percent[] top1_points[]+ "
                "error_ratio[] -loss_nats[] -top5_percent -calibration_error -flops_cumulative seeds -diverged bold"
@@ -171,7 +165,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
     if pairs.empty:
         return levels
-    reader, claims = ClaimRows(results, STUDY, ClaimArms()), claim_runs(results, STUDY, *_CLAIMS).values()
+    reader, claims = ClaimRows(results, STUDY, ClaimArms()), claim_runs(results, STUDY).values()
     rows = []
     for pair in pairs.to_dict("records"):
         a, b = pair["run"], pair["compared_with"]

@@ -5,7 +5,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.names import TABLE_LABELS, data_set_label
+from formerlab.report.names import TABLE_LABELS
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, label_and_sort, model_label, paired_losses
 from formerlab.report.studies.questions import load_answers
@@ -15,13 +15,6 @@ from formerlab.results.read import Results
 STUDY = "decay"
 _SWEPT = r"Decay, alpha 0\.([13-8]|9,)"
 """Matches the values of alpha that tables for readers leave out."""
-
-
-def _texts(results: Results, runs: list[str]) -> dict[str, str]:
-    """Return the name of the text of each run."""
-    records = results.runs(STUDY, runs).to_dict("records")
-    labels = {run["run"]: data_set_label(run["data.name"], run.get("spec.released"), results.scale) for run in records}
-    return {run: TABLE_LABELS.get(label, label) for run, label in labels.items()}
 
 
 def _by_budget(rows: DataFrame, value: str) -> DataFrame:
@@ -35,7 +28,8 @@ def _by_budget(rows: DataFrame, value: str) -> DataFrame:
 
 def _heading(rows: DataFrame) -> str:
     """Return the model and the text of rows of one run."""
-    return f"{model_label(rows['run'].iloc[0].removeprefix('one-shot-'))}, {rows['text'].iloc[0]}"
+    text = str(rows["text"].iloc[0])
+    return f"{model_label(rows['run'].iloc[0].removeprefix('one-shot-'))}, {TABLE_LABELS.get(text, text)}"
 
 
 def _increases(rows: DataFrame) -> dict[str, DataFrame]:
@@ -64,7 +58,7 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
     differences to H2O. The CSV has all texts, values of alpha, and policies whose cache differs in size from H2O's.
     """
     rows = pruning.configurations(results, STUDY, runs)
-    return rows.assign(text=rows["run"].map(_texts(results, runs)))
+    return rows.assign(text=rows["run"].map(pruning.text_labels(results, STUDY, runs)))
 
 
 @table(reads="prune_one_shot.csv", readers=_increases,
@@ -78,7 +72,9 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     model. A prompt that is read in full is an easier task than the step-by-step eviction of decay_table.
     """
     table = paired_losses(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
-    table = table.assign(perplexity=np.exp(table["loss_nats"]), text=table["run"].map(_texts(results, runs)))
+    table = table.assign(
+        perplexity=np.exp(table["loss_nats"]), text=table["run"].map(pruning.text_labels(results, STUDY, runs))
+    )
     return label_and_sort(table)
 
 
@@ -191,24 +187,29 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     chosen = chosen.assign(configuration=chosen["choice"].map(_CALIBRATED))
     table = table.join(chosen.groupby(choice)["alpha"].agg(_spread).rename("alphas"), on=choice)
     table = pd.concat([table[~is_single | table["configuration"].eq("alpha 0.2")], best], ignore_index=True)
-    return table.assign(text=table["run"].map(_texts(results, runs)))
+    return table.assign(text=table["run"].map(pruning.text_labels(results, STUDY, runs)))
 
 
 @table(reads="decode.csv", readers=lambda rows: rows.assign(run=rows["run"].map(model_label)).rename(
            columns={"run": "model"}),
        columns="source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] -prompt_s "
-               "prompt_ratio cache_megabytes -cache_share -metadata_megabytes repetitions device threads")  # fmt: skip
+               "prompt_ratio faster_after cache_megabytes -cache_share -metadata_megabytes repetitions device "
+               "threads")  # fmt: skip
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster? Speed after the longest measured prompt, of policies that keep 10 or 40 % of
     the tokens, of Full, our full cache, and of DynamicCache, the full cache of transformers. Medians over repetitions;
     in brackets: quartiles of the repetitions, which are no confidence interval. Ratios to Full are within a repetition:
-    above 1 of the speed, and below 1 of the time to read the prompt, are better. Measured in turns, alone on one
-    machine, in the precision of the released model. Another machine may have other ratios, and a GPU will.
+    above 1 of the speed, and below 1 of the time to read the prompt, are better. "Faster after" is the number of
+    generated tokens after which prompt and answer together take less time than with Full. Measured in turns, alone on
+    one machine, in the precision of the released model. Another machine may have other ratios, and a GPU will.
     """
     rows = pruning.decode_speeds(results, STUDY, runs)
     if rows.empty:
         return rows
     rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]
+    saved = rows["sequences"] / rows["tokens_per_s"] * (rows["speed_ratio"] - 1)  # seconds per step of decoding
+    added = rows["prompt_s"] * (1 - 1 / rows["prompt_ratio"])
+    rows = rows.assign(faster_after=(added / saved).where((rows["budget"] != 1) & (saved > 0)))
     rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
     record = results.stage_record(STUDY, "decode")
     megabytes = {f"{name}_megabytes": rows[f"{name}_bytes"] / 1e6 for name in ("cache", "metadata")}
