@@ -244,8 +244,9 @@ def _mark_cut_points(axes: Axes, rows: DataFrame) -> None:
     for column, (_, points) in enumerate(cut.groupby("_thousandths")):
         for line, (x, distance, colour) in enumerate(points[["_thousandths", "_distance", "_color"]].to_numpy()):
             height = (1.64 - 0.2 * (line + column % 2)) * HIGHEST
-            axes.text(x, height, f"{distance:.2f}\N{BLACK UP-POINTING TRIANGLE}", ha="center", va="center",
-                      color=ink(colour), fontsize=7)  # fmt: skip
+            axes.plot(x, height, "^", color=ink(colour), markersize=4, clip_on=False)
+            axes.annotate(f"{distance:.2f}", (x, height), (-4, 0), textcoords="offset points", ha="right", va="center",
+                          color=ink(colour), fontsize=7)  # fmt: skip
 
 
 def draw_rates(data: DataFrame) -> Figure:
@@ -288,7 +289,8 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     seeds = rows[rows["part"] == "seed"].merge(means[[*keys, "chosen", "inside"]])
     first_ids = runs_at_rates.drop_duplicates("number").set_index("number")["id"]
     labels = family_labels([records[name] for name in first_ids], results.scale)
-    labels = styled(labels, "family").set_index(first_ids.index)
+    styles = styled(labels.assign(panel=""), "family")  # a family has one style in all panels
+    labels = styles.assign(panel=labels["panel"]).set_index(first_ids.index)
     rows = pd.concat([means, seeds]).join(labels, on="number")
     rows = rows.sort_values(["_order", "number", "lr"], ignore_index=True)
     columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
