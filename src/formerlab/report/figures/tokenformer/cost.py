@@ -84,7 +84,7 @@ def _name_stages(axes: Axes, rows: DataFrame) -> None:
     for x, y, *ratio in rows[["_at", "loss_nats", *_RATIO]].dropna().to_numpy(float):
         axes.plot([x / ratio[2], x / ratio[1]], [y, y], color=GREY, linewidth=4.5, alpha=0.35, zorder=0)
         axes.plot(x / ratio[0], y, "|", color=GREY, markersize=9)
-        words = "cost, relative to a Transformer\nof equal loss: {:.1f} [{:.1f}, {:.1f}]".format(*ratio)
+        words = "Transformer of equal loss; growth\ncosts {:.1f} [{:.1f}, {:.1f}] times as much".format(*ratio)
         write(words, (x / ratio[2], y), (0, -5), va="top")
 
 
