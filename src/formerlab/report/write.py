@@ -293,12 +293,12 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> lis
 
 
 def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
-    """Return a table as Markdown and as HTML: its caption, our rows, the published rows and the meaning of columns."""
+    """Return a table as Markdown and as HTML: our rows, the published rows, its caption and the meaning of columns."""
     declaration = load_declaration(entry.name)
     hidden = {expand_columns(word)[0] for word in declaration.columns.split() if word.startswith("-")}
     heading, caption = pages.caption_title(entry.caption), pages.body(entry.caption)
     rows_of = f"Rows: {results.origin(entry.study, entry.runs)}."
-    text, page, headings = [f"# {heading}", caption], [pages.paragraph(caption)], list[str]()
+    text, page, headings = [f"# {heading}"], list[str](), list[str]()
     for block, rows in _blocks(declaration, table, results):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
@@ -310,6 +310,6 @@ def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[s
         text += [f"**{block}**", *(markdown for markdown, _ in shown), *([note] if note else [])]
         page += [pages.heading(block), *(html for _, html in shown), *([pages.paragraph(note)] if note else [])]
     lines = [*meanings(headings), rows_of]
-    text.append("\n".join(f"- {words}" for words in lines))
-    page += map(pages.paragraph, lines)
+    text += [caption, "\n".join(f"- {words}" for words in lines)]
+    page += map(pages.paragraph, [caption, *lines])
     return "\n\n".join(text) + "\n", pages.html_page(heading, page)

@@ -92,7 +92,9 @@ def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     theirs = _published_variations().set_index("run")
     rows = rows[~rows["run"].str.endswith("base")]
     rows = rows.assign(**{name: rows["run"].map(theirs[name]) for name in ("published_nats", "published_bleu")})
-    return by_regime(rows.drop(columns=["perplexity", "parameters"]).sort_values("test_minus_base_nats"))
+    blocks = by_regime(rows.drop(columns=["perplexity", "parameters"]).sort_values("test_minus_base_nats"))
+    blocks = blocks if isinstance(blocks, dict) else {"": blocks}
+    return {f"minus the base model; {regime}": block for regime, block in blocks.items()}
 
 
 def _published_bleu() -> DataFrame:

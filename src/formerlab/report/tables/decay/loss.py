@@ -38,7 +38,9 @@ def _increases(rows: DataFrame) -> dict[str, DataFrame]:
     full, pruned = rows["policy"].eq("full"), rows["policy"].ne("full")
     if not full.any() or not pruned.any():
         return {_heading(rows): rows}
-    heading = f"{_heading(rows)}, perplexity {rows.loc[full, 'perplexity'].iloc[0]:.1f} with the full cache"
+    heading = (
+        f"loss minus Full; {_heading(rows)}, perplexity {rows.loc[full, 'perplexity'].iloc[0]:.1f} with the full cache"
+    )
     sizes = rows["realised_budget"] / rows["budget"].map(
         rows[rows["policy"] == "h2o"].groupby("budget")["realised_budget"].mean()
     )
@@ -84,7 +86,8 @@ def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
     rows = rows.replace({"configuration": names, "text": TABLE_LABELS}, regex=True)
     is_h2o = rows["configuration"].eq("H2O")
     rows.loc[is_h2o, expand_columns(f"{MINUS_H2O}[]")[1:]] = np.nan
-    return {str(text): _by_budget(group, MINUS_H2O) for text, group in rows.groupby("text", sort=False)}
+    groups = rows.groupby("text", sort=False)
+    return {f"loss minus H2O; {text}": _by_budget(group, MINUS_H2O) for text, group in groups}
 
 
 @table(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", readers=_by_text,
@@ -154,7 +157,8 @@ def _spread(alphas: Series) -> str:
 
 
 @table(reads="prune.csv prune_calibrated.csv prune_alphas.csv", runs="decoder released-*",
-       readers=lambda rows: {_heading(rows := pruning.first_model_rows(rows)): _by_budget(rows, MINUS_H2O)},
+       readers=lambda rows: {f"loss minus H2O; {_heading(rows := pruning.first_model_rows(rows))}":
+                             _by_budget(rows, MINUS_H2O)},
        columns="source run text configuration alphas budget loss_nats minus_h2o_nats[] seeds windows")  # fmt: skip
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O? The loss of Decay minus the loss of H2O by cache budget, on the same
