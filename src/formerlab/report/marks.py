@@ -272,7 +272,7 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     if across:
         axes.set_xlim(bottom - margin, top + margin)
         return
-    axes.set_ylim(bottom - margin, top + margin + 1.6 * margin * bool((means[column] > top + margin).any()))
+    axes.set_ylim(bottom - margin, top + margin + 3 * margin * bool((means[column] > top + margin).any()))
 
 
 def note_off_scale(axes: Axes, panel: "Panel", rows: DataFrame) -> None:

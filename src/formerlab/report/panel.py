@@ -11,6 +11,7 @@ Some columns are only for the figure: `_style` overrides the name by which the p
 `_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -93,7 +94,7 @@ class Panel:
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds details that only this panel has."""
     same_limits: Literal["", "x", "y"] = ""
-    """Axis with the same limits in all panels that ask for it."""
+    """Axis with the same limits in all panels of this column."""
     published: Mapping[str, Any] | None = None
     """Settings of a second panel for the published rows; this panel then shows only our rows."""
 
@@ -157,12 +158,10 @@ def layout(
     height: float = 2.1,
     width: float = WIDEST,
     order: str = "",
-    group_by: str = "",
 ) -> Callable[[DataFrame], Figure]:
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
-    Panels of the same value of the column `group_by` are adjacent. `columns` is the number of panels side by side; 0
-    means one per value of `facet` of the first panel. `height` of a panel and `width` of the figure are in inches.
+    `columns` is the number of panels side by side. `height` of a panel and `width` of the figure are in inches.
     `notes` returns notes on the shown rows for the caption; the first is also written below the panels. The caption
     also lists the series in `wanted` that have no rows.
     """
@@ -170,17 +169,13 @@ def layout(
     def render(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
         pairs = [pair for panel in panels for pair in panel.split(data)]
-        if group_by:
-            pairs.sort(key=lambda pair: list(data[group_by].unique()).index(pair[1][group_by].iloc[0]))
         numbers = [rows[panel.x if panel.kind == "forest" else panel.y] for panel, rows in pairs]
         pairs = [pair for pair, values in zip(pairs, numbers, strict=True) if values.notna().any()] or pairs
         visible_rows = data[data.index.isin({at for _, rows in pairs for at in rows.index})]
         present = {str(name) for panel in panels for name in visible_rows[panel.by].dropna()}
         visible_rows.attrs["marks"] = set[str]().union(*(drawn_marks(*pair) for pair in pairs))
         note_texts = notes(visible_rows)
-        figure = _figure(
-            visible_rows, pairs, columns or data[panels[0].facet].nunique(), height, width, next(iter(note_texts), "")
-        )
+        figure = _figure(visible_rows, pairs, columns, height, width, next(iter(note_texts), ""))
         absent = [name for name in wanted if not any(series.startswith(name) for series in present)]
         missing = [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
         figure.set_label(" ".join(filter(None, [*note_texts, *missing])))
@@ -222,6 +217,7 @@ def _figure(
             labels.append(mark(axes, panel, rows, common if panel.share_y else {}))
             shared = panel.share_y and at > line[0]
             repeated = shared and pairs[at - 1][0].xlabel == panel.xlabel
+            repeated |= panel.same_limits == "x" and at + len(lefts) < len(pairs)
             axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))
             axes.tick_params(axis="y", labelleft=not shared)
             axes.set_xlabel("" if repeated else fill_names(panel.xlabel, rows))
@@ -246,10 +242,12 @@ def _figure(
 
 def _finish_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
     """Give the panels that ask for it the same limits, then write the values beyond the limits."""
-    alike = [axes for axes, (panel, _) in zip(figure.axes, pairs, strict=True) if panel.same_limits]
-    for letter in {panel.same_limits for panel, _ in pairs} - {""}:
-        ends = [getattr(axes, f"get_{letter}lim")() for axes in alike]
-        for axes in alike:
+    alike = defaultdict(list)
+    for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
+        alike[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
+    for (letter, _), group in alike.items():
+        ends = [getattr(axes, f"get_{letter}lim")() for axes in group] if letter else []
+        for axes in group if letter else ():
             axes.set(**{f"{letter}lim": (np.min(ends), np.max(ends))})
     for axes, (panel, rows) in zip(figure.axes, pairs, strict=True):
         if panel.kind != "forest":

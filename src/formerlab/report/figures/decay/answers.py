@@ -126,7 +126,8 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=layout(
-    Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", style="policy",
+    Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", share_y=True,
+          style="policy",
           xlabel="forgetting factor alpha", ylabel="accuracy minus\nH2O (points)", finish=mark_alpha),
     notes=lambda rows: [
         f"Cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "

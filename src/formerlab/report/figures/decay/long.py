@@ -46,22 +46,25 @@ def draw_decode(data: DataFrame) -> Figure:
     panel = partial(Panel, "length", ticks="{:g}".format, log="x", xlabel="prompt length (tokens)")
     times = partial(panel, by="_policy", style="policy", facet="_panel", name="legend")
     return layout(
-        times("tokens_per_s", ylabel="decoded tokens\nper second", zero=0.0, title=f"{case}{{_pruned}}"),
+        times("speed_ratio", ylabel="decoding speed\n(full cache = 1)", zero=1.0, title=f"{case}{{_pruned}}",
+              same_limits="y"),
         panel("_megabytes", by="_size", facet="_case", log="xy", ylabel="keys and values\n(MB)",
               title=f"{case}Memory of any policy"),
-        times("prompt_ratio", ylabel="time of the prompt\n(full cache = 1)", zero=1.0, title=f"{case}{{_pruned}}"),
+        times("prompt_ratio", ylabel="time of the prompt\n(full cache = 1)", zero=1.0, title=f"{case}{{_pruned}}",
+              same_limits="y"),
         notes=_notes, columns=len(budgets) + 1, height=1.7,
-    )(pd.concat([rows, data.assign(_megabytes=data["cache_bytes"] / 1e6)], ignore_index=True))  # fmt: skip
+    )(pd.concat([rows, data.assign(_megabytes=data["cache_bytes"] / 1e6, _marker="")], ignore_index=True))  # fmt: skip
 
 
 @plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
-    """Decoding with full and pruned caches, against the length of the prompt: tokens per second, time to read the
-    prompt, and bytes of the retained keys and values. Full is our full cache, DynamicCache is the cache of
-    transformers; both are shown beside each budget. Runs are measured in turns on an otherwise idle machine, with an
-    untrained model of the run's shape or a released model. Points are medians, bars quartiles. Bytes exclude the scores
-    and positions of a pruned cache, which are in decay_decode_table. No speeds were published. To see: at which lengths
-    pruning saves more time than it takes. The bytes follow from the budget, whichever policy chooses.
+    """Decoding with full and pruned caches, against the length of the prompt: decoding speed and time to read the
+    prompt, relative to the full cache in the same repetition, and bytes of the retained keys and values. Full is our
+    full cache, DynamicCache is the cache of transformers; both are shown beside each budget. Runs are measured in turns
+    on an otherwise idle machine, with an untrained model of the run's shape or a released model. Points are medians,
+    bars quartiles. Bytes exclude the scores and positions of a pruned cache, which are in decay_decode_table. No speeds
+    were published. To see: at which lengths pruning saves more time than it takes. The bytes follow from the budget,
+    whichever policy chooses.
     """
     rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:

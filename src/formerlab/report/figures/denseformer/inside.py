@@ -10,12 +10,16 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.quantity import Agreement
+from formerlab.report.claims.registry import Arm, ClaimArms
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, load_runs, seed_count, summarize
 from formerlab.report.style import GREY, WIDEST, arrow, box, plot_style
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
+from formerlab.statistics import CONFIDENCE
 
 STUDY = "denseformer"
 MOST = 8
@@ -105,13 +109,17 @@ _draw_weights = layout(
 )  # fmt: skip
 
 
+_LIKENESS = ", r\u00a0=\u00a0{:.2f}".format
+
+
 @plot(reads="depth.csv", runs="depth.kind=dwa", within_regime=True, draw=_draw_weights)
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
     i, column j the source X_j, and X_0 the embedding. For each dilation and period, the deepest model on a text is
-    shown, as the mean over seeds. Training starts from 1 on the diagonal. To see: whether the pattern of the paper
-    appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late,
-    and a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
+    shown, as the mean over seeds; r is the mean correlation of the off-diagonal weights of two seeds (Fisher's z), if
+    there are three. Training starts from 1 on the diagonal. To see: whether the pattern of the paper appears, with
+    weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late, and a triangle
+    of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
@@ -123,7 +131,12 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     means = means.sort_values(["variant", "layers", "run", "destination", "source_block"], ignore_index=True)
     text = data_set_labels(means.pop("data.name"), results.scale)
     blocks = means["layers"].map(", {:.0f} blocks, ".format)
-    title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + blocks + text
+    reader = ClaimRows(results, STUDY, ClaimArms())
+    with np.errstate(all="ignore"):  # weights that are all alike have no correlation
+        alike = {run: Agreement(reader.mixing_weights(Arm(run=run))).interval(CONFIDENCE).mean
+                 for run in means["run"].unique()}  # fmt: skip
+    likeness = means["run"].map(alike).map(_LIKENESS, na_action="ignore").fillna("")
+    title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + blocks + text + likeness
     return means.assign(source="ours", _title=title, _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
 
 
@@ -136,8 +149,8 @@ PANELS = 6
 def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
     average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. The number above each panel
-    is the correlation of its off-diagonal weights with those at the end. To see: when the final pattern appears. In the
-    paper it is present after 5000 of 40,000 steps.
+    is the correlation of the off-diagonal weights of a seed with its own at the end, as the mean over seeds. To see:
+    when the final pattern appears. In the paper it is present after 5000 of 40,000 steps.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     depths = rows.groupby("run")["destination"].max()
@@ -148,15 +161,17 @@ def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     steps = steps[1:] if len(steps) > PANELS else steps  # the identity at the start needs no panel
     chosen = steps[np.unique(np.linspace(0, len(steps) - 1, PANELS).round().astype(int))]
     means = means[means["step"].isin(chosen)]
-    beside = means[means["destination"] != means["source_block"]]
-    table = beside.pivot(index="step", columns=["destination", "source_block"], values="weight")
+    beside = rows[rows["destination"] != rows["source"]]
+    table = beside.pivot(index=["step", "seed"], columns=["destination", "source"], values="weight")
+    ends = table.loc[steps[-1]]
     with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
-        likeness = {step: np.corrcoef(row, table.loc[steps[-1]])[0, 1] for step, row in table.iterrows()}
-    means = means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
-    correlation = (
-        means["correlation_with_end"].map(", r = {:.2f}".format).where(means["correlation_with_end"].notna(), "")
-    )
-    return means.assign(_title=means["step"].map("step {:.0f}".format) + correlation, _rank=means["step"])
+        by_step = {
+            step: np.mean([np.corrcoef(row, ends.loc[seed])[0, 1] for seed, row in table.loc[step].iterrows()])
+            for step in chosen
+        }
+    means = means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(by_step), source="ours")
+    likeness = means["correlation_with_end"].map(_LIKENESS, na_action="ignore").fillna("")
+    return means.assign(_title=means["step"].map("step {:.0f}".format) + likeness, _rank=means["step"])
 
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:

@@ -27,6 +27,7 @@ from formerlab.report.studies.tokenformer import (
     mean_curves,
     run_before_growth,
 )
+from formerlab.report.tables.tokenformer.models import tokenformer_modern
 from formerlab.results.read import Results
 
 ARMS = {
@@ -86,7 +87,8 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
     training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every
     run has its own full schedule, and each model has the learning rate, of those run, with the lowest validation loss.
-    Differences are paired by seed. To see: whether the gap shrinks, stays or changes its sign as both train longer.
+    Differences are paired by seed; a change is the difference after the longest training minus that after the
+    shortest. To see: whether the gap shrinks, stays or changes its sign as both train longer.
     Published: against a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
@@ -101,7 +103,17 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     rows = differences(losses, pairs, "run", "rival")
     if len(rows):
         rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
-    return with_published(rows, gap, "third party, 124M parameters").assign(_style=TOKENFORMER)
+    rows = with_published(rows, gap, "third party, 124M parameters")
+    changes = tokenformer_modern.rows(results, runs).query("run.isna()")
+    texts, arms = (
+        data_set_labels(changes["regime"].str.partition(", ")[0], results.scale),
+        changes["arm"] + " Transformer",
+    )
+    longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
+    changes = changes.assign(source="ours", part="change", run=longest)
+    changes = changes.assign(_text=texts, _label="change with training, " + arms)
+    rows = pd.concat([rows, changes.reindex(columns=rows.columns)], ignore_index=True)
+    return rows.assign(_style=TOKENFORMER)
 
 
 _PRINTED = {
