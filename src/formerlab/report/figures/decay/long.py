@@ -24,6 +24,8 @@ from formerlab.results.read import Results
 STUDY = "decay"
 _LINES = ("--", ":", "-.")
 TICK = "\N{CHECK MARK}"
+LOWEST = -10
+"""Log-probability of a number below which cells have the palest grey, in nats."""
 PALE = sns.light_palette("#9a9a9a", as_cmap=True)
 
 
@@ -96,14 +98,14 @@ def draw_passkey(data: DataFrame) -> Figure:
             "numbers found, that is, each token was the most probable one.")  # fmt: skip
     figure = Figure((WIDEST, 1.4 + 0.2 * len(names)), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
-    lowest = data["log_prob"].min()
+    lowest = max(data["log_prob"].min(), LOWEST)
     for axes, depth in zip(figure.subplots(1, len(depths), sharey=True, squeeze=False)[0], depths, strict=True):
         rows = data[data["depth"] == depth]
         rows = rows.assign(length=rows["length"] / 1024, tick=rows["found"].eq(1).map({True: TICK, False: ""}))
         numbers, ticks = (rows.pivot(index="_series", columns="length", values=value).reindex(names)
                           for value in ("log_prob", "tick"))  # fmt: skip
         last = depth == depths[-1]
-        bar = {"label": "log-probability of the\nnumber (nats, 0: certain)"} if last else None
+        bar = {"label": "log-probability of the\nnumber (nats, 0: certain)", "extend": "min"} if last else None
         sns.heatmap(numbers, vmin=lowest, vmax=0, cmap=PALE, ax=axes, cbar=last, linewidths=1, cbar_kws=bar)
         sns.heatmap(numbers, mask=ticks.ne(TICK), cmap=[BLACK], annot=ticks, fmt="", ax=axes, cbar=False, linewidths=1)
         axes.set(title=f"Number at {100 * depth:.0f} %", xlabel="text (k tokens)", ylabel="")

@@ -39,7 +39,7 @@ def draw_masks(data: DataFrame) -> Figure:
     cells = data.assign(_panel=data["configuration"] + caches, _cache=caches, _seen=data["kept"].map(list))
     cells = cells.explode(["key", "_seen"])
     panel = Panel("key", "query", by="_seen", kind="heat", facet="_panel", title="{configuration}",
-                  xlabel="key (token)", ylabel="{_cache}\nquery (token)",
+                  xlabel="key (token)", ylabel="{_cache}:\nquery (token)",
                   share_y=True)  # fmt: skip
     return layout(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
 
