@@ -73,7 +73,8 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth never reduces a size; use at least {old}")
         if method == "hypercloning" and new % old:
-            raise UserError(f"cannot grow {name}={old} into {new}: hypercloning needs a multiple; or use net2net")
+            remedy = f"hypercloning needs a multiple of {old}; use one, or method=net2net"
+            raise UserError(f"cannot grow {name}={old} into {new}: {remedy}")
     _check_copies(parent, child, method)
 
 

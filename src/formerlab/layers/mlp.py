@@ -53,6 +53,7 @@ class MlpLayer(nn.Module):
         super().__init__()
         hidden, linear = spec.width(d_in), Linear(bias=spec.bias, std=spec.std, scale_residual=spec.scale_residual)
         self.activation = spec.activation
+        # swiglu: `inner` is W1 (gate_proj of LLaMA, with silu), and `gate` is W3 (up_proj)
         self.inner = linear.build(d_in, hidden)
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
         self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)

@@ -190,10 +190,9 @@ def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFa
 
 
 def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, Scores]:
-    """Return (gelu(Z), dA) with dA = g - Z (Z . g) / tau^2 and g = dS gelu'(Z); dA overwrites `grad`, which is dS.
+    """Return (gelu(Z), dA) with dA = g - Z (Z . g) / tau^2 and g = grad gelu'(Z); dA overwrites `grad`.
 
-    dS already contains the factor tau / ||A||, so dA is the gradient of Appendix A,
-    dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
+    `grad` is the gradient of gelu(Z) times tau / ||A||, so dA is the gradient of Appendix A.
     """
     if (kernels := _kernels(z)) is not None:
         scores, gradient = kernels.scores_and_gradient(grad, z, tau)

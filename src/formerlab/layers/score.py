@@ -67,8 +67,8 @@ def softmax(products: Scores, tau: float) -> Scores:
 
 
 def gelu(products: Scores, tau: float) -> Scores:
-    """S = GeLU(A), without norm and tau, as in a two-layer MLP (official TPU code, `gelu`, with a tanh
-    approximation).
+    """S = GeLU(A), without norm and tau, as in a two-layer MLP (exact GeLU; `gelu` of the official TPU code has
+    tanh).
     """
     return F.gelu(products)
 

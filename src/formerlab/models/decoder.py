@@ -162,14 +162,14 @@ class DecoderModel(nn.Module):
         attend: Attend = causal_attention,
         start: Start = 0,
         last: int | None = None,
-        targets: Int[Tensor, "batch time"] | None = None,
+        targets: Int[Tensor, "batch kept"] | None = None,
     ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
         """Return next-token logits, or the loss; `tokens` have positions start, start + 1, ...
 
-        With `last`, only the logits of the last `last` tokens are computed. With `targets` (the next token of each of
-        these tokens), the result is the mean negative log-likelihood in nats, in at least float32; except under
-        torch.compile and torch.func, it is computed without storing all logits. Raises ValueError if a position exceeds
-        the context, unless `start` is a tensor.
+        With `last`, only the logits of the last `last` tokens are computed. With `targets`, the next token of each
+        token whose logits would be returned, the result is the mean negative log-likelihood in nats, in at least
+        float32. It is computed without storing all logits, except under torch.compile and torch.func. Raises ValueError
+        if a position exceeds the context, unless `start` is a tensor.
         """
         if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

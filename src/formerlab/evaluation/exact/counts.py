@@ -196,7 +196,7 @@ def complexity() -> dict[str, float]:
     lengths from Table 1 of the paper.
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
-    lengths below the width. The table counts the step from the input to the state of a recurrent layer. Two further
+    lengths below the width. For a recurrent layer the table has n steps, one more than `longest_path`. Two further
     numbers are path length / (n/k) for convolutions without dilation, and path length / (n/r) for restricted attention
     to r positions in total (r/2 on each side).
     """

@@ -60,7 +60,7 @@ def _cause(error: BaseException) -> str:
 
 
 def check_copy(name: str, task: Any) -> None:
-    """Raise UserError if a row of a local copy is not a valid question of a task; the harness would score the row."""
+    """Raise UserError if a row of a local copy is not a valid question of a task. The harness does not check this."""
     with quiet():
         fields, solved_examples = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
         questions = ((f"row {number}", row) for number, row in enumerate(task.task_docs, 1))

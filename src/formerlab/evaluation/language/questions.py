@@ -32,7 +32,8 @@ class QuestionScore(NamedTuple):
     """The example's id, or its index in the task if it has no id."""
     metric: str
     """acc, acc_norm or acc_mutual_info: 1 if the correct choice has the largest log-probability, log-probability per
-    character, or increase of log-probability by the context; otherwise 0. log_prob is in nats."""
+    character, or increase of log-probability by the context; otherwise 0. Without choices, acc is 1 if each token of
+    the answer is the most probable token. log_prob is in nats."""
     value: float
     choices: int | None
     """Number of choices; None if the question has no choices."""

@@ -156,10 +156,10 @@ def common_words(
 
 
 def frequent_words(text: Text, random: Random, units: int, length: int) -> Example:
-    """Return a text of about `units` words in random order, repeated with the frequencies of Zipf's law (exponent 2).
+    """Return an example with about `units` words in random order, whose frequencies follow Zipf's law (exponent 2).
 
-    It has a coded word per TOKENS_PER_CODED_WORD tokens of `length`. The most frequent word is replaced by "...".
-    Raises TooFewUnits.
+    The number of different words is `length` / TOKENS_PER_CODED_WORD, at least 5. The most frequent word is replaced by
+    "...". Raises TooFewUnits.
     """
     coded = _distinct(max(5, length // TOKENS_PER_CODED_WORD), lambda: "".join(random.choices(ascii_lowercase, k=6)))
     counts = [int(units * 6 / math.pi**2 / rank**2) for rank in range(1, len(coded) + 1)]

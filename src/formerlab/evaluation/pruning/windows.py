@@ -32,8 +32,8 @@ class Configuration(NamedTuple):
     def cells(self) -> Row:
         """Return the values of the columns policy, alpha, recent and budget.
 
-        Alpha is None if the scoring policy has no alpha. Recent is None if the scoring policy has no recent, or has
-        recent = 0; Decay and H2O give 0 instead.
+        Alpha is None if the scoring policy has no alpha. Recent is None if the scoring policy has no recent. For
+        recent = 0 it is 0 with Decay and H2O, and None with other policies.
         """
         values = self.policy.scorer.model_dump(mode="json")
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget

@@ -93,7 +93,7 @@ def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
 
 
 def tensor_elements(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Return the number of elements in inputs, weights, intermediate tensors and output of the unfused operation.
+    """Return the number of elements in inputs, weights, output, and one attention matrix or unfolded convolution input.
 
     Unlike the timed operation, self-attention has separate queries, keys and values, and recurrence has two matrices.
     """

@@ -42,7 +42,8 @@ class Decoding(Measurement):
     extra: AnyCount = 50
     """Maximum number of tokens of a translation in addition to the length of its source."""
     batch_tokens: Count = 4096
-    """Maximum number of source tokens, and of target tokens, per batch with padding, except for one longer sentence."""
+    """Maximum number of source tokens and of target tokens per batch, including padding. If the longest sentence of the
+    split has more tokens, its length is the limit."""
     attention_sentences: AnyCount = 0
     """Number of test sentences whose attention probabilities are written to attention.csv."""
 

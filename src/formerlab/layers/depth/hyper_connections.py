@@ -33,7 +33,7 @@ class HyperConnections(DepthSpec):
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
         """Return {name: shape} of the learned tensors of one sub-layer.
 
-        `static` has no weight decay; its default is [A_m, A_r, B^T] with one row per stream.
+        `static` has no weight decay. In this class it contains [A_m, A_r, B^T], with one row per stream.
         """
         return {"static": (self.streams, self.streams + 2)}
 
