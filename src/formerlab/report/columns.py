@@ -60,6 +60,7 @@ COLUMNS = {
     "effect_nats": Column("effect on the loss (nats) ↓"),
     "cost_nats": Column("added loss (nats) ↓", places=4),
     "perplexity_tokenformer": Column("perplexity: Tokenformer ↓"),
+    "perplexity_5gram": Column("perplexity of a 5-gram model", places=1),
     "difference_nats": Column("loss difference (nats) ↓"),
     "tokens_per_new_parameter": Column("tokens per new parameter", places=0),
     "flops_of_transformer": Column("FLOPs, Transformer"),

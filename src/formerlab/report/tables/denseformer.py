@@ -151,10 +151,6 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     return pd.concat([language_baselines(results, STUDY, runs), rows])
 
 
-STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
-"""Mixers whose parameters are one weight per connection."""
-
-
 def _published_patterns() -> DataFrame:
     """Return the models of 48 blocks in Tables 1, 4 and 7, with the loss minus the loss of 1x1 in the same setting."""
     rows = published_table("Table 1", "Table 4", "Table 7", model="variant", table_or_figure="run")
@@ -185,7 +181,7 @@ def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 @table(reads="test.csv", published=_published_patterns, readers=_by_depth,
-       columns="source -run regime setting variant layers parameters_added -sparsity perplexity -perplexity_se "
+       columns="source -run regime setting variant layers parameters_added perplexity -perplexity_se "
                "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1? The loss minus the loss of 1x1, paired by seed,
@@ -198,8 +194,6 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     ours = ours[ours["setting"].isin(("main", "small-batch"))]
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
-    absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
-    ours["sparsity"] = absent.where(ours["spec.model.depth.kind"].isin(STATIC))
     keys = ["regime", "setting", "layers"]
     of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
     ours = ours.join(of_key, on=keys).reset_index(drop=True)
@@ -302,11 +296,8 @@ def _by_operation(rows: DataFrame) -> DataFrame:
     plain = rows[rows["variant"] == "Transformer"].set_index(keys)
     ratios = rows[rows["variant"] != "Transformer"].pivot_table("time_ratio", keys, "variant", sort=False)
     table = plain.loc[ratios.index, ["milliseconds"]].rename(columns={"milliseconds": "plain (ms) ↓"})
-    table = table.join(
-        ratios[sorted(map(str, ratios))]
-        .rename(columns=lambda name: f"{name} / plain ↓".replace("DenseFormer ", ""))
-        .round(2)
-    )
+    names = {name: f"{name} / plain ↓".replace("DenseFormer ", "") for name in map(str, ratios)}
+    table = table.join(ratios.sort_index(axis=1).rename(columns=names).round(2))
     return table.reset_index().assign(**{name: plain[name].iloc[0] for name in ("device", "threads")})
 
 

@@ -19,6 +19,7 @@ from formerlab.report.runs import (
     difference,
     estimate,
     held_out_losses,
+    language_baselines,
     load_runs,
     means_by_run,
 )
@@ -166,10 +167,11 @@ def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     return by_regime(rows.assign(arm=rows["arm"] + " Transformer").rename(columns=columns))
 
 
-@table(reads="eval.csv test.csv", published=_published_gap, readers=_gaps,
+@table(reads="eval.csv test.csv floors.csv", published=_published_gap, readers=_gaps,
        runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
        columns="source run regime tokens arm -learning_rate -parameters_non_embedding -tokenformer "
-               "perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged bold")  # fmt: skip
+               "perplexity_5gram perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged bold"
+       )  # fmt: skip
 def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer worse than a Transformer of equal size? Both are trained from scratch with equal width, training
     tokens and parameters without embedding (about 0.2 M). Modern: RMSNorm, SwiGLU, rotary positions; classic:
@@ -204,4 +206,6 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
             change |= pooled_estimate(reader, "difference_nats_pooled", signs)
             changes.append(change | {"bold": {*names} <= shrinks})
     rows = pd.concat([rivals, DataFrame(changes)], ignore_index=True).sort_values("regime", kind="stable")
+    ngrams = language_baselines(results, STUDY, runs).set_index("run")["perplexity"]
+    rows["perplexity_5gram"] = ("5-gram on " + rows["regime"].str.partition(", ")[0]).map(ngrams)
     return rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
