@@ -16,7 +16,7 @@ from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.published import TRANSFORMER as PAPER
 from formerlab.report.published import published_rows
 from formerlab.report.runs import differences, held_out_losses
-from formerlab.report.style import NARROW, WIDEST
+from formerlab.report.style import GREY, NARROW, WIDEST
 from formerlab.report.tables.transformer import complexity, scores
 from formerlab.results.read import Results
 
@@ -95,7 +95,8 @@ def draw_attention(data: DataFrame) -> Figure:
     sharpest = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean()
     sharp = heads[int(sharpest.argmax())]
     figure = Figure((WIDEST, 4.4), layout="constrained")
-    figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
+    note = f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
+    figure.set_label(note)
     left, right = figure.subfigures(1, 2, width_ratios=(9, 4))  # type: ignore[misc]
     large, small = left.subplots(), right.subplots(len(heads), len(_ATTENTIONS), squeeze=False)
     for line, head in zip(small, heads, strict=True):
@@ -107,6 +108,7 @@ def draw_attention(data: DataFrame) -> Figure:
     large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
               xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
     left.colorbar(image, ax=large, label="fraction of the attention", fraction=0.04)
+    left.supxlabel(note, x=0.01, ha="left", color=GREY, fontsize=7)
     return figure
 
 

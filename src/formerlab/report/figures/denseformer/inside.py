@@ -24,7 +24,7 @@ from formerlab.statistics import CONFIDENCE
 STUDY = "denseformer"
 MOST = 8
 """Maximum number of panels."""
-SHOWN = 8
+SHOWN = 10
 """Number of blocks in a panel, from the first on. More blocks make a dense average a blur."""
 
 

@@ -182,7 +182,8 @@ def _show_percent(axes: Axes, rows: DataFrame) -> None:
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, title="Plain minus DenseFormer 1x1",
           xlabel="loss (nats per token), % of perplexity\n(right: DenseFormer is better)\n", finish=_show_percent),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; thick bars: pooled 95 % "
-                        "interval, as used for verdicts; thin: Student t; tinted: published, bar: standard error."],
+                        "interval, as used for verdicts; thin: Student t; tinted: published; its standard error, if "
+                        "printed, is shorter than the mark."],
     width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
@@ -233,7 +234,8 @@ _forest = partial(Panel, y="_label", by="_label", kind="forest", where={"_shown"
       draw=layout(
     _forest(_BEHIND, zero=0.0, title="Loss", xlabel="loss minus 1x1 (nats per token)"),
     _forest("_time", zero=100.0, title="Time", xlabel="forward pass (% of 1x1)"),
-    notes=lambda rows: [f"{seed_notes(rows.drop(columns='interval'))[0][:-1]}; bars of times: quartiles."],
+    notes=lambda rows: [f"{seed_notes(rows.drop(columns='interval'))[0][:-1]}; bars of times: quartiles; "
+                        "*: p = 1 mod k."],
     columns=1, width=NARROW, order="source layers dilation period"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:

@@ -75,7 +75,7 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
     axes.text(4.9, 0.95 * middle, score, ha="center", va="top", fontsize=7.5)
     for begin, end in ((0.5, 1.2), (2.8, 7.0), (8.6, 9.3)):
         arrow(axes, (begin, middle), (end, middle))
-    axes.set(xlim=(-0.5, 10.3), ylim=(-0.03 * middle, 2.4 * middle))
+    axes.set(xlim=(-0.5, 10.9), ylim=(-0.03 * middle, 2.4 * middle))
     axes.set_title("A projection: attention to tokens\nthat are parameters")
     axes.set_axis_off()
 
