@@ -22,7 +22,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_configuration, find_plan
+from formerlab.commands.context import add_configuration, find_plan, plan_one_study
 from formerlab.errors import UserError, near_misses
 from formerlab.plan.locate import PLAN_VARIABLE, read_plan
 from formerlab.plan.staleness import Staleness
@@ -166,6 +166,7 @@ def main() -> int:
     parser.add_argument("--commit", action="store_true", help="commit the exported rows in CHECKOUT")
     arguments = parser.parse_args()
     os.nice(19)
+    plan_one_study(arguments, arguments.study)
     try:
         queue = StudyQueue(arguments)
         queue.prepare()

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import zipfile
 from argparse import Namespace
@@ -12,6 +13,7 @@ from fixtures.checkout import ROOT
 from fixtures.project import Project, finish
 from fixtures.rows import make_run
 
+from formerlab.commands.context import plan_one_study
 from formerlab.errors import UserError
 from formerlab.plan.staleness import Staleness
 from formerlab.results.export import export
@@ -156,3 +158,26 @@ def test_make_evidence_repeats_committed_runs_and_other_targets_take_the_scale_a
     assert printed("evidence", "STUDY=vision").strip().endswith("evidence.py vision --committed")
     assert printed("evidence", "STUDY=vision", "SCALE=pilot").strip().endswith("evidence.py vision --scale pilot")
     assert "--committed" not in printed("plan") + printed("status") + printed("demo")
+
+
+def test_the_data_of_other_studies_are_not_needed(tmp_path, monkeypatch):
+    project = Project(tmp_path)
+    project.lay_over(project.config, "studies: [small, other]")
+    shutil.copy(tmp_path / project.study, tmp_path / "workflow/studies/other.yaml")
+    project.write("workflow/data.yaml", "{}")
+    source = "{kind: files, train: [$FORMERLAB_DATA/absent]}"
+    project.lay_over(
+        project.scale, f"data: {{absent: {{source: {source}}}}}\nstudies: {{other: {{defaults: {{data: absent}}}}}}"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(evidence.PLAN_VARIABLE, raising=False)
+    monkeypatch.setenv("FORMERLAB_DATA", str(tmp_path))
+
+    def planned(study):
+        arguments = Namespace(plan=None, scale=None, overlay=None, set=[])
+        plan_one_study(arguments, study)
+        return evidence.read_plan(evidence.find_plan(arguments))
+
+    assert set(planned("small")["studies"]) == {"small"}
+    with pytest.raises(UserError, match=r"absent"):
+        planned("other")

@@ -68,6 +68,12 @@ def command_line_config(arguments: argparse.Namespace) -> dict[str, Any]:
     return overrides
 
 
+def plan_one_study(arguments: argparse.Namespace, study: str) -> None:
+    """Restrict the plan that `find_plan` builds to one study, so that no data of other studies is needed."""
+    if arguments.plan is None and variable(PLAN_VARIABLE) is None and Path(f"workflow/studies/{study}.yaml").is_file():
+        arguments.set = [f"studies=[{study}]", *arguments.set]
+
+
 def find_plan(arguments: argparse.Namespace) -> Path:
     """Return the path of the plan: --plan, the environment variable, or a plan that is built from the configuration."""
     overrides = command_line_config(arguments)

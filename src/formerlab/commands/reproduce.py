@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from formerlab.commands.context import Plan, add_command, load_plan
+from formerlab.commands.context import Plan, add_command, load_plan, plan_one_study
 from formerlab.errors import UserError, near_misses
 from formerlab.files import read_json, sha256
 from formerlab.results.notes import stage_note
@@ -44,6 +44,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     """
     from formerlab.results.read import Results, has_runs
 
+    plan_one_study(arguments, arguments.id.partition("/")[0])
     plan = load_plan(arguments)
     live = Path(plan["results"])
     out = arguments.out or live.parent.parent / "reproduced" / live.name
