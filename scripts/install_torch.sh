@@ -47,5 +47,5 @@ if offers_torch && from_index "$python" -m pip install --no-input --progress-bar
     say "torch $pin comes from $index"
 else
     say "$index does not answer or has no torch $pin, so torch comes from the configured package index" \
-        "(3 GB if that offers only the CUDA build)"
+        "(a download of 3 GB if this index has only the CUDA build)"
 fi

@@ -75,7 +75,9 @@ def rewrite_links(page: Path, site_paths: dict[Path, Path]) -> str:
         path = (page.parent / target).resolve()
         path = ROOT / "README.md" if path == ROOT / "docs/README.md" else path
         if not path.is_file():
-            raise SystemExit(f"{page.relative_to(ROOT)}: the link to {target} leads to no file; name one")
+            raise SystemExit(
+                f"{page.relative_to(ROOT)}: the file of the link to {target} does not exist; correct the link"
+            )
         up = "../" * (len(site_paths[page].parts) - 1)
         if path in site_paths:
             return f"{match[1]}{up}{site_paths[path]}{match[3]}"

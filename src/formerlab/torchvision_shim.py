@@ -1,8 +1,8 @@
 """Make torchvision importable with a CPU build of torch.
 
-The extension of the torchvision in the package index, which is compiled with CUDA, does not load with a CPU build of
-torch. The import of torchvision, timm and the model classes of transformers then fails with `operator torchvision::nms
-does not exist` (pytorch/vision issue 9085). This module declares the missing operators without a kernel.
+The torchvision wheel on PyPI is compiled with CUDA, and its extension does not load with a CPU build of torch. The
+import of torchvision, timm and the model classes of transformers then fails with `operator torchvision::nms does not
+exist` (pytorch/vision issue 9085). This module declares the missing operators without a kernel.
 """
 
 import importlib.util

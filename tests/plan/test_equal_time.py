@@ -46,7 +46,7 @@ def test_only_settings_that_affect_speed_change_the_timing_job(project):
     ("equal", "answer"),
     [
         ("{arm: nobody}", r"matched\.equal_time: 'nobody' is not a run that `speed` times"),
-        ("{reference: deep-4}", r"reference: 'deep-4' has another model or batch"),
+        ("{reference: deep-4}", r"reference: 'deep-4' differs from the run"),
         ("{reference: null}", "reference: missing key"),
     ],
 )
@@ -88,7 +88,10 @@ def test_an_equal_time_run_trains_for_the_measured_time(project, monkeypatch, ca
     record = read_json(folder / "matched/seed0/run.json")
     assert trained == [26]
     assert record["equal_time"]["time_ratio"] == pytest.approx(1.3)
-    assert "deep-4 takes 1.3000 times the step time of deep-3: 26 steps" in capsys.readouterr().err
+    assert (
+        "a step of deep-4 takes 1.3000 times as long as a step of deep-3, so this run trains for 26 steps"
+        in capsys.readouterr().err
+    )
 
     def state():
         return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}

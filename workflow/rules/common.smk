@@ -58,7 +58,9 @@ def records(*stages):
 
 
 def reading(stage, *functions):
-    """Return the input function of a stage: the records of the jobs that a job depends on, and files of `functions`.
+    """Return the input function of a stage.
+
+    It returns the records of the jobs that a job depends on, and the files that `functions` return.
 
     With these inputs Snakemake runs exactly the jobs that are not up to date. A stale job also reads the list of stale
     outputs, which is newer than its output. For a job that is up to date, modification times are ignored, because

@@ -141,7 +141,7 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
             difference = _difference(file, old, new)
             (lines if difference else same).append(difference or f"{file} ({len(old)} rows)")
         elif len(old) or len(new):
-            lines.append(f"{file}: {'committed only' if len(old) else 'here only'}")
+            lines.append(f"{file}: only in the {'committed' if len(old) else 'reproduced'} run")
     if record["weights_sha256"] == new_record["weights_sha256"]:
         same.append("the weights")
     elif not lines:

@@ -123,7 +123,8 @@ def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int
     equal = EqualTime.model_validate(job["equal_time"])
     ratio = equal.ratio(rows)
     steps = max(1, round(planned * ratio))
-    print(f"{equal.arm} takes {ratio:.4f} times the step time of {equal.reference}: {steps} steps", file=sys.stderr)
+    comparison = f"a step of {equal.arm} takes {ratio:.4f} times as long as a step of {equal.reference}"
+    print(f"{comparison}, so this run trains for {steps} steps", file=sys.stderr)
     note = equal.to_dict() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
     return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}
 

@@ -48,9 +48,9 @@ class Attempts:
     def should_retry(self, stage: str, name: str, attempt: int) -> bool:
         """Return whether to retry a job after this attempt failed.
 
-        A job is always retried if it stopped and has saved more work than at its last stop. Other jobs have up to
-        `MAX_RETRIES` consecutive retries. A job is not retried if the user must fix an error, if another process runs
-        the job, or if the attempt wrote no note (the stage did not start).
+        Return False if the user must fix an error, if another process runs the job, or if the attempt wrote no note
+        (the stage did not start). Otherwise a resumable stage that stopped with new progress is retried without limit,
+        and all other jobs have up to `MAX_RETRIES` consecutive retries.
         """
         note = self._last_note(stage, name)
         if note is None or note.get("mistake") or worker_of(stage, self._folder(stage, name), queue()):

@@ -149,10 +149,10 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 
 
 def _check_files(plan: Job, readable_data: Container[str], sources: Sources) -> None:
-    """Raise UserError if a file that config.yaml, an overlay or the command line names is missing.
+    """Raise UserError if config.yaml, an overlay or the command line names a file that does not exist.
 
-    Files that the scale names may be added later. Data sets in `readable_data` are available or prepared, and are not
-    checked.
+    Files of the scale are not checked, because they may be added later. Data sets in `readable_data` are available or
+    prepared, and are not checked either.
     """
     scale = sources.scale
     searches: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []

@@ -1,6 +1,6 @@
 """Check the public data files of the shipped scales below $FORMERLAB_DATA against workflow/data.yaml.
 
-A run therefore reads exactly the data of the committed rows, or it fails with an error that names the difference.
+Planning fails with the first difference, so a run reads exactly the data of the committed rows.
 """
 
 import hashlib

@@ -149,9 +149,9 @@ def execution_keys(run: Run, sources: Sources) -> ExecutionKeys:
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return all runs and the equal-time settings by run id.
 
-    Equal-time runs get the steps of their arm as an estimate; the stage `train` computes the steps from measured times.
-    Raises UserError if `timed`, the jobs of the stage `speed`, do not include the arm and the reference, or if the
-    reference has another model or batch than the run.
+    A run with `equal_time` trains as long as the run `arm`. Its number of steps is that of `arm` until the stage
+    `train` computes it from measured times. Raises UserError if `timed`, the jobs of the stage `speed`, do not include
+    `arm` and `reference`, or if the reference and the run differ in model, task, optimizer, precision or compile.
     """
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
@@ -161,12 +161,12 @@ def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> 
             names = [name.split("/")[1] for name in timed.get(run.study, {"runs": []})["runs"]]
             for name in (equal.arm, equal.reference):
                 if name not in names:
-                    raise UserError(f"{key}: {name!r} is not a run that `speed` times{near_misses(name, names)}")
+                    raise UserError(f"{key}: {name!r} is not timed by the stage `speed`{near_misses(name, names)}")
             arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
             if timing_keys(reference, Speed) != timing_keys(run, Speed):
                 raise UserError(
-                    f"{key}.reference: {equal.reference!r} has another model or batch; choose a reference with the "
-                    "same model and batch"
+                    f"{key}.reference: {equal.reference!r} differs from the run; choose a reference with the same "
+                    "model, task, optimizer, precision and compile"
                 )
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal

@@ -73,8 +73,8 @@ class Staleness:
         """Write the stale outputs with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
 
         The file is newer than the outputs and notes, so Snakemake reruns every rule that reads it. Its name is a hash
-        of its content, so another process does not write it again and change its time. Returns the path of the file, or
-        None if no output is stale or failed.
+        of its content and of the modification times, so another process does not write it again and change its time.
+        Returns the path of the file, or None if no output is stale or failed.
         """
         current_time, lines = time.time(), [f"{note}\n" for note in failures]
         stamps = [note.stat().st_mtime_ns for note in failures]

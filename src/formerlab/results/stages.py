@@ -100,7 +100,7 @@ STAGES = {stage.name: stage for stage in (
                            "document?", value="loss_nats", by=CONFIGURATION),
         "prune_questions.csv": table("a question under a policy", f"{CONFIGURATION} realised_budget "
                                      "task task_version example metric value choices?"),
-        "prune_masks.csv": table("a measure of the retained keys in a window, on unpruned attention",
+        "prune_masks.csv": table("a measure of the retained keys in a window, from the attention of the full cache",
                                  f"{CONFIGURATION} window metric value document?"),
         "prune_alphas.csv": table("the alpha of a head under one method of choosing alpha",
                                   "budget choice layer head alpha distance_to_ideal"),

@@ -13,7 +13,7 @@ from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, causal_attention
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
-"""Maps the lengths of the rows of a batch without padding (on the CPU) to the attention function of the batch."""
+"""Maps the unpadded lengths of the rows of a batch (on the CPU) to the attention function of the batch."""
 
 
 class Scores(NamedTuple):

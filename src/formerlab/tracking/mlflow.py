@@ -82,7 +82,9 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
-    """Create or update all studies, configurations and seeds; return the counts and the refused runs."""
+    """Create or update all studies, configurations and seeds; return the number of runs, and the lists
+    of created, updated, unchanged and refused runs.
+    """
     finished, refused = results.records(), results.left_out()
     finished_ids = {record["id"] for record in finished}
     records = [*finished, *(record for record in training if record["id"] not in finished_ids)]

@@ -39,8 +39,8 @@ class StopRequest:
     """A callable that returns a reason to stop, or None.
 
     In a `with` block, SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are reasons to stop; a second
-    Ctrl-C interrupts immediately. From `margin_s` seconds before the time limit on, the limit is a reason; it
-    counts from the creation of this object. Raises UserError if the margin is not shorter than the time limit.
+    Ctrl-C interrupts immediately. The time limit counts from the creation of this object; from `margin_s`
+    seconds before it, it is a reason. Raises UserError if the margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
