@@ -45,7 +45,7 @@ def test_only_settings_that_affect_speed_change_the_timing_job(project):
 @pytest.mark.parametrize(
     ("equal", "answer"),
     [
-        ("{arm: nobody}", r"matched\.equal_time: 'nobody' is not a run that `speed` times"),
+        ("{arm: nobody}", r"matched\.equal_time: 'nobody' is not timed by the stage `speed`"),
         ("{reference: deep-4}", r"reference: 'deep-4' differs from the run"),
         ("{reference: null}", "reference: missing key"),
     ],
