@@ -40,8 +40,8 @@ class CompressedCache(KVCache):
     Report results separately from step-by-step eviction, which is harder at the same budget because it also prunes
     during prefill and decoding.
 
-    Raises UserError for a policy that has no declared linear score for the keys of a prompt, protects the prompt or
-    re-indexes positions, for an unsuitable `position`, and for an invalid budget.
+    Raises UserError unless the scoring policy is one-shot or a stepwise policy that declares `linear`; also for a
+    policy that protects the prompt or re-indexes positions, for an unsuitable `position`, and for an invalid budget.
     """
 
     def __init__(self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None) -> None:
@@ -139,8 +139,9 @@ class CompressedCache(KVCache):
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
     """Return the eviction priority of each key after the last query of an unpruned prompt.
 
-    The score of a policy S <- decay * S + gain * p is decay^T times its initial score plus gain times the sum over q of
-    decay^(T - 1 - q) p[q, k], as in the official code of H2O and A2SF for long prompts.
+    With a policy S <- decay * S + gain * p, the score of key k after T tokens is decay^(T - k) times its initial score
+    plus gain times the sum over q of decay^(T - 1 - q) p[q, k], as in the official code of H2O and A2SF for long
+    prompts.
     """
     if isinstance(policy, OneShot):
         return policy.importance(prompt, position)

@@ -114,8 +114,8 @@ class Simulation:
 
     Call `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
     create a new object for every forward pass. `observe` is called with the index and the `SimulatedLayer` of each
-    layer. Eviction runs in `engine` (default: the fastest). It runs in torch with masks with `observe`, if gradients
-    are needed, and for policies that re-index positions or do not evict one key per head and step.
+    layer. Eviction runs in `engine` (default: the fastest). If `observe` is given or gradients are needed, and for
+    policies that re-index positions or do not evict one key per head and step, it runs in torch with masks.
     `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
     number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 

@@ -40,7 +40,7 @@ inline float distribution(float z) {
 inline float density(float z) {
     float t = -0.5f * z * z;
     t = t < -87.0f ? -87.0f : t;
-    const float n = (t * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to the next integer
+    const float n = (t * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to the nearest integer
     const float r = t - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -84,7 +84,7 @@ void forward(T* products, float* factor, T* scores, long rows, long tokens, floa
     }
 }
 
-// Replace dS by dA = g - Z (Z . g) / tau^2 in place, with g = dS gelu'(Z); write gelu(Z).
+// Replace grad = dS tau / ||A|| by dA = g - Z (Z . g) / tau^2 in place, with g = grad gelu'(Z); write gelu(Z).
 template <class T>
 void backward(T* gradient, const T* normalised, T* scores, long rows, long tokens, float inverse_squared_tau,
               int threads) {

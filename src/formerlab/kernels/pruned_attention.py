@@ -14,8 +14,8 @@ multiplies the probabilities by the values. Logits and sums are float32 for inpu
 
 Each program needs workspace in GPU memory: 16 logits per slot and head, and two positions per slot, of 4 bytes each.
 The number of slots is the smallest power of two that is at least capacity + 16, and at least 64; the capacity is the
-largest number of retained keys. T queries cost at most T times the number of slots dot products per head (full
-attention: T^2 / 2) and T sequential steps, which dominate the time.
+largest number of retained keys. T queries cost at most T * slots dot products per head (full attention: T^2 / 2) and T
+sequential steps, which dominate the time.
 
 Eviction affects the outputs only through the last query that sees each key (`last_queries`). Therefore `evict` can run
 without outputs, with fewer warps, and `attend` computes the outputs as full attention with a mask.

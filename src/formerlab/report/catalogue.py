@@ -30,7 +30,7 @@ _STRING_LISTS = ("reads", "runs", "needs")
 
 
 class Declaration(NamedTuple):
-    """The fields of a declaration that are not literals. Only rendering needs them."""
+    """The fields of a declaration that only rendering needs."""
 
     rows: "Callable[..., DataFrame]"
     """Returns the rows (of a table: only our rows), given the results and the names of the finished runs among `runs`,
@@ -43,7 +43,7 @@ class Declaration(NamedTuple):
     columns: str = ""
     """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, `perplexity[]±` also a
     standard error, `gain_nats[]+` also the ends of the pooled interval that verdicts use; `~` is a space. `-flops` is
-    written to the CSV only, not to the Markdown and HTML. A true `bold` marks a row on which a verdict rests."""
+    written to the CSV only, not to the Markdown and HTML. A row whose column `bold` is true supports a verdict."""
     readers: "Callable[[DataFrame], DataFrame | dict[str, DataFrame]] | None" = None
     """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
     argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""
@@ -168,7 +168,8 @@ def load_declaration(name: str) -> Declaration:
 
 
 def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
-    """Return the rows of a figure or table. Our rows are left out if no finished run has rows in the files of `reads`.
+    """Return the rows of a figure or table. Our rows are left out if neither the study nor a shown run has rows in the
+    files of `reads`.
 
     The column `source` distinguishes our rows from published rows; in a table it is the first column.
     """

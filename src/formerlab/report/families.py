@@ -1,4 +1,4 @@
-"""Group runs: by name, by kind of layer, or by specs that differ in a single key.
+"""Group runs by name, by settings of the model, by regime (data set and schedule), or by specs that differ in one key.
 
 The last grouping recognises a hyperparameter search whatever the names of its runs.
 """
@@ -24,7 +24,7 @@ ANNEALED_PREFIX = "annealed-"
 
 
 def run_setting(run: str) -> str:
-    """Return the setting of a run: a key of `SETTING_PREFIXES`, or `main`."""
+    """Return the setting of a run: an element of `SETTING_PREFIXES`, or `main`."""
     return next((name for name in SETTING_PREFIXES if run.removeprefix(ANNEALED_PREFIX).startswith(f"{name}-")), "main")
 
 

@@ -195,7 +195,10 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
 
 
 def _ends(axes: Axes, panel: "Panel", means: DataFrame) -> list[Label]:
-    """Draw the last point of each curve with its interval, side by side right of all curves, which set the limits."""
+    """Draw the last point of each curve with its interval, side by side to the right of the curves.
+
+    The y limits cover these intervals and the second half of the curves.
+    """
     last = means.sort_values(panel.x).drop_duplicates(panel.by, keep="last").sort_values(panel.y)
     end, labels = float(means[panel.x].max()), []
     for nth, (name, point) in enumerate(last.groupby(panel.by, sort=False)):

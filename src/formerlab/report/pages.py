@@ -61,7 +61,7 @@ def caption_title(caption: str) -> str:
 
 
 def takeaway(caption: str) -> str:
-    """Return the sentence of a caption after `To see:`, or an empty string."""
+    """Return `To see: <sentence>.` of a caption, or an empty string."""
     sentence = caption.partition("To see: ")[2].split(". ")[0].rstrip(".")
     return f"To see: {sentence}." if sentence else ""
 
@@ -97,7 +97,7 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 
 def mark_bold(cells: DataFrame, table: DataFrame) -> DataFrame:
-    """Return the cells with the rows of `table` whose column `bold` is true between asterisks."""
+    """Return the cells; cells of rows with a true `bold` in `table` are put between asterisks."""
     bold = table["bold"].eq(True) if "bold" in table else pd.Series(False, table.index)
     return cells.mask((cells != "").mul(bold.to_numpy(), axis=0), "**" + cells + "**")
 

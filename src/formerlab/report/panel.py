@@ -85,7 +85,7 @@ class Panel:
     ring: str = ""
     """Boolean column of points that are ringed."""
     ends: bool = False
-    """Whether a curve has no band, but its last point with its interval to the right of all curves."""
+    """If true, draw no bands, and the last point of each curve with its interval to the right of all curves."""
 
     colours: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""

@@ -183,7 +183,7 @@ def baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def language_baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per language baseline and data set, with the loss columns of `means_by_run`."""
+    """Return a row per language baseline and data set, with `loss_nats`, `perplexity` and `bits_per_byte`."""
     rows = baselines(results, study, runs)
     return with_perplexity(weighted_means(rows, ["run", "variant", "bytes_per_token"]).reset_index())
 

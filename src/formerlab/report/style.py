@@ -169,7 +169,7 @@ def wrap(name: object, letters: int = EDGES[0]) -> str:
 def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) -> None:
     """Write names right of the panel, moved up or down so that they do not overlap.
 
-    A dotted line connects a label that was moved to its point. Call this last, when the limits are final.
+    A dotted line connects each moved label with its point. Call this last, when the limits are final.
     """
     labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
     if not labels:
@@ -193,7 +193,9 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) 
 
 
 def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
-    """Return the heights moved as little as possible so that texts of these half heights fit within the bounds."""
+    """Return the vertical centres, moved as little as possible, so that texts with these half-heights stay apart and
+    within the bounds.
+    """
     order = np.argsort(heights, kind="stable")
     piled = np.cumsum(2 * halves[order]) - halves[order]  # the heights of all texts if they are stacked from 0
     apart = isotonic_regression(heights[order] - piled).x

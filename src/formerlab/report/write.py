@@ -75,7 +75,8 @@ def draw_each(
 ) -> list[str]:
     """Render figures and tables from the rows in `root` (results/<tree>/<scale>) and return the names that failed.
 
-    With `skip_empty`, skip figures and tables without rows of our runs. Raises NoRoom if the disk is full.
+    With `skip_empty`, skip figures and tables without rows of our runs, and remove their earlier files. Raises NoRoom
+    if the disk is full.
     """
     by_name = _draw_names(Results(root, staleness_reason), out, names, skip_empty=skip_empty)
     return [name for name, files in by_name.items() if files is None]
@@ -245,7 +246,7 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     """Add the data set and model of each run as columns for titles, unless the rows have them.
 
     Runs whose tokenizer comes from another data set (`lent`) get no data set, since they were tested on the text of
-    another one; titles name the data set of the other runs.
+    that data set; titles name the data set of the other runs.
     """
     if "run" not in rows:
         return rows

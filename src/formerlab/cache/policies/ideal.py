@@ -1,4 +1,4 @@
-"""Ideal: the upper bound of the attention that the keys of a budget can receive from a query."""
+"""Ideal: the upper bound of the attention that `budget` keys can receive from a query."""
 
 from typing import Literal
 

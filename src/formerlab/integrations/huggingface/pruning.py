@@ -169,9 +169,9 @@ class PolicyCache(Cache):  # type: ignore[misc]
 def _check_not_packed(position_ids: Tensor | None, new_tokens: int, padding: list[int]) -> None:
     """Raise UserError if a row of the new tokens contains several packed sequences.
 
-    `padding` is the number of padding tokens at the start of each row of the new tokens; below 1 there are none.
-    Positions of shape (3, batch, time), for images, are not checked. For shape (4, batch, time), index 0 contains the
-    text positions, which are checked.
+    `padding` is the number of padding tokens at the start of each row of the new tokens; a value below 1 means no
+    padding. Positions of shape (3, batch, time), for images, are not checked. For shape (4, batch, time), index 0
+    contains the text positions, which are checked.
     """
     if position_ids is not None and position_ids.ndim == 3 and len(position_ids) == 4:
         position_ids = position_ids[0]

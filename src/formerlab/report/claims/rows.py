@@ -242,8 +242,8 @@ class ClaimRows:
     def _losses_on_text_of(self, reference: str, run: str) -> Series:
         """Return the loss by seed of a run on the test text of a `reference` run.
 
-        This is the run's own test text, or the test text of the data set whose tokenizer the run uses. Raises
-        MissingRowsError for any other text.
+        The text of `reference` must be the run's own test text, or the test text of the data set whose tokenizer the
+        run uses; otherwise MissingRowsError is raised.
         """
         if {*self.records(run)["data.fingerprint"]} == {*self.records(reference)["data.fingerprint"]}:
             return self._held_out(run, "loss_nats", "end", False).values

@@ -131,7 +131,7 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def series_points(results: Results, runs: Sequence[str], *, with_parents: bool = True) -> DataFrame:
-    """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other projections.
+    """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other name prefixes.
 
     If `with_parents`, a series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow.
     `part` is `mean` for the mean over seeds and `seed` for the loss of one seed.
@@ -163,8 +163,8 @@ _SEED_COLUMNS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "di
 
 
 def budgets_equal_to_grown(points: DataFrame) -> dict[str, str]:
-    """Return by continued run which budget it shares (within 5 %) with a model grown from the same parent: `tokens`,
-    `FLOPs` or an empty string.
+    """Return for each run that was trained further which budget equals (within 5 %) the budget of a model grown from
+    the same parent: `tokens`, `FLOPs` or an empty string.
 
     `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
     """
@@ -191,8 +191,8 @@ OWN_FIGURE_PREFIXES = (
 def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run of the arms `matched` (Tokenformers), `modern` and `classic` (Transformers).
 
-    `chosen` marks the run with the lowest final validation loss of its arm, text and token budget. Runs that diverged
-    are never chosen. `tokenformer` is the chosen matched run of the same text and budget.
+    `chosen` marks the run with the lowest final validation loss of its arm, regime and number of tokens. Runs that
+    diverged are never chosen. `tokenformer` is the chosen matched run of the same regime and number of tokens.
     """
     losses = held_out_losses(results, STUDY, runs)
     shared = {"data.name": "first", "regime": "first", "tokens": "first", "diverged": "any"}
