@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.arms import read_arms
 from formerlab.report.families import families
 from formerlab.report.figures.transformer import VARIANTS
 from formerlab.report.names import data_set_label
@@ -40,7 +41,6 @@ from formerlab.report.studies.tokenformer import WAYS_TO_GROW
 from formerlab.report.style import NARROW, WIDEST, ink, plot_style
 from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
-from formerlab.yaml_files import read_scale, read_yaml
 
 RATE = "optimizer.lr"
 DISTINGUISHING_KEYS = (
@@ -54,8 +54,12 @@ LABELS = {
     | {"tokenformer-small": "small Tokenformer, the parent", "tokenformer-matched": "Tokenformer, as many parameters"},
 }
 """Labels of runs by study, instead of the settings that distinguish them."""
-PLAIN = {"vision": {}, "tokenformer": {"rmsnorm": "modern Transformer", "layernorm": "classic Transformer"}}
-"""Names of Transformers by study and kind of norm; in the vision study, a Transformer is a ViT."""
+PLAIN = {
+    "tokenformer rmsnorm": "modern Transformer",
+    "tokenformer layernorm": "classic Transformer",
+    "vision layernorm": "ViT",
+}
+"""Names of Transformers by study and kind of norm."""
 WORDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "linear": TRANSFORMER, "pattention": TOKENFORMER}
 """Labels of values of a spec."""
 PHRASES = {"tokens": "{} parameter tokens", "mixing_start_step": "from step {}"}
@@ -100,7 +104,7 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
     """
     specs = [flatten({"spec": record["spec"]}) for record in first_records]
     panels, variants = [_panel_label(record, scale, width) for record in first_records], map(variant_label, specs)
-    plain = [PLAIN.get(record["study"], {}).get(str(spec.get("spec.model.norm.kind")), TRANSFORMER)
+    plain = [PLAIN.get(f"{record['study']} {spec.get('spec.model.norm.kind')}", TRANSFORMER)
              for record, spec in zip(first_records, specs, strict=True)]  # fmt: skip
     labels = DataFrame({"panel": panels, "variant": list(variants)})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
@@ -136,10 +140,9 @@ def styled(rows: DataFrame, by: str) -> DataFrame:
 
 def compared_runs(study: str, scale: str) -> list[str]:
     """Return the patterns of the runs that the registered claims of a study compare at a scale."""
-    page = Path("workflow", "studies", f"{study}.yaml")
-    claims = read_yaml(Path(), str(page)).get("claims", {}) if page.exists() else {}
-    claims |= read_scale(Path(), scale).get("studies", {}).get(study, {}).get("claims", {})
-    return [str(value) for key, value in flatten(claims).items() if key.endswith((".run", ".best_of"))]
+    claims = read_arms(Path(), scale).get(study, {}).values()
+    arms = [arm for claim in claims for arms in (claim.arms, *claim.items.values()) for arm in arms.values()]
+    return [pattern for arm in arms if (pattern := arm.run or arm.best_of)]
 
 
 def plotted_runs(runs: DataFrame, patterns: Sequence[str]) -> DataFrame:
