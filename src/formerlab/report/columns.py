@@ -84,6 +84,7 @@ COLUMNS = {
     "flops_token_token_coefficient": Column("FLOPs / T^2", "4 L d: FLOPs of attention for a context of T tokens"),
     "sacrebleu": Column("sacreBLEU ↑", places=1),
     "bleu_minus_base": Column("BLEU minus base ↑", places=1),
+    "development_bleu_minus_base": Column("development BLEU minus base ↑", places=1),
     "test_minus_base_nats": Column("test loss (nats) ↓"),
     "loss_minus_base_nats": Column("development loss (nats) ↓"),
     "exact_percent": Column("exact (%) ↑", "translations that equal the reference"),

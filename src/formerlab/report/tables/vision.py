@@ -52,9 +52,9 @@ ASKED = (
     (SIZES, "Tokenformer minus ViT,\nequal parameters", "tokenformer-matched", "vit", _MATCHED, _VIT),
     (SIZES, "a third more parameters\nminus equal parameters", "tokenformer", "tokenformer-matched",
      "TokenFormer-{}/16", _MATCHED),
-    (SCORES, "exp to GeLU\n(both L1 norm)", "score-gelu-l1", "score-exp-l1", _GELU_L1, _EXP),
-    (SCORES, "L1 norm to L2 norm\n(both after GeLU)", "score-gelu-l2", "score-gelu-l1", "", ""),
-    (SCORES, "L2 norm after GeLU\nto before GeLU", "tokenformer", "score-gelu-l2", "", ""),
+    (SCORES, "GeLU minus exp\n(both L1 norm)", "score-gelu-l1", "score-exp-l1", _GELU_L1, _EXP),
+    (SCORES, "L2 norm minus L1 norm\n(both after GeLU)", "score-gelu-l2", "score-gelu-l1", "", ""),
+    (SCORES, "L2 norm before GeLU\nminus after GeLU", "tokenformer", "score-gelu-l2", "", ""),
     (SCORES, "the last two steps\ntogether", "tokenformer", "score-gelu-l1", "TokenFormer-{}/16 GeLU + L2 norm",
      _GELU_L1),
     (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
@@ -133,7 +133,7 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
         printed = theirs[sizes == size].set_index("model")[COMPARED]
         asked[f"ImageNet, {size}/16 (points) ↑"] = asked["model"].map(printed)
     minus = asked["question"].str.partition(", ")[2].map(lambda words: f", {words}" if words else "")
-    names = asked["model"].replace("the last two steps\ntogether", "L1 norm after GeLU to L2 norm before it")
+    names = asked["model"].replace("the last two steps\ntogether", "L2 norm before GeLU minus L1 norm after it")
     asked["model"] = names.str.replace("\n", " ")
     variant = rows["run"].str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"), na=False)
     levels = rows.assign(model=variant.map({True: "Tokenformer, ", False: ""}) + rows["model"])

@@ -86,8 +86,14 @@ def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
     rows = rows.replace({"configuration": names, "text": TABLE_LABELS}, regex=True)
     is_h2o = rows["configuration"].eq("H2O")
     rows.loc[is_h2o, expand_columns(f"{MINUS_H2O}[]")[1:]] = np.nan
-    groups = rows.groupby("text", sort=False)
-    return {f"loss minus H2O; {text}": _by_budget(group, MINUS_H2O) for text, group in groups}
+    blocks = {}
+    for text, group in rows.groupby("text", sort=False):
+        most = group["windows"].max()
+        fewer = group["windows"] < most
+        group["configuration"] += fewer.map({True: " *", False: ""})
+        windows = f"{most:.0f} windows" + f" (*: {group['windows'].min():.0f})" * bool(fewer.any())
+        blocks[f"loss minus H2O; {text}, {windows}"] = _by_budget(group, MINUS_H2O).drop(columns="windows")
+    return blocks
 
 
 @table(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", readers=_by_text,
