@@ -293,7 +293,8 @@ def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
     assert differences == pytest.approx(expected | {"Full": -3.8, "H2O, budget by layer": -0.15})
     (block,) = decay_league_table.readers(table.assign(source="ours")).values()
     order = block["configuration"].tolist()
-    assert [order[0], *order[-2:]] == ["Full", "Decay, alpha 0.95, 50 % recent", "Random"], "best first"
+    best_first = ["Full", "Decay, alpha 0.95, 50 % recent *", "Random"]  # *: fewer windows
+    assert [order[0], *order[-2:]] == best_first
 
 
 def write_needles(root):
