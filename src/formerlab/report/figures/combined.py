@@ -30,13 +30,13 @@ from formerlab.results.read import Results
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     """Parameter tokens, averages over depth and a pruned cache together, at equal training tokens and about equal
-    parameters. Above: held-out loss with averages minus without, and with parameter tokens minus with linear layers,
-    each without and with the other, on the whole test text. The interaction is the difference between the two effects
-    of averages, which equals the difference between the two effects of parameter tokens. Below: the loss that H2O and
-    Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer windows and another scale; a bar that is
-    not visible is shorter than its mark. Differences are paired by seed. To see: if the interval of the interaction
-    includes zero, these seeds do not show that one idea changes the effect of another. The intervals are not corrected
-    for their number. No paper combines the three.
+    parameters. Above: the change of the held-out loss by averages, in models with linear layers and with parameter
+    tokens, and by parameter tokens, without and with averages, on the whole test text. The interaction is the
+    difference between the two effects of averages, which equals the difference between the two effects of parameter
+    tokens. Below: the loss that H2O and Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer
+    windows; the x axis has another range, and a bar that is not visible is shorter than its mark. Differences are
+    paired by seed. To see: if the interval of the interaction includes zero, these seeds do not show that one idea
+    changes the effect of another. The intervals are not corrected for their number. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (

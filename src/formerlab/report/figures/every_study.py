@@ -99,8 +99,8 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
     """Return a row per family with its panel, variant and name, given the record of its first run.
 
     A panel is a data set, a depth, a number of training steps, whether runs start from a parent, and, if asked for, a
-    width. The name is that of LABELS, or says how a family differs from others of its variant in the panel; the usual
-    value of the variant is left out.
+    width. The name is the entry of LABELS, otherwise the variant and the settings in which the family differs from
+    other families of the variant in the panel. The most frequent value of a setting is left out.
     """
     specs = [flatten({"spec": record["spec"]}) for record in first_records]
     panels, variants = [_panel_label(record, scale, width) for record in first_records], map(variant_label, specs)
@@ -127,7 +127,7 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
-    """Add plot styles. The series `by` of one colour in a panel have different shades and markers."""
+    """Add plot styles. Series (column `by`) of the same colour in a panel get different shades and markers."""
     series = rows.dropna(subset=by).drop_duplicates(["panel", by])[["panel", "variant", by]]
     colours = series["variant"].map(lambda name: plot_style(name)["color"])
     of_colour = series.groupby(["panel", colours])[by]
@@ -149,8 +149,8 @@ def plotted_runs(runs: DataFrame, patterns: Sequence[str]) -> DataFrame:
     """Return the rows of the runs that have a curve, with its `_series`, its `_panel` and its control.
 
     The control is the Transformer of the panel; among several it is the one with the shortest name. Runs without a
-    control are shown only if all are, and runs that differ in the learning rate only at the best rate. A panel has at
-    most MOST curves: first of runs that match the patterns, then of runs with a low loss.
+    control are shown only if no run has one. Of runs that differ only in the learning rate, the best is shown. A panel
+    has at most MOST curves: first of runs that match the patterns, then of runs with a low loss.
     """
     runs = runs.assign(_series=runs["family"].str.replace(r", lr [^,]+", "", regex=True))
     runs = runs.loc[runs.groupby(["panel", "_series"])["loss_nats"].idxmin()]
@@ -184,10 +184,10 @@ def draw_curves(data: DataFrame) -> Figure:
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves of models that were trained from scratch, as means over seeds: validation loss minus the loss of
     a Transformer of the same data set, depth, width and number of steps, which is the line at zero, paired by seed. All
-    panels have one scale, from the second half of training and the intervals (95 %, over seeds) of the last step;
-    earlier points beyond it are cut. The loss itself is shown if no panel has such a Transformer. Of several learning
-    rates the best is shown. A panel has at most four models, first those that the registered claims compare; the CSV
-    has the losses of all models. To see: whether a run that is lower at the end was lower from early on.
+    panels have the same y range, from the second half of training and the intervals (95 %, over seeds) of the last
+    step; earlier points beyond it are cut. The loss itself is shown if no panel has such a Transformer. Of several
+    learning rates the best is shown. A panel has at most four models, first those that the registered claims compare;
+    the CSV has the losses of all models. To see: whether a run that is lower at the end was lower from early on.
     """
     records = {record["run"]: record for record in results.records() if record["study"] == study and not record["init"]}
     by_seed = validation_losses(results, study, runs)

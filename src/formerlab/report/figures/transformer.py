@@ -29,7 +29,7 @@ VARIANTS = {
     "smoothing-2": ("label smoothing 0.2", "(D) label smoothing 0.2"),
     "positions-learned": ("learned positions", "(E) learned positions"),
 }
-"""Run to its label and its row of Table 3. Other runs change a size, and the published sizes are far from ours."""
+"""Label and row of Table 3, by run. Other runs change a size, and the published sizes are far from ours."""
 _MINUS = {"loss_nats": "loss_minus_base_nats", "sacrebleu": "bleu_minus_base"}
 _beside_base = partial(Panel, y="_label", by="_series", kind="forest", zero=0.0, name="legend")
 LEARNED = 0.02

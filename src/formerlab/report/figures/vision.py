@@ -25,8 +25,10 @@ _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds
 
 
 def _differences(measured: DataFrame, results: Results) -> DataFrame:
-    """Return the differences that ASKED names, and those of all other models to the ViT, with the published ones."""
-    asked = DataFrame([row[:4] for row in tables.ASKED], columns=tables.PAIR)
+    """Return the differences listed in COMPARISONS, the differences of all other models from the ViT, and the published
+    differences.
+    """
+    asked = DataFrame([row[:4] for row in tables.COMPARISONS], columns=tables.PAIR)
     in_groups = {*asked["run"], *asked["compared_with"], *(run for names in GROUPS.values() for run in names.split())}
     models = tables.models(measured)
     others = models[~models["run"].isin(in_groups)].assign(question=tables.OTHER, compared_with="vit")
@@ -56,10 +58,10 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
     for each question with its own scale, paired by seed; right of zero is better. Hollow: the paper's values on
     ImageNet-1K, each from a single run. Dashed: the limit of the claim, which is about ratios of error rates, at the
-    error rate of the model that is subtracted. Equal to the ViT means right of it, and a change counts right of it.
-    Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
-    than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies
-    are in the CSV and in the table vision_table.
+    error rate of the model that is subtracted. A model equals the ViT if its interval is right of the dashed line; a
+    change counts if its interval is right of it. Growth has no claim. To see: whether a Tokenformer with as many
+    parameters reaches the ViT, whether exp is worse than GeLU, and whether a grown model beats its parent that was
+    trained further for equal FLOPs. The accuracies are in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -74,7 +76,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([levels, _differences(measured, results)], ignore_index=True)
     if "question" not in rows:
         return levels
-    rank = {(question, label): number for number, (question, label, *_) in enumerate(tables.ASKED)}
+    rank = {(question, label): number for number, (question, label, *_) in enumerate(tables.COMPARISONS)}
     size = rows["run"].str.extract("-([BL]/16)")[0]
     further = rows["run"].eq("trained-on") & rows["question"].notna()
     return rows.assign(
@@ -97,7 +99,7 @@ def _limits(rows: DataFrame) -> Series:
     levels = rows[rows["part"].eq("mean") | rows["source"].eq("published")].dropna(subset="top1_percent")
     errors = 100 - levels.set_index(levels["run"].fillna(levels["model"]))["top1_percent"].astype(float)
     errors, limits = errors[~errors.index.duplicated()], {}
-    for question, label, _, other, *models in tables.ASKED:
+    for question, label, _, other, *models in tables.COMPARISONS:
         model, reference = (name.format("B") for name in models)
         if question in (tables.SIZES, tables.SCORES) and {other, model, reference} <= {*errors.index}:
             ratio = 1 / LEAST_RATIO if other == "vit" else (errors[reference] / errors[model]) ** 0.25

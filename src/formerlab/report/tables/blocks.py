@@ -61,7 +61,7 @@ def pooled_estimate(
     logarithm: bool = False,
     **arm: Any,
 ) -> dict[Any, Any]:
-    """Return the sum of a metric of runs, or of its logarithm, times `signs` as `name`, with the interval of verdicts.
+    """Return, as `name`, the sum over runs of sign * metric (or of its logarithm), with the interval that verdicts use.
 
     The result is empty if a run has no such metric.
     """
@@ -80,7 +80,7 @@ def processor(device: str) -> str:
 
 
 def claim_runs(results: Results, study: str, *claims: str) -> dict[str, set[str]]:
-    """Return the runs of each claim (by default, of all of the study), or an empty set if the claim has no verdict."""
+    """Return the runs of each claim (by default, of all claims of the study), empty for claims without a verdict."""
     arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
     runs = dict[str, set[str]]((claim, set()) for claim in claims or arms)
     for claim in (claim for claim in read_claims().claims if claim.id in runs and claim.id in arms):

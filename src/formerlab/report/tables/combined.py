@@ -32,7 +32,7 @@ MODELS = {
     "pattention-plain": ("parameter tokens", 1, -1),
     "pattention-dwa": ("parameter tokens, averages", 1, 1),
 }
-"""Run to its label, and to the signs of projection and averages."""
+"""Label, and signs of projection and averages, by run."""
 PRUNED = {"h2o": "H2O", "decay": "Decay"}
 """Policies beside the full cache."""
 BEYOND = "beyond the sum"
@@ -90,7 +90,7 @@ PAIRS = {
     "parameter tokens without averages": ("linear-plain", "pattention-plain", "Tokenformer"),
     "parameter tokens with averages": ("linear-dwa", "pattention-dwa", "Tokenformer"),
 }
-"""Label to the run without averages or parameter tokens, the run with them, and the name whose plot style it has."""
+"""For each label: the run without the idea, the run with it, and the name whose plot style is used."""
 INTERACTION = "interaction"
 
 
@@ -120,7 +120,7 @@ _LABELS = {
 
 
 def _readers(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the losses of the models with what pruning adds, the effects on the loss, and the interactions with it."""
+    """Return three blocks: losses and the loss that pruning adds; effects on the loss; interactions with pruning."""
     pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
     names = pruned["name"].str.rpartition(", ")
     costs = side_by_side(pruned.assign(name=names[0].map(_LABELS)), ["name"], names[2] + " adds (nats) ↓", "cost_nats")
@@ -149,10 +149,10 @@ def combined_table(results: Results, runs: list[str]) -> DataFrame:
     Tokenformers, without and with DenseFormer's averages over depth (1x1), on the whole test text, and the loss that
     H2O and Decay (alpha 0.2) add with 40 % of the tokens, on 256 windows. An effect is the loss with an idea minus the
     loss without it; below zero it helps. The interaction is the effect of averages with parameter tokens minus their
-    effect with linear layers; zero: the two add up. Interactions with a cache are the same differences of the loss that
-    the cache adds; the interaction with both ideas is a difference of differences. In brackets: 95 % Student t interval
-    over seeds, paired by seed and not corrected for their number; with three seeds a narrow one may be chance. No paper
-    has this comparison, so there is no verdict.
+    effect with linear layers; zero: the two add up. An interaction with a cache is the same difference, computed from
+    the loss that the cache adds. The interaction of both ideas with a cache is a difference of these differences. In
+    brackets: 95 % Student t interval over seeds, paired by seed and not corrected for their number; with three seeds a
+    narrow one may be chance. No paper has this comparison, so there is no verdict.
     """
     losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
     frames = []

@@ -25,14 +25,13 @@ from formerlab.results.schema import DECODE, FORWARD, TRAINING
 STUDY = "denseformer"
 _ENDS = ("", "_low", "_high")
 _OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
-"""Settings that have a plain Transformer of their own; the others are compared with that of the main ones."""
+"""Settings with their own plain Transformer; runs of other settings are compared with the one of the main setting."""
 
 
 def plains(records: DataFrame) -> dict[str, str]:
     """Return, by run, the plain Transformer of the same depth, data, batch and backbone, if any.
 
-    If there are several, it is the one with the run's learning rate. If each model has a rate that was searched for it,
-    there is one.
+    Of several, it is the one with the run's learning rate, otherwise the first. Setting `modern` needs an equal rate.
     """
     plain: dict[tuple[str, ...], str] = {}
     keys: dict[str, tuple[str, ...]] = {}
@@ -307,10 +306,10 @@ def _by_operation(rows: DataFrame) -> DataFrame:
        )  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     """How much slower is a DenseFormer than the plain Transformer of equal depth? After Tables 1 and 6 of DenseFormer
-    (arXiv:2402.02622). The plain Transformer has its time, the others their time over it; below 1 is faster. Ours are
-    medians over repetitions, measured in turns in one process, so that the load of the machine falls on all. The paper
-    scores batches of 64 sequences on a GPU and reports neither training nor decoding. Quartiles, peak memory and other
-    published schemes are in the CSV.
+    (arXiv:2402.02622). The table gives the time of the plain Transformer, and the time of the others divided by it;
+    below 1 is faster. Ours are medians over repetitions, measured in turns in one process, so that the load of the
+    machine falls on all. The paper scores batches of 64 sequences on a GPU and reports neither training nor decoding.
+    Quartiles, peak memory and other published schemes are in the CSV.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers"]], on="run")

@@ -1,4 +1,4 @@
-"""Scores of the translation study, of its tables and figures (arXiv:1706.03762)."""
+"""Scores of the translation study, for its tables and figures (arXiv:1706.03762)."""
 
 import re
 
@@ -65,13 +65,13 @@ _LABELS = {
     r"^smoothing-(\d)": r"label smoothing 0.\1", r"^positions-(\w+)": r"\1 positions",
     "-averaged": ", averaged checkpoints",
 }  # fmt: skip
-"""Parts of the names of runs, which name a change from the base model, to labels."""
+"""Labels of the parts of run names that name a change from the base model, by pattern."""
 _TABLE_3 = {
     r"\(A\) h=(\d+) .*": r"heads-\1", r"\(B\) dk=": "key-", r"\(C\) N=": "layers-", r"\(C\) d=(\d+) .*": r"width-\1",
     r"\(C\) ff=": "hidden-", r"\(D\) dropout (0\.)?": "dropout-", r"\(D\) label smoothing (0\.)?": "smoothing-",
     r"\(E\) .*": "positions-learned", "big .*": "big",
 }  # fmt: skip
-"""Rows of Table 3 of the paper to our runs with the same change."""
+"""Our run with the same change, by row of Table 3 of the paper (patterns)."""
 
 
 def _published_variations() -> DataFrame:
@@ -109,7 +109,9 @@ def _published_bleu() -> DataFrame:
 
 
 def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame:
-    """Return our rows with a label and, under each of `names`, a value minus the value of the base model by seed."""
+    """Return our rows with a label and, for each `column=metric` in `names`, the metric minus the metric of the base
+    model, paired by seed.
+    """
     base = ours["run"].str.startswith("settled-").map({True: "settled-base", False: "base"})
     for name, value in names.items():
         gaps = [difference(measured, run, of_base, name, value) for run, of_base in zip(ours["run"], base, strict=True)]
@@ -178,7 +180,10 @@ _LAYERS = {"self_attention": "self-attention", "restricted": "self-attention in 
 
 
 def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
-    """Return the least-squares slope of ln(column) on ln(axis), and its standard error (NaN for fewer points)."""
+    """Return the least-squares slope of ln(column) on ln(axis), and its standard error.
+
+    Both are NaN for fewer than two distinct values of the axis; the error is NaN for fewer than three points.
+    """
     if points[axis].nunique() < 2:
         return float("nan"), float("nan")
     fit = stats.linregress(np.log(points[axis].astype(float)), np.log(points[column].astype(float)))

@@ -1,4 +1,4 @@
-"""Accuracy of the vision study, of its tables and figures (Tokenformer, arXiv:2410.23168, section 4.2).
+"""Accuracy of the vision study, for its tables and figures (Tokenformer, arXiv:2410.23168, section 4.2).
 
 The baseline of all tables, the linear probe, is logistic regression on the pixels.
 """
@@ -48,7 +48,7 @@ _GROWTH, DEPTH, OTHER = "Growth, minus the parent", "Averages over depth, minus 
 _VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
 _MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
 _WITH_NORM = "TokenFormer-{}/16, LayerNorm "
-ASKED = (
+COMPARISONS = (
     (SIZES, "Tokenformer minus ViT,\nequal parameters", "tokenformer-matched", "vit", _MATCHED, _VIT),
     (SIZES, "a third more parameters\nminus equal parameters", "tokenformer", "tokenformer-matched",
      "TokenFormer-{}/16", _MATCHED),
@@ -71,7 +71,7 @@ PAIR = ["question", "model", "run", "compared_with"]
 
 
 def accuracies(results: Results, runs: list[str]) -> DataFrame:
-    """Return one row per run and seed: the columns of `recorded` with the metrics of its test images."""
+    """Return one row per run and seed: the columns of `load_runs` with the metrics of its test images."""
     rows, records = results.rows("test.csv", STUDY, runs), load_runs(results, STUDY, runs)
     metrics = [
         {"run": run, "seed": seed}
@@ -104,17 +104,19 @@ def image_floors(results: Results, runs: list[str]) -> DataFrame:
     return DataFrame(rows)
 
 
-def published_accuracies(place: str) -> DataFrame:
+def published_accuracies(paper_table: str) -> DataFrame:
     """Return the published rows of a table of the paper."""
-    return published_rows(TOKENFORMER, place, names={"top1_accuracy": "top1_percent"}, factors={"parameters": 1e6})
+    return published_rows(
+        TOKENFORMER, paper_table, names={"top1_accuracy": "top1_percent"}, factors={"parameters": 1e6}
+    )
 
 
 def published_differences() -> DataFrame:
-    """Return the differences between published models that ASKED names, for both sizes."""
+    """Return the differences between the published models of COMPARISONS, for both sizes."""
     printed = pd.concat([published_accuracies(table) for table in PUBLISHED.values()])
     level = printed.drop_duplicates("model").set_index("model")["top1_percent"].astype(float)
     rows = []
-    for question, label, _, _, *models in ASKED:
+    for question, label, _, _, *models in COMPARISONS:
         for model, other in ([name.format(size) for name in models] for size in "BL"):
             if model in level and other in level:
                 rows.append((question, label, model, other, level[model] - level[other]))
@@ -161,7 +163,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     epochs = {run: json.loads(text)[-1]["epochs_cumulative"] for run, text in texts.items()}
     levels = models(measured).assign(epochs=lambda rows: rows["run"].map(epochs).round(1))
     levels = pd.concat([image_floors(results, runs), levels], ignore_index=True)
-    pairs = DataFrame([row[:4] for row in ASKED], columns=PAIR)
+    pairs = DataFrame([row[:4] for row in COMPARISONS], columns=PAIR)
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
     if pairs.empty:
         return levels

@@ -92,13 +92,13 @@ def draw_accuracy(data: DataFrame) -> Figure:
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=draw_accuracy)
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. Above: accuracy with Decay
-    minus accuracy with H2O, which is the difference that the claim is about. Below: the mean of five suites minus that
-    with the full cache. Hollow: the article's values, from other models and questions. H2O (half recent), Decay (alpha
-    0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The suites are read from local
-    files, with our own prompts; answers to embedded questions are scored by mutual information. The article gives no
-    intervals, and no alpha for LLaMA-2-7B-chat. (chance): with the full cache our model is not above guessing, so the
-    suite shows nothing about pruning. To see: whether the interval of the mean of five suites excludes zero. The CSV
-    has each suite minus the full cache.
+    minus accuracy with H2O, which is the difference that the claim is about. Below: the mean accuracy of five suites,
+    minus the accuracy with the full cache. Hollow: the article's values, from other models and questions. H2O (half
+    recent), Decay (alpha 0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The suites
+    are read from local files, with our own prompts; answers to embedded questions are scored by mutual information. The
+    article gives no intervals, and no alpha for LLaMA-2-7B-chat. (chance): with the full cache our model is not above
+    guessing, so the suite shows nothing about pruning. To see: whether the interval of the mean of five suites excludes
+    zero. The CSV has each suite minus the full cache.
     """
     rows = load_answers(results, STUDY, runs)
     chosen = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])])
@@ -128,7 +128,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=layout(
     Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", share_y=True,
           style="policy",
-          xlabel="forgetting factor alpha", ylabel="accuracy minus\nH2O (points)", finish=mark_alpha),
+          xlabel="decay factor alpha", ylabel="accuracy minus\nH2O (points)", finish=mark_alpha),
     notes=lambda rows: [
         f"Cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "
         "and band: 95 % interval of the difference to H2O (zero), paired by question."
@@ -136,7 +136,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     columns=3, height=1.4, order="_order"
 ))  # fmt: skip
 def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Accuracy against the forgetting factor alpha, minus the accuracy of H2O (half recent) at the same budget; after
+    """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after
     Fig. 4b and 4c of the Decay article, whose points exist only as an image. Decay has no recent part. The full cache
     is a line within the band of its interval. Bars: 95 % interval, paired by question, each alpha by itself. Dotted:
     the published alpha of 0.2. To see: which bars exclude zero, and whether the best alpha differs between data sets by

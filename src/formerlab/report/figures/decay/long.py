@@ -94,8 +94,8 @@ def draw_passkey(data: DataFrame) -> Figure:
     """Draw a heat map per position of the number, with a row per policy and a column per length of the text."""
     names, depths = data["_series"].unique(), sorted(data["depth"].unique())
     caches = f"caches of {' or '.join(_sizes(data))} of the text; " * bool(_sizes(data))
-    note = (f"n = {data['numbers'].max()} number in each cell, no intervals; {caches}black, {TICK} and the counts: "
-            "numbers found, that is, each token was the most probable one.")  # fmt: skip
+    note = (f"n = {data['numbers'].max()} number per cell, no intervals; {caches}black cells ({TICK}) and the counts "
+            "in the labels: numbers that were found (every token is the most probable one).")  # fmt: skip
     figure = Figure((WIDEST, 1.4 + 0.2 * len(names)), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
     lowest = max(data["log_prob"].min(), LOWEST)

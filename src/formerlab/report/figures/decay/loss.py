@@ -49,7 +49,7 @@ def style_keys(rows: DataFrame) -> "Series[str]":
     Panel("_percent", "increase_nats", by="_pruned", facet="run", log="y",
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
           xlabel="measured cache size (% of the tokens)",
-          ylabel="loss above that of the full\ncache (nats per token)"),
+          ylabel="loss minus full cache\n(nats per token)"),
     notes=lambda rows: [f"{pruning.interval_notes(rows)[0][:-1]}; marks of equal budgets are shifted sideways."],
     wanted=[pruning.POLICY_LABELS[name] for name in ARTICLE if name != "spatten"], columns=1, height=1.7,
     order="_after"
@@ -102,7 +102,7 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-LEAGUE = ("Decay 0.95, half recent", "Decay 0.2", "TOVA", "Random, protected")
+COMPARED_POLICIES = ("Decay 0.95, half recent", "Decay 0.2", "TOVA", "Random, protected")
 """The policies of `decay_league`."""
 
 
@@ -144,7 +144,7 @@ _of_budget = partial(Panel, "_percent", log="x", ticks="{:.0f}".format, xlabel="
 
 @plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(
     _of_budget("minus_h2o_nats", by="configuration", facet="_panel", zero=0.0, name="legend", same_limits="y",
-               share_y=True, where={"configuration": [*LEAGUE]}, ylabel="loss minus H2O\n(nats per token)"),
+               share_y=True, where={"configuration": [*COMPARED_POLICIES]}, ylabel="loss minus H2O\n(nats per token)"),
     _of_budget("_gap_nats", by="_claim", name="none", title="The claim, novels",
                ylabel="(protected - Decay 0.2) /\n(random - Decay 0.2) in %", finish=_draw_limit),
     notes=lambda rows: [f"{rows['run'].dropna().replace(RELEASED_NAMES).iloc[0]}; bars: 95 % intervals of paired "
@@ -153,27 +153,28 @@ _of_budget = partial(Panel, "_percent", log="x", ticks="{:.0f}".format, xlabel="
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
-    All policies of a budget hold equally many bytes. Decay has its alpha behind it; half recent means that half of the
-    budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of the budget to
-    recent keys. Two policies are paired on the windows that both read. Right: a score must beat protected random
-    eviction; the claim asks for a quarter of the difference between unprotected random eviction and Decay (dashed). The
-    interval is of the numerator. The CSV has random eviction without protection, and the numbers found that are hidden
-    in a text of 512 tokens. To see: below which budget a policy beats H2O, and how far protection alone goes.
+    All policies of a budget hold equally many bytes. The number after Decay is its alpha; half recent means that half
+    of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of the
+    budget to recent keys. Two policies are paired on the windows that both read. Right: a score must beat protected
+    random eviction; the claim asks for a quarter of the difference between unprotected random eviction and Decay
+    (dashed). The interval is of the numerator. The CSV also has random eviction without protection, and the percentage
+    of hidden numbers that each policy finds in texts of 512 tokens. To see: below which budget a policy beats H2O, and
+    how far protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
     most = table.groupby("text")["windows"].transform("max").map(", {:.0f} windows".format)
     texts = table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
     table = table.assign(_panel=table["text"] + most, _row=-texts)
-    table = table[table["configuration"].isin([*LEAGUE, "H2O", "Random"])]
+    table = table[table["configuration"].isin([*COMPARED_POLICIES, "H2O", "Random"])]
     found = policy_comparison.needles(results)
     found = found[(found["task"] == found["task"].max()) & (found["budget"] == pruning.PUBLISHED_BUDGET)]
-    found = found[found["configuration"].isin([*LEAGUE, "H2O", "SnapKV", "Random", "Full"])]
+    found = found[found["configuration"].isin([*COMPARED_POLICIES, "H2O", "SnapKV", "Random", "Full"])]
     rows: DataFrame = pd.concat([table, found, protected_minus_decay(results, runs).assign(_row=0)], ignore_index=True)
     styles = rows["policy"].map(pruning.scorer, na_action="ignore").fillna("random")
     return rows.assign(
         source="ours",
         _percent=100 * rows["budget"].astype(float),
-        _style=styles.mask(rows["configuration"] == LEAGUE[0], "Decay, half recent"),
+        _style=styles.mask(rows["configuration"] == COMPARED_POLICIES[0], "Decay, half recent"),
     )
 
 
@@ -190,7 +191,7 @@ def draw_alpha(data: DataFrame) -> Figure:
     cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
     return layout(
         Panel("alpha", pruning.MINUS_H2O, by="_series", style="policy", facet="_cell", where={"policy": "decay"},
-              name="none", xlabel="forgetting factor alpha", ylabel="loss, Decay minus H2O\n(nats per token)", zero=0.0,
+              name="none", xlabel="decay factor alpha", ylabel="loss, Decay minus H2O\n(nats per token)", zero=0.0,
               outlier_factor=2.0, finish=mark_alpha),
         notes=lambda rows: [pruning.interval_notes(rows)[0].replace("full cache", "loss of H2O (zero)")],
         columns=min(3, len(cells)), height=1.8
@@ -200,7 +201,7 @@ def draw_alpha(data: DataFrame) -> Figure:
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss with Decay without a recent part, minus the loss with H2O (half recent) at the same budget and on
-    the same windows, against the forgetting factor alpha, for each budget; after Fig. 4b and 4c of the Decay article,
+    the same windows, against the decay factor alpha, for each budget; after Fig. 4b and 4c of the Decay article,
     which show accuracies. alpha 0 retains the keys that the last query attended to, alpha 1 is the plain sum; dotted:
     the published alpha of 0.2. Each alpha has its own 95 % interval. The CSV also has the perplexities. To see: where
     the curve is lowest, and which bars exclude zero; below zero, Decay is better.

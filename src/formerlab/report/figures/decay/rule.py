@@ -20,7 +20,7 @@ TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """Length of the example, token at which its topic changes, token that matters to the end, and cache budget, in tokens.
 """
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
-"""Forgetting factor, tokens of the budget that are kept for the most recent keys, and label of each policy."""
+"""Decay factor, tokens of the budget that are reserved for the most recent keys, and label of each policy."""
 COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
 FOLLOWED = ((0, "0: old\ntopic", GREY, "--"), (NAME, "2: name", BLACK, "-"),
             (CHANGE, "8: new\ntopic", GREY, ":"))  # fmt: skip

@@ -24,7 +24,7 @@ from formerlab.statistics import CONFIDENCE
 STUDY = "denseformer"
 MOST = 8
 """Maximum number of panels."""
-SHOWN = 10
+MAX_BLOCKS = 10
 """Number of blocks in a panel, from the first on. More blocks make a dense average a blur."""
 
 
@@ -39,7 +39,7 @@ def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
 def draw_architecture(data: DataFrame) -> Figure:
     """Draw a row of blocks per variant, with an arc from every source of an average."""
     groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
-    blocks = min(layers, SHOWN)
+    blocks = min(layers, MAX_BLOCKS)
     some = f" (the first {blocks} of {layers})" if blocks < layers else ""
     note = f"Boxes: embedding X0 and blocks{some}; dots: averages that the next block reads; arcs: what they average."
     lines = -(-len(groups) // 2)
@@ -175,7 +175,9 @@ def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
 
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
-    """Return the rows of flow.csv, with variant and depth, of the deepest of the depths that most variants share."""
+    """Return the rows of flow.csv at the depth that most variants have (the largest such depth), with variant and
+    depth.
+    """
     records = load_runs(results, STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
     kinds = records.groupby("layers")["variant"].nunique()
@@ -229,9 +231,9 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after
     Fig. 13 of DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Query, key and value count as
-    one matrix. Plotted is the value minus that of the Transformer with the same seed. Bands range from the lowest seed
-    to the highest. To see: whether averages over depth change how many directions the weights use; the paper finds no
-    difference to the Transformer, and prints no numbers.
+    one matrix. The figure shows the value minus the Transformer's value for the same seed. Bands range from the lowest
+    seed to the highest. To see: whether averages over depth change how many directions the weights use; the paper finds
+    no difference to the Transformer, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = rows[rows["measure"].str.startswith(SINGULAR)]

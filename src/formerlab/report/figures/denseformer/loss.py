@@ -56,10 +56,10 @@ _depth = partial(Panel, "layers", by="_series", style="variant", xlabel="depth (
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, and the gain of the DenseFormer of the same
-    depth, after Table 1 of DenseFormer (arXiv:2402.02622). Schemes of a single depth are left out if others have more.
-    To see: which depth the plain Transformer needs to reach the loss of a DenseFormer, and whether the gain grows with
-    depth. If the plain line does not fall with depth, part of the gain is easier optimisation. Published: 378 to 676
-    million parameters (OWT2, 40k steps).
+    depth, after Table 1 of DenseFormer (arXiv:2402.02622). Schemes that were run at one depth are left out if other
+    schemes were run at several. To see: which depth the plain Transformer needs to reach the loss of a DenseFormer, and
+    whether the gain grows with depth. If the plain line does not fall with depth, part of the gain is easier
+    optimisation. Published: 378 to 676 million parameters (OWT2, 40k steps).
     """
     losses = comparable_losses(results, STUDY, runs)
     gains = tables.gains(results, runs)[["run", "plain", *expand_columns(f"{_GAIN}[]")]]
@@ -112,8 +112,8 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     Both are relative to the shallowest plain Transformer that was timed, at the origin; the gain is paired by seed, and
     the published gain is a difference of ln perplexity. Times are medians over repetitions, measured in turns on one
     machine. To see: how much time each gain takes. Our models have one depth; the paper also has deeper plain
-    Transformers, and there a DenseFormer is above every one that takes as long. On its Pareto front no model is both
-    faster and better.
+    Transformers, and there every DenseFormer has a larger gain than the plain Transformers that take as long. The
+    dashed line joins the models of the Pareto front, for which no other model is both faster and better.
     """
     timed = tables.gains(results, runs)
     ours = timed[timed["setting"] == "main"].merge(tables.speeds(results), on="run")
@@ -154,7 +154,7 @@ def _percent(nats: float) -> float:
 CLAIMED_DEPTH = 24
 """Least number of blocks for which the paper claims a gain."""
 PUBLISHED_GAINS = {"48 blocks,\nOpenWebText2": ("Table 1", 48), "24 blocks,\nPG-19": ("Table 2", 24)}
-"""Label to the table of the paper and the depth of its pair of models."""
+"""Table of the paper and depth of the two models, by label."""
 
 
 def _published_pairs() -> DataFrame:
@@ -190,9 +190,9 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
     of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. Every run has its own full
     schedule. Dashed: a quarter of the smaller published gain, which the claim asks of models of at least 24 blocks.
-    Thick bars have the variance between seeds pooled over similar runs, and the choice of texts if there are
-    20 of them. Published: Tables 1 and 2. To see: whether the gain grows with depth, and whether it lasts when both
-    train longer or only makes the first steps easier.
+    Thick bars include the variance between seeds, pooled over similar runs, and the variance due to the choice of texts
+    if there are at least 20. Published: Tables 1 and 2. To see: whether the gain grows with depth, and whether it lasts
+    when both train longer or only makes the first steps easier.
     """
     losses = held_out_losses(results, STUDY, runs)
     losses["plain"] = losses["run"].map(tables.plains(losses))

@@ -111,12 +111,12 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     cost of a grown model includes all its ancestors; the Tokenformer from scratch has the FLOPs of the chain of the
     long stage. Lines join the parent to the runs that started from it, after a short, medium or long stage; marks of
     equal cost are shifted sideways. The black line joins the Transformers from scratch with the lowest loss at their
-    cost, with their parameters; a mark without a bar is one seed. The grey bar is the cost of a Transformer with the
-    loss of the model that grew in the long stage, with the interval of the verdict (extrapolated beyond 1). To see:
-    growing saves cost if its mark is left of the black line, and helps if it is below the parent that was trained
-    further, at equal FLOPs. Growth with zero keys, and all Transformers, are in tokenformer_scaling. The published
-    models are a thousand times larger, and their Transformers are single models. If the learning rates of some runs
-    fell to zero, only these runs are shown. All losses are on one test text.
+    cost, labelled with their numbers of parameters; a mark without a bar is one seed. The grey bar is the cost of a
+    Transformer with the loss of the model that grew in the long stage, with the interval of the verdict (extrapolated
+    beyond 1). To see: growing saves cost if its mark is left of the black line, and helps if it is below the parent
+    that was trained further, at equal FLOPs. Growth with zero keys, and all Transformers, are in tokenformer_scaling.
+    The published models are a thousand times larger, and their Transformers are single models. If the learning rates of
+    some runs fell to zero, only these runs are shown. All losses are on one test text.
     """
     ours, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     ours[_RATIO] = np.nan
@@ -144,8 +144,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
 ))  # fmt: skip
 def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): the cost
-    of a size if the smaller model exists. To see: a grown model against the Transformer that is trained from scratch on
-    the tokens of one stage. tokenformer_cost includes the cost of the ancestors. Below: the published points, in TPU
+    of a size, given the next smaller model. To see: a grown model against the Transformer that is trained from scratch
+    on the tokens of one stage. tokenformer_cost includes the cost of the ancestors. Right: the published points, in TPU
     hours read from the figure.
     """
     points = series_points(results, runs, with_parents=False)
@@ -157,16 +157,17 @@ def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-SHOWN = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_FURTHER}"}
+CHAIN_LABELS = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_FURTHER}"}
 """Variants of chains that are plotted, and their labels. The table has the other variants."""
 
 
 def _named(data: DataFrame) -> DataFrame:
     """Return the rows with the series of the two panels, `_model` and `_size`, and their plot style."""
-    scratch, chain_rows = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
+    scratch = data[data["part"] == "scratch"]
+    chain_rows = data[data["part"].eq("chain") & data["variant"].isin(CHAIN_LABELS)]
     names = dict.fromkeys(chain_rows["parent"].dropna(), f"{TOKENFORMER}, not grown")
     for run, variant, equal in chain_rows[["run", "variant", "equal"]].fillna("").to_numpy():
-        names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
+        names[run] = CHAIN_LABELS[variant] + f", equal {equal}" * bool(equal)
     parameters = data["parameters_non_embedding"]
     sizes = parameters.map(lambda size: f"Transformer, {format_count(size, 3)}", na_action="ignore")
     counts = sorted(scratch["parameters_non_embedding"].unique())
@@ -228,13 +229,13 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     return pd.concat([rows, published_ratio().assign(_rank=9)], ignore_index=True)
 
 
-STAGES = (27, 260)
+PUBLISHED_TOKENS_PER_NEW_PARAMETER = (27, 260)
 """Tokens per new parameter of the published stages: 15 billion from 757M to 1.31B, 60 billion from 124M to 354M."""
 
 
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
-    axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
-    across, (first, last) = axes.get_xaxis_transform(), STAGES
+    axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
+    across, (first, last) = axes.get_xaxis_transform(), PUBLISHED_TOKENS_PER_NEW_PARAMETER
     axes.text(last, 0.97, f"stages of the\npaper: {first} to {last} ", ha="right", va="top", transform=across,
               color=PUBLISHED_INK, fontsize=7)  # fmt: skip
     tokens = rows.drop_duplicates("tokens_per_new_parameter").sort_values("tokens_per_new_parameter")

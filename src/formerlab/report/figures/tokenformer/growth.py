@@ -41,7 +41,7 @@ ARMS = {
 }
 
 
-JUDGED = ("continued-net2net-pad", "continued-tokenformer")
+CLAIM_ARMS = ("continued-net2net-pad", "continued-tokenformer")
 """The arms of the claim on continued training."""
 _continued = partial(Panel, "step", "loss_nats", by="variant", kind="band", zero=0.0, outlier_factor=2.5, name="legend",
                      xlabel="step on the second domain")  # fmt: skip
@@ -56,9 +56,9 @@ _continued = partial(Panel, "step", "loss_nats", by="variant", kind="band", zero
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models, and of the same models not grown, on a second domain at a constant learning
     rate, after Fig. 6 of Tokenformer (arXiv:2410.23168). Left: validation loss on the new domain minus the loss of the
-    model of the same family that was not grown (zero), at the same step, paired by seed. Right: this difference of the
-    paper's Net2Net minus that of growth by tokens with zero keys and tau kept, which is the difference that the claim
-    is about; above zero, tokens are better. The CSV has the losses. To see: a model whose growth preserves its function
+    model of the same family that was not grown (zero), at the same step, paired by seed. Right: the difference for the
+    paper's Net2Net minus the difference for growth by tokens (zero keys, tau kept). The claim is about this value;
+    above zero, tokens are better. The CSV has the losses. To see: a model whose growth preserves its function
     starts at zero. Copies (the Net2Net of 2015, HyperCloning) do so by construction; padding with new blocks, the
     paper's form of Net2Net, does not. The paper prints no values.
     """
@@ -67,8 +67,8 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     family = {run: "tokenformer" if "tokenformer" in run else "transformer" for run in ARMS if "ungrown" not in run}
     relative = mean_curves(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
     losses = curves.pivot(index=["seed", "step"], columns="run", values="loss_nats").reindex(columns=list(ARMS))
-    gains = [losses[run] - losses[f"continued-{family[run]}-ungrown"] for run in JUDGED]
-    judged = (gains[0] - gains[1]).dropna().rename("loss_nats").reset_index().assign(run=JUDGED[0])
+    gains = [losses[run] - losses[f"continued-{family[run]}-ungrown"] for run in CLAIM_ARMS]
+    judged = (gains[0] - gains[1]).dropna().rename("loss_nats").reset_index().assign(run=CLAIM_ARMS[0])
     parts = {"loss": mean_curves(curves), "relative": relative, "judged": mean_curves(judged)}
     rows = pd.concat([frame.assign(part=part) for part, frame in parts.items() if len(frame)], ignore_index=True)
     return rows.assign(variant=rows["run"].map(ARMS), _order=rows["run"].map(list(ARMS).index))
@@ -86,10 +86,10 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
     training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every
-    run has its own full schedule, and each model has the learning rate, of those run, with the lowest validation loss.
-    Differences are paired by seed; a change is the difference after the longest training minus that after the
-    shortest. To see: whether the gap shrinks, stays or changes its sign as both train longer.
-    Published: against a modern Transformer.
+    run has its own full schedule, and each model has the best learning rate (lowest validation loss) of the rates that
+    were run. Differences are paired by seed; a change is the difference after the longest training minus that after the
+    shortest. To see: whether the gap shrinks, stays or changes its sign as both train longer. Published: against a
+    modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)

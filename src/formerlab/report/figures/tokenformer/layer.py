@@ -16,7 +16,7 @@ from formerlab.report.style import BLACK, BLUE, WIDEST, arrow, box
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
-STAGES = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
+GROWN_RUNS = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
 PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
 """Formulas of score functions. Other score functions are shown by name."""
@@ -109,7 +109,7 @@ def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run", drop=False)
     if "spec.model.projection.tokens" not in records:
         return DataFrame()
-    last = next((run for run in reversed(STAGES) if run in records.index), records.index[0])
+    last = next((run for run in reversed(GROWN_RUNS) if run in records.index), records.index[0])
     rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
     for stage, run in enumerate(lineage(records, last), start=1):
         record: Any = records.loc[run]
@@ -124,7 +124,7 @@ def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
     return DataFrame(rows)
 
 
-LENGTHS = tuple(2**power for power in range(7, 18))
+TEXT_LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """Size, width of the Transformer, and parameter tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper).
 """
@@ -141,12 +141,12 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
     (arXiv:2410.23168), of Tokenformers of fixed width relative to Transformers of equal parameters. The values are
-    computed from the formula and not measured, without the logits, with the full square of attention; the CSV has those
-    of both families. To see: at equal parameters, growing in width increases the token-token term of a Transformer, and
-    a Tokenformer of fixed width keeps it; the two separate where that term dominates. A Transformer that grew only its
-    feed-forward layer would keep the term too. The Transformer of the size of the largest Tokenformer was not trained;
-    its width follows from 12 L d^2 parameters. Published: the sizes of Table 8 with 12 layers, whose widths follow from
-    its printed FLOPs.
+    computed from the formula and not measured, without the logits, and with the full square of attention. The CSV has
+    the FLOPs of both families. To see: at equal parameters, growing in width increases the token-token term of a
+    Transformer, and a Tokenformer of fixed width keeps it; the two separate where that term dominates. A Transformer
+    that grew only its feed-forward layer would keep the term too. The Transformer of the size of the largest
+    Tokenformer was not trained; its width follows from 12 L d^2 parameters. Published: the sizes of Table 8 with 12
+    layers, whose widths follow from its printed FLOPs.
     """
     models = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
@@ -169,7 +169,7 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
         {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
         | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
         for source, family, size, run, shape in sorted(models, key=lambda model: (*model[:2], model[-1].parameters))
-        for length in LENGTHS
+        for length in TEXT_LENGTHS
     )
     of_transformers, keys = rows[rows["family"] == "Transformer"], ["source", "size", "length"]
     level = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]

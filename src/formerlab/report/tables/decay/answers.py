@@ -24,7 +24,7 @@ _CONDITIONS = {
     "leading-": "cache of {}, after an end-of-text token",
     "shots-": "cache of {}, five examples in the prompt",
 }
-"""Prefix of the name of a run to the condition of its questions, with a field for the budget."""
+"""Condition of the questions, with a field for the budget, by prefix of the name of a run."""
 _NAMED = (*SUITES, "copa", "sciq", "blimp")
 """Sets with a published name. A run that answers them shows no others."""
 _MEAN = "mean"

@@ -18,7 +18,9 @@ _SWEPT = r"Decay, alpha 0\.([13-8]|9,)"
 
 
 def _by_budget(rows: DataFrame, value: str) -> DataFrame:
-    """Return a row per policy and a column per budget, best first at the smallest budget that has the most policies."""
+    """Return a row per policy and a column per budget, sorted by the value at the budget with the most policies (the
+    smallest such budget).
+    """
     sizes = rows.groupby("budget")["configuration"].size()
     labels = {size: f"at {pruning.budget_text(size)} (nats) ↓" for size in sizes.index}
     table = side_by_side(rows, ["configuration"], rows["budget"].map(labels), value, labels.values())
@@ -54,10 +56,11 @@ def _increases(rows: DataFrame) -> dict[str, DataFrame]:
                "increase_nats[] seeds windows")  # fmt: skip
 def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """How much loss does every eviction policy add? The loss per token with the pruned cache minus the loss with the
-    full cache on the same windows, by cache budget in percent of the tokens. Rows are sorted by the smallest budget. In
-    brackets: 95 % interval over windows, for this one model. "Recent" is the fraction of the budget that is reserved
-    for the last tokens (for H2O, half). Ideal sees the future, so no cache can do this. decay_league_table has the
-    differences to H2O. The CSV has all texts, values of alpha, and policies whose cache differs in size from H2O's.
+    full cache on the same windows, by cache budget in percent of the tokens. Rows are sorted by the loss at the budget
+    with the most policies (the smallest such budget). In brackets: 95 % interval over windows, for this one model.
+    "Recent" is the fraction of the budget that is reserved for the last tokens (for H2O, half). Ideal sees the future,
+    so no cache can do this. decay_league_table has the differences to H2O. The CSV has all texts, values of alpha, and
+    policies whose cache differs in size from H2O's.
     """
     rows = pruning.configurations(results, STUDY, runs)
     return rows.assign(text=rows["run"].map(pruning.text_labels(results, STUDY, runs)))
@@ -69,9 +72,9 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """How much loss does one-shot compression of the prompt add? The first half of each window is read as a prompt with
     the full cache, which is then pruned once, as SnapKV and the library kvpress do it. Cells are the loss per token of
-    the second half minus the loss with the full cache, by cache budget in percent of the prompt. Half of the budget of
-    H2O, and no fixed part of the others, is for recent keys. In brackets: 95 % interval over windows, for this one
-    model. A prompt that is read in full is an easier task than the step-by-step eviction of decay_table.
+    the second half minus the loss with the full cache, by cache budget in percent of the prompt. H2O reserves half of
+    its budget for recent keys; the other policies reserve no fixed fraction. In brackets: 95 % interval over windows,
+    for this one model. A prompt that is read in full is an easier task than the step-by-step eviction of decay_table.
     """
     table = paired_losses(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
     table = table.assign(
@@ -104,7 +107,8 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     by text; below zero, the policy is better than H2O. The model is SmolLM2-135M-Instruct in 4 bits. In brackets: 95 %
     interval over the windows that both read (documents, if there are at least 20), for this one model. An empty cell
     was not run. Random, protected keeps the first 4 keys and gives a quarter of the budget to recent keys. Budget by
-    head or by layer: the same total is divided unequally, on fewer windows. Full and Ideal are no caches of this size.
+    head or by layer: the same total is divided unequally, on fewer windows. Full and Ideal are bounds; they do not run
+    with a cache of this size.
     """
     return policy_comparison.losses(results, STUDY, runs)
 
@@ -136,8 +140,9 @@ def decay_ratio_table(results: Results, runs: list[str]) -> DataFrame:
     """Do all policies hold a cache of the same size? Each row is one way to divide 40 % of the tokens into the most
     recent ones and those that a score selects, after Table 1 of the Decay article: H2O has 20 + 20 and Decay 0 + 40.
     Cache sizes are measured at the end of a text, and on questions, which are short. Policies in rows of unequal size
-    do not compare: the official masks of H2O (global and local statistics), whose halves overlap, and SpAtten. All
-    policies round alike: the total half up, the recent tokens down; the key of the query comes on top. StreamingLLM
+    cannot be compared: the official masks of H2O (global and local statistics), whose halves overlap, and SpAtten. All
+    policies use one rounding rule: the total is rounded half up, the recent tokens are rounded down. The query's own
+    key is additional. StreamingLLM
     counts its first tokens as recent.
     """
     ours = pruning.configurations(results, STUDY, runs)
@@ -169,8 +174,8 @@ def _spread(alphas: Series) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O? The loss of Decay minus the loss of H2O by cache budget, on the same
     windows; below zero, Decay is better. Rows without "recent" give the whole budget to the decayed score. The best
-    alpha of each window is chosen by the loss that it is judged by, so it is an upper bound for any rule that chooses
-    alpha by text, and the best alpha of this text for any rule with one alpha. With an alpha for each head, a head
+    alpha of each window is chosen by the reported loss itself, so it bounds every rule that chooses alpha by text. The
+    best alpha of this text bounds every rule with a single alpha. With an alpha for each head, a head
     takes the alpha whose attention is nearest to the ideal attention. In brackets: 95 % interval over windows, for this
     one model. The CSV has the chosen alphas.
     """
@@ -208,8 +213,8 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster? Speed after the longest measured prompt, of policies that keep 10 or 40 % of
     the tokens, of Full, our full cache, and of DynamicCache, the full cache of transformers. Medians over repetitions;
-    in brackets: quartiles of the repetitions, which are no confidence interval. Ratios to Full are within a repetition:
-    above 1 of the speed, and below 1 of the time to read the prompt, are better. "Faster after" is the number of
+    in brackets: quartiles of the repetitions, which are no confidence interval. Ratios to Full are computed within each
+    repetition. A speed ratio above 1 and a prompt time ratio below 1 are better. "Faster after" is the number of
     generated tokens after which prompt and answer together take less time than with Full. Measured in turns, alone on
     one machine, in the precision of the released model. Another machine may have other ratios, and a GPU will.
     """

@@ -46,7 +46,7 @@ from formerlab.results.read import Results
 from formerlab.statistics import student
 
 _SERIES = {"grown, 30B a stage": "grown", "Transformer, 300B tokens": "Transformer"}
-"""Published curves of Fig 3 to their labels in the table."""
+"""Labels in the table, by published curve of Fig. 3."""
 
 
 def _published_main() -> DataFrame:
@@ -218,13 +218,13 @@ def _growth(rows: DataFrame) -> DataFrame:
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """Does growth need fewer FLOPs than training from scratch? FLOPs of a grown Tokenformer, with all ancestors,
     divided by the FLOPs of a Transformer from scratch with the same loss, after section 4.1 of arXiv:2410.23168. Below
-    1, growth saves cost; the paper claims at most 0.5. The last column is the same for the ancestors alone: if it is
-    near 1 or above, the stage cannot save cost. The Transformers have three sizes and three lengths, each with its own
-    schedule; their FLOPs at a loss are interpolated along their lower envelope, and there is no ratio beyond its ends.
-    All losses are on their test text. In brackets: 95 % interval over seeds, with the spread of the Transformers. Bold:
-    a row with a verdict. Published: TPU hours, interpolated by us between points that are read from a
-    figure (± 30): 0.40 with the perplexity of the 757M Transformer in Table 6, 0.42 with that in Table 7. The CSV has
-    zero keys and the parent trained further.
+    1, growth saves cost; the paper claims at most 0.5. The column "ancestors alone" is the same ratio for the
+    ancestors: if it is near 1 or above, the stage cannot save cost. The Transformers have three sizes and three
+    lengths, each with its own schedule; their FLOPs at a loss are interpolated along their lower envelope, and there is
+    no ratio beyond its ends. All losses are on the test text of the Transformers. In brackets: 95 % interval over
+    seeds, with the spread of the Transformers. Bold: a row with a verdict. Published: TPU hours, interpolated by us
+    between points that are read from a figure (± 30): 0.40 with the perplexity of the 757M Transformer in Table 6, 0.42
+    with that in Table 7. The CSV has zero keys and the parent trained further.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:

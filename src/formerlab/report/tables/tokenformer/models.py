@@ -126,9 +126,10 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
     """Do the counted parameters and FLOPs follow the formulas? After Table 3 of Tokenformer (arXiv:2410.23168).
     Parameters without embedding and norms are N = 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), for L blocks of
     width d with n parameter tokens in each projection. A forward pass over T tokens (the context) has 2 N T + 4 L d T^2
-    FLOPs, a training step three times as many. Counted minus formula must be 0 FLOPs, and the parameters of norms and
-    biases. Published: the configurations of Table 9. A printed size should equal the formula without or with an
-    embedding of 50,304 rows; the last column has the nearer one. "1.4B" fits neither: it is 1.27B or 1.31B.
+    FLOPs, a training step three times as many. The counted FLOPs must equal the formula. The counted parameters must
+    exceed it by the parameters of norms and biases. Published: the configurations of Table 9. A printed size should
+    equal the formula without or with an embedding of 50,304 rows; the last column has the nearer one. "1.4B" fits
+    neither: it is 1.27B or 1.31B.
     """
     rows = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
@@ -157,7 +158,7 @@ def _published_gap() -> DataFrame:
 
 
 def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the gaps by text; the tokens of a change are those of the longest and the shortest training."""
+    """Return the gaps by text; in the row of a change, `tokens` is "<longest> minus <shortest>" training."""
     if rows["source"].eq("ours").all():
         trained = rows.groupby("regime")["tokens"].agg(["max", "min"]).map(count)
         change = rows["regime"].map(trained["max"] + " minus " + trained["min"])
