@@ -142,8 +142,7 @@ def decay_ratio_table(results: Results, runs: list[str]) -> DataFrame:
     Cache sizes are measured at the end of a text, and on questions, which are short. Policies in rows of unequal size
     cannot be compared: the official masks of H2O (global and local statistics), whose halves overlap, and SpAtten. All
     policies use one rounding rule: the total is rounded half up, the recent tokens are rounded down. The query's own
-    key is additional. StreamingLLM
-    counts its first tokens as recent.
+    key is additional. StreamingLLM counts its first tokens as recent.
     """
     ours = pruning.configurations(results, STUDY, runs)
     kinds = ours["policy"].str.split().str[0]
@@ -175,9 +174,9 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O? The loss of Decay minus the loss of H2O by cache budget, on the same
     windows; below zero, Decay is better. Rows without "recent" give the whole budget to the decayed score. The best
     alpha of each window is chosen by the reported loss itself, so it bounds every rule that chooses alpha by text. The
-    best alpha of this text bounds every rule with a single alpha. With an alpha for each head, a head
-    takes the alpha whose attention is nearest to the ideal attention. In brackets: 95 % interval over windows, for this
-    one model. The CSV has the chosen alphas.
+    best alpha of this text bounds every rule with a single alpha. With an alpha for each head, a head takes the alpha
+    whose attention is nearest to the ideal attention. In brackets: 95 % interval over windows, for this one model. The
+    CSV has the chosen alphas.
     """
     keys, choice = ["run", "budget"], ["run", "budget", "configuration"]
     rows = results.rows("prune.csv", STUDY, runs)
