@@ -235,7 +235,7 @@ _forest = partial(Panel, y="_label", by="_label", kind="forest", where={"_shown"
     _forest(_BEHIND, zero=0.0, title="Loss", xlabel="loss minus 1x1 (nats per token)"),
     _forest("_time", zero=100.0, title="Time", xlabel="forward pass (% of 1x1)"),
     notes=lambda rows: [f"{seed_notes(rows.drop(columns='interval'))[0][:-1]}; bars of times: quartiles; "
-                        "*: p = 1 mod k."],
+                        "star: p = 1 mod k."],
     columns=1, width=NARROW, order="source layers dilation period"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
