@@ -399,11 +399,14 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
     assert [count(value) for value in (1_310_000_000.0, 89_012, 86e6, 152)] == ["1.31B", "89.0k", "86M", "152"]
 
 
-def test_the_row_of_a_verdict_is_bold():
-    rows = pd.DataFrame({"variant": ["a", "b"], "x": [1.0, np.nan], "bold": [False, True]})
+def test_only_the_number_of_a_verdict_is_bold():
+    ends = {"": 1.0, "_low": 0.0, "_high": 2.0}
+    intervals = {f"{name}_points{end}": ends[end] for name in "xy" for end in ends}
+    rows = pd.DataFrame({"variant": ["a", "b"], "bold": [False, True]}).assign(**intervals, z_points=1.0)
     cells = mark_bold(format_table(rows), rows)
-    assert cells.to_dict("list") == {"model": ["a", "**b**"], "x": ["1", ""]}
-    assert "<td><b>b</b></td>" in html_table(cells)
+    assert cells.iloc[0].tolist() == ["a", "1.0 [0.0, 2.0]", "1.0 [0.0, 2.0]", "1.0"]
+    assert cells.iloc[1].tolist() == ["b", "1.0 [0.0, 2.0]", "**1.0 [0.0, 2.0]**", "1.0"]
+    assert "<td><b>1.0 [0.0, 2.0]</b></td>" in html_table(cells)
 
 
 def test_columns_explain_themselves_and_say_which_direction_is_better():

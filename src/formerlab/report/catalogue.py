@@ -43,7 +43,8 @@ class Declaration(NamedTuple):
     columns: str = ""
     """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, `perplexity[]±` also a
     standard error, `gain_nats[]+` also the ends of the pooled interval that verdicts use; `~` is a space. `-flops` is
-    written to the CSV only, not to the Markdown and HTML. A row whose column `bold` is true supports a verdict."""
+    written to the CSV only, not to the Markdown and HTML. A verdict rests on the last interval of a row whose column
+    `bold` is true."""
     readers: "Callable[[DataFrame], DataFrame | dict[str, DataFrame]] | None" = None
     """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
     argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""

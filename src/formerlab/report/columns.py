@@ -47,9 +47,10 @@ COLUMNS = {
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
     "loss_minus_default_nats": Column("loss minus default (nats) ↓", "above zero: higher loss than the default"),
+    "loss_minus_start_nats": Column("loss minus early start (nats) ↓"),
     "device": Column("processor"),
     "kept": Column(
-        "published, retained (%) ↑", "in percent of the gain when the weights learn from the start", 100, places=0
+        "published, retained (%) ↑", "in percent of the gain when the weights learn from the first step", 100, places=0
     ),
     "start_share": Column("weights learn from"),
     "parameters_added": Column("parameters added", "parameters that the plain Transformer does not have"),

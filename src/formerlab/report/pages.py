@@ -97,9 +97,11 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 
 def mark_bold(cells: DataFrame, table: DataFrame) -> DataFrame:
-    """Return the cells; cells of rows with a true `bold` in `table` are put between asterisks."""
+    """Return the cells; the last interval of each row with a true `bold` in `table` is put between asterisks."""
     bold = table["bold"].eq(True) if "bold" in table else pd.Series(False, table.index)
-    return cells.mask((cells != "").mul(bold.to_numpy(), axis=0), "**" + cells + "**")
+    intervals = cells.apply(lambda texts: texts.str.contains(" [", regex=False))
+    last = intervals & intervals.iloc[:, ::-1].cumsum(axis=1).iloc[:, ::-1].eq(1)
+    return cells.mask(last.mul(bold.to_numpy(), axis=0), "**" + cells + "**")
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:

@@ -211,38 +211,48 @@ def _published_delay() -> DataFrame:
 
 
 def _starts(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return our gains beside the published ones, in a block per depth."""
+    """Return our gains beside the published ones of equal start, in a block per depth."""
     if rows["source"].eq("published").any():
         return {}
     theirs = _published_delay().rename(columns={"gain_nats": "published_gain_nats"})
     theirs, blocks = theirs[["start_share", "published_gain_nats", "kept"]], {}
-    for layers, group in rows.groupby("layers"):
-        both = group.drop(columns=["kept", "layers", "seeds", "tokens"]).merge(theirs, how="outer", on="start_share")
-        start = (100 * both["start_share"]).map("{:g} % of the steps".format).replace("0 % of the steps", "the start")
-        both = both.assign(start_share=start, source="ours")[both["start_share"] < 1]
-        trained = f"{count(group['tokens'].max())} training tokens, {seed_count(group['seeds'])}"
-        blocks[f"{layers:.0f} blocks, {trained}; published: 48 blocks"] = both
+    for layers, group in rows[rows["start_share"] < 1].groupby("layers"):
+        text = group["regime"].iloc[0].partition(", ")[0]
+        trained = f"{count(group['tokens'].max())} training tokens, {text}, {seed_count(group['seeds'])}"
+        both = group.drop(columns=["kept", "layers", "seeds", "tokens", "regime"])
+        both = both.merge(theirs, how="left", on="start_share")
+        start = (100 * both["start_share"]).map("{:g} % of the steps".format)
+        both["start_share"] = start.replace("0 % of the steps", "the first step")
+        blocks[f"{layers:.0f} blocks, {trained}; published: 48 blocks, OpenWebText2"] = both
     return blocks
 
 
 @table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay, readers=_starts,
-       columns="source -run layers start_share perplexity -loss_nats gain_nats[]+ -interval kept tokens seeds"
-       )  # fmt: skip
+       columns="source -run regime layers start_share perplexity -loss_nats gain_nats[]+ loss_minus_start_nats[]+ "
+               "-interval kept tokens seeds")  # fmt: skip
 def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
-    """Does a late start of the mixing weights cost gain? The gain of DenseFormer 4x5, which is the loss of the plain
-    Transformer minus its loss, by the step at which its weights begin to learn, after Table 5 of DenseFormer
-    (arXiv:2402.02622). Until then they stay at the identity, which is a plain Transformer. Ours are paired by seed; in
-    brackets: 95 % interval over seeds, with the variance of similar runs, as for verdicts. If the gain from the start
-    includes zero, a late start cannot be judged. The paper gives no intervals; its gains are computed from its
-    perplexities.
+    """Does a late start of the mixing weights cost gain? After Table 5 of DenseFormer (arXiv:2402.02622). DenseFormer
+    4x5 averages over every 4th earlier block, after every 5th block. Until its weights begin to learn, it is a plain
+    Transformer. A gain is the loss of the plain Transformer minus the loss of 4x5. An early start is at the first
+    step; above zero, a late start has a higher loss. Both are paired by seed; in brackets: 95 % interval
+    over seeds, with the variance of similar runs, as for verdicts. If the gain from the first step includes zero, a
+    late start cannot be judged. Published gains are computed from perplexities, without intervals; the CSV has the
+    other starts.
     """
-    ours = gains(results, runs)
+    ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
     ours["start_share"] = (starts / ours["spec.steps"]).mask(ours["spec.model.depth.kind"] == "identity", 1.0)
     late = set(ours.loc[ours["setting"] == "late", "layers"])
     ours = ours[ours["layers"].isin(late)].sort_values(["layers", "start_share"])
     immediate = ours[ours["run"].str.startswith("dwa-")].set_index("layers")
-    ours = ours.assign(kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]))
+    ours = ours.assign(
+        kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]),
+        immediate=ours["layers"].map(immediate["run"]).where(ours["setting"] == "late"),
+    ).reset_index(drop=True)
+    pairs = zip(ours["run"], ours["immediate"], strict=True)
+    behind = [difference(losses, run, other, "loss_minus_start_nats") for run, other in pairs]
+    ours = ours.join(DataFrame(behind, columns=expand_columns("loss_minus_start_nats[]")))
+    ours = with_pooled(ours, results, STUDY, "run", "immediate", "loss_minus_start_nats")
     return with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
 
 

@@ -135,7 +135,7 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     (own) and with one alpha for all sets (common). The gain is the difference. Each set is halved by a hash of its ids,
     and an alpha is chosen on one half and evaluated on the other, so two alphas may be shown. Alphas are 0 to 0.9, the
     grid of the claim, without recent tokens. In brackets: 95 % interval of the mean over questions, with alphas that
-    are chosen anew in every resample. Bold: the row on which the verdict rests. Sets at chance show no effect.
+    are chosen anew in every resample. Bold: the gain on which the verdict rests. Sets at chance show no effect.
     """
     rows = load_answers(results, STUDY, runs)
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0) & (rows["alpha"] <= LARGEST_ALPHA)]
