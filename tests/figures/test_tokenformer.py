@@ -10,7 +10,7 @@ from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.runs import by_seed, differences, held_out_losses, last_step_rows, subtract, validation_losses
-from formerlab.report.studies.tokenformer import Shape, mean_curves, with_registered_controls
+from formerlab.report.studies.tokenformer import Shape, mean_curves, with_registered_rates
 from formerlab.report.tables.tokenformer.models import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -76,11 +76,12 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
     assert "| 0.200 [" in row, "grown with zero keys"
 
 
-def test_figures_show_the_control_that_the_claims_use():
+def test_figures_show_the_learning_rates_that_the_claims_use():
     claim = read_arms(ROOT, "overnight")["tokenformer"]["tokenformer-growth-beats-continuing"]
     control = claim.items["long"]["continued"].run
-    losses = pd.DataFrame({"run": ["annealed-trained-on-long-9", control, "annealed-random-sqrt-long"]})
-    assert list(with_registered_controls(losses, "overnight")["run"]) == [control, "annealed-random-sqrt-long"]
+    runs = ["annealed-trained-on-long-9", control, "annealed-random-sqrt-long", "annealed-random-sqrt-long-9"]
+    losses = pd.DataFrame({"run": runs})
+    assert list(with_registered_rates(losses, "overnight")["run"]) == [control, "annealed-random-sqrt-long"]
 
 
 def test_the_pooled_interval_of_a_difference_takes_the_spread_of_similar_runs(tmp_path):

@@ -106,24 +106,27 @@ def runs_with_ancestors(losses: DataFrame) -> DataFrame:
     return points[points["run"].isin([name for run in children for name in lineage(losses, run)])]
 
 
-def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
-    """Drop controls (parents trained further) with another learning rate than the control that the scale file registers
-    for the stage length.
+def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
+    """Drop grown models and parents trained further with another learning rate than the run that the scale file
+    registers for the stage length.
     """
     claim = read_arms(Path(), scale).get(STUDY, {}).get("tokenformer-growth-beats-continuing", ClaimArms())
-    runs = {f"annealed-trained-on-{length}": arms["continued"].run for length, arms in claim.items.items()}
-    controls = {prefix: run for prefix, run in runs.items() if run and run.startswith(prefix)}
-    other_rate = losses["run"].str.startswith(tuple(controls)) & ~losses["run"].isin(controls.values())
+    prefixes = {"grown": "annealed-random-sqrt", "continued": "annealed-trained-on"}
+    runs = {
+        f"{prefix}-{length}": arms[arm].run for length, arms in claim.items.items() for arm, prefix in prefixes.items()
+    }
+    registered = {prefix: run for prefix, run in runs.items() if run and run.startswith(prefix)}
+    other_rate = losses["run"].str.startswith(tuple(registered)) & ~losses["run"].isin(registered.values())
     return losses[~other_rate]
 
 
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses on comparable text, with the controls that the claims use.
+    """Return losses on comparable text, at the learning rates that the claims use.
 
     If the learning rate of any run that starts from a parent ends at 0, leave out those whose rate does not
     (TokenFormer, arXiv:2410.23168, section 4.1).
     """
-    losses = with_registered_controls(comparable_losses(results, STUDY, runs), results.scale)
+    losses = with_registered_rates(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
         return losses
     continued, annealed = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")

@@ -40,7 +40,7 @@ from formerlab.report.studies.tokenformer import (
     scratch_points,
     series_points,
     stage_pairs,
-    with_registered_controls,
+    with_registered_rates,
 )
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
@@ -263,7 +263,7 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
         return DataFrame()
-    losses = with_registered_controls(losses, results.scale)
+    losses = with_registered_rates(losses, results.scale)
     pairs = stage_pairs(losses, records)
     rows = differences(losses, pairs, "run", "rival")
     if rows.empty:

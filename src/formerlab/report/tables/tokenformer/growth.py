@@ -39,7 +39,7 @@ from formerlab.report.studies.tokenformer import (
     run_before_growth,
     runs_with_ancestors,
     stage_pairs,
-    with_registered_controls,
+    with_registered_rates,
 )
 from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate, side_by_side
 from formerlab.results.read import Results
@@ -73,8 +73,8 @@ _NEW_TEXT = "tokenformer-continued-training-lower"
 
 def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
     """Return the pairs of runs that the table compares: `run` minus `compared_with`, and the `question`."""
-    stages = stage_pairs(with_registered_controls(losses, results.scale),
-                         results.runs(STUDY).drop_duplicates("run").set_index("run"))  # fmt: skip
+    losses = with_registered_rates(losses, results.scale)
+    stages = stage_pairs(losses, results.runs(STUDY).drop_duplicates("run").set_index("run"))
     runs = losses.drop_duplicates("run").assign(start=lambda rows: rows["init.id"].notna())
     pairs = [(row.run, row.rival, _STAGE, row.tokens_per_new_parameter) for row in stages.itertuples()]
     for scratch in runs[runs["variant"].eq(TOKENFORMER) & ~runs["start"]].to_dict("records"):
