@@ -5,7 +5,8 @@
 The benchmark prints tokens per second after a prompt, cache bytes, and seconds to read the prompt. All variants get the
 same tokens, in alternating slices. Ratios are within a slice. DynamicCache runs in our decoder, so that only the cache
 differs, and with --transformers also in a GPT-NeoX of the same size. DynamicCache allocates memory for every token, so
-the allocator affects its speed. Static variants have steps of constant shapes (`cache/static.py`), which a GPU replays.
+the allocator affects its speed. Static variants decode with constant shapes (`cache/static.py`); on a GPU a CUDA graph
+replays each step.
 """
 
 import statistics

@@ -3,13 +3,13 @@
     python benchmarks/estimates.py [--only memory saved moved launches]
 
 `memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
-tensors. The plan estimates compiled steps, which also store the logits.
-`saved`: bytes per block and channel that the compiler saves for the backward pass, for one token of published models.
-`moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
-the bytes of the plain model. The plan estimates the hours of a depth mixer from these bytes.
-`launches`: operations per decoded token, each of which is a kernel launch on a GPU, and kernels of a compiled static
-step (`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two kernels. The plan does not estimate
-launches.
+tensors. Both columns are for steps without compilation; compiled steps also store the logits. `saved`: bytes per block
+and channel that the compiler saves for the backward pass, per token, block and channel, in small models with the mixers
+of published models. `moved`: bytes per token that the kernels of a training step of six blocks read and write after
+inductor's fusion, minus the bytes of the plain model. The plan estimates the hours of a depth mixer from its estimate
+of these bytes. `launches`: operations per decoded token, each of which is a kernel launch on a GPU, and kernels of a
+compiled static step (`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two kernels. The plan
+does not estimate launches.
 
 The script measures no times, since bandwidth and launch times need a GPU.
 """
@@ -179,7 +179,7 @@ def static_launches(cache, **parts) -> int:
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
 MEMORY += ["transformer/base"]
-"""Models of 124M, 354M and 1.3B parameters, and the largest models of the other studies. Models with a depth mixer are
+"""Models of 124M, 354M and 1.3B parameters, and a model of each other study. Models with a depth mixer are
 left out, because their uncompiled steps save far more activations than compiled steps."""
 MIXERS = ["plain", "gains", "connect-to-last", "dwa-4x5", "dwa-1x1", "last-4-window", "softmax", "mudd"]
 MIXERS += ["attention-residuals", "attention-residuals-block"]

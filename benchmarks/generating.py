@@ -1,6 +1,6 @@
 """Generation with a released model: with its own cache, with `formerlab.prune`, and with kvpress if it is installed.
 
-    python benchmarks/generating.py [smollm2-135m-instruct] [--prompts 512 2048] [--tokens 64] [--budget 0.4]
+    python benchmarks/generating.py [FOLDER] [--prompts 512 2048] [--tokens 64] [--budget 0.4]
 
 All variants call `generate` of transformers greedily, with the same random prompt. The benchmark prints the seconds
 until the first token, the tokens per second after it, and the bytes of keys and values at the end. Rounds are

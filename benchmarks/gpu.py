@@ -1,4 +1,5 @@
-"""Run all benchmarks that need a GPU, in about nine minutes; every number is printed as soon as it is measured.
+"""Run the benchmarks of gpu_kernels.py and gpu_steps.py on a GPU, in about nine minutes; every number is printed as
+soon as it is measured.
 
     python benchmarks/gpu.py [--seconds 560] [--only pruning decoding] [--out FOLDER]
 

@@ -102,7 +102,9 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 
 
 def tokenformer(options: Options) -> Lines:
-    """Yield steps of the 354M Tokenformer with inductor's kernels, multi-kernels or our kernel, and its top kernels."""
+    """Yield the step times of the 354M Tokenformer with inductor's kernels, its multi-kernels and our kernel, and the
+    kernels that take the most time.
+    """
     if options.case is None:
         variables = {"TORCHINDUCTOR_MULTI_KERNEL": "1"}, {"FORMERLAB_NORM_GELU": "triton"}
         cases = {"as usual": {}} | {"=".join(*pair.items()): pair for pair in variables}

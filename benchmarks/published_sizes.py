@@ -76,7 +76,7 @@ class Benchmark:
         return state + peak_bytes(partial(self.step, name), torch.device(self.device))
 
     def planned_bytes(self, name):
-        """Return the bytes that the plan estimates."""
+        """Return the bytes that the plan estimates for a step without compilation."""
         run = Run(study="benchmark", name="planned", model=self.models[name], task=self.task, precision="bfloat16")
         return memory_bytes(run, Hardware(**TABLE["H100"]))
 

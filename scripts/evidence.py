@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Run one study of a scale in order of the priority of its runs, and export the rows of each run when it is finished.
+"""Run one study of a scale in the order of the scale's key `only`, parents first, and export the rows of each run when
+it is finished.
 
     scripts/evidence.py STUDY [--runs PATTERN ...] [--missing | --committed] [--workers 2] [--to CHECKOUT] [--commit]
                         [--scale NAME] [--set KEY=VALUE] [--plan FILE]

@@ -9,7 +9,7 @@
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
 #    Suites also need lm-eval with its dependencies; several GPUs need torch 2.13. If packages are missing, the script
 #    lists them and exits.
-# 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; timings of peak rates, kernels,
+# 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; peak FLOP/s and memory bandwidth; timings of kernels,
 #    training steps and decoding; failure tests. It is skipped if OUT/gpu.txt exists.
 # 3. In the remaining time, the missing jobs of `python -m formerlab plan --shell` run: timings, then the first seed of
 #    every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops in time; the

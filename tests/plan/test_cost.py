@@ -55,10 +55,7 @@ def test_a_configured_processor_is_used_and_named(project):
     assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
     text = table(mine)
     assert "Runs small/plain, small/parent" in text
-    assert (
-        " do not fit on one mine and cannot be sharded over up to 64; raise task.accumulate to lower the micro-batch"
-        in text
-    )
+    assert " do not fit on one mine and cannot be sharded over 64 or fewer GPUs; raise task.accumulate" in text
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 

@@ -160,7 +160,7 @@ def tasks(wildcards):
 
 
 def launcher(wildcards):
-    """Return the executor's option `mpi` for a run on several machines, whose command calls srun."""
+    """Return the value of the executor's option `mpi`: srun for a run on several machines, otherwise None."""
     return "srun" if tasks(wildcards) else None
 
 

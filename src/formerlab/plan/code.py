@@ -81,7 +81,7 @@ def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
 
     `spec_modules` define the specs of the job. Another module that defines specs is included (1) if a module in
     `spec_modules` uses one of its specs in a function body or as a base class, or (2) if a function is imported from
-    it, except from `ENTRIES_ONLY`. Specs that occur only in defaults, unions or
+    it and it is not in `ENTRIES_ONLY`. Specs that occur only in defaults, unions or
     annotations are left out: if the job builds one of them, its module is in `spec_modules`.
     """
     closed: set[str] = set()

@@ -65,7 +65,7 @@ class Tree(dict[Any, Any]):
         return file
 
     def files_of(self, *path: Any) -> str:
-        """Return every file that sets keys at a path."""
+        """Return the files that set keys at or below a path, joined by commas."""
         node = value_at(self, path)
         inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
         return ", ".join(dict.fromkeys(file for files in inner for file in files.split(", "))) or self.file_of(*path)

@@ -58,7 +58,7 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
                     keys for tree in overrides for keys in (tree.select(RUN_KEYS), tree.subtree("runs", run))
                 ]
                 trees[run] = merge_all([*common, *special, *run_overrides], subject)
-            else:  # the other common keys configure training
+            else:  # a released run uses only `data` of the common keys; the others configure training
                 general = [tree.select({"data"}) for tree in (*common, *overrides)]
                 run_overrides = [tree.subtree("runs", run) for tree in overrides]
                 trees[run] = merge_all([*general, *special, *run_overrides], subject)

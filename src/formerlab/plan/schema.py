@@ -98,7 +98,7 @@ class Config(Spec):
 
 
 class ExecutionKeys(Spec):
-    """Keys of a run that its spec does not contain."""
+    """Keys of a run that control its execution (seeds, GPUs, equal time)."""
 
     seeds: Seeds | None = None
     """Seeds of the run, if they differ from the seeds of its study."""

@@ -81,7 +81,7 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     for run, gpus in plan["too_large"].items():
         by_need.setdefault(gpus, []).append(run)
     for count, runs in by_need.items():
-        remedy = " and cannot be sharded over up to 64; raise task.accumulate to lower the micro-batch size."
+        remedy = " and cannot be sharded over 64 or fewer GPUs; raise task.accumulate to lower the micro-batch size."
         if count:
             remedy = f"; set gpus: {count} to shard {'them' if runs[1:] else 'it'}."
         subject = f"Runs {', '.join(runs)} do" if runs[1:] else f"Run {runs[0]} does"

@@ -77,7 +77,9 @@ def written_note(stage: str, folder: Path) -> Note | None:
 
 
 def running_process(stage: str, folder: Path) -> str | None:
-    """Describe the process that runs a stage in `folder`; return None without a process or without locks."""
+    """Describe the process that runs a stage in `folder`; return None if no process runs it or the file system has no
+    locks.
+    """
     path = _path(stage, folder)
     return _process_of(path) if is_locked(path) else None
 

@@ -73,7 +73,7 @@ class Entry:
     def thinned(self) -> DataFrame:
         """Return at most MAX_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last point.
 
-        When a curve grows, the selection has only points of the earlier selection and new points, so none is deleted.
+        When a curve grows, the new selection adds no old point, so the MLflow run can be updated in place.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
