@@ -1,6 +1,7 @@
 """The catalogue of figures and tables, read without importing the code that renders them.
 
-A module below `figures/` or `tables/` declares a figure or table by a function of the same name that returns its rows:
+A figure or table is declared by a function in a module below `figures/` or `tables/`. The function has the name of the
+figure or table and returns its rows:
 `@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
 The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
 `figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as

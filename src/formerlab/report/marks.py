@@ -172,7 +172,9 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
     elif len(seeds):
         plot = plot.add(so.Dots(marker=".", pointsize=3, fillalpha=0.7), data=seeds, color="_series", **shared)
     plot.on(axes).plot()
-    axes.set(xlabel="", ylabel="", xscale="linear", yscale="linear")  # seaborn sets unnamed scales
+    axes.set(
+        xlabel="", ylabel="", xscale="linear", yscale="linear"
+    )  # replace seaborn's unnamed scales, because `_forest` tests for the name "linear"
 
 
 def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
@@ -300,7 +302,9 @@ def note_off_scale(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
 
 
 def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
-    """Draw the optional parts of a panel: the reference line, and ticks at the values of x."""
+    """Draw the optional elements of a panel: the reference line, notes on outliers (forest plots), the legend inside
+    the panel, and ticks at the values of x.
+    """
     if panel.zero is not None:
         (axes.axvline if panel.kind == "forest" else axes.axhline)(panel.zero, color=BLACK, linewidth=0.9, zorder=1)
     if panel.kind == "forest":  # before `finish`, which may rename the ticks

@@ -54,7 +54,7 @@ def color_and_marker(name: str) -> tuple[str, str] | None:
 
 
 def _is_label(name: str, template: str) -> bool:
-    """Return whether filling in the settings of a label in names.yaml gives this name."""
+    """Return whether `name` is the label `template` of names.yaml with its settings filled in."""
     pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(template)).replace(r"\[", "(").replace(r"\]", ")?")
     return re.fullmatch(pattern, name) is not None
 

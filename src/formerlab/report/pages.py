@@ -1,4 +1,4 @@
-"""Tables for readers, and self-contained HTML pages without scripts, fonts or images.
+"""Tables for readers, and self-contained HTML pages without scripts and fonts.
 
 The content may come from other people's results, so all of it is escaped.
 """

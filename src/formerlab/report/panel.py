@@ -94,7 +94,7 @@ class Panel:
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds details that only this panel has."""
     same_limits: Literal["", "x", "y"] = ""
-    """Axis with the same limits in all panels of this column."""
+    """Axis whose limits are equal in all panels that plot the same data column on it."""
     published: Mapping[str, Any] | None = None
     """Settings of a second panel for the published rows; this panel then shows only our rows."""
 

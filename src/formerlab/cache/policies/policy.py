@@ -125,7 +125,9 @@ class Policy(Spec, ABC):
 
     @property
     def scorer(self) -> "Policy":
-        """The policy that scores the keys: the inner policy of `HeadAdaptive` and `Pyramid`, otherwise this policy."""
+        """The policy that scores the keys: the innermost policy of `HeadAdaptive` and `Pyramid`, otherwise this
+        policy.
+        """
         return self
 
     @property

@@ -168,8 +168,9 @@ def still_learning(runs: ArmRuns) -> float:
 
 
 def _gain_after(curve: DataFrame, fraction: float, arm: str) -> tuple[float, float]:
-    """Return the fraction of the run after its last evaluation at or before `fraction`, and the decrease of the loss
-    over this part of the run in nats.
+    """Start at the last evaluation at or before `fraction` of the run.
+
+    Return the fraction of the run that follows it, and the decrease of the loss from it to the end in nats.
     """
     steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
     early = np.flatnonzero(steps <= fraction * steps[-1])

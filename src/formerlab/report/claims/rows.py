@@ -390,8 +390,8 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
 def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
     """Return finished runs that are similar to the arms.
 
-    They have the training data (any data with `any_text`) and the initial weights of the arms, and FLOPs and parameters
-    within a factor POOL_FACTOR.
+    They start from the same parent run as an arm (or from scratch, if the arm does) and have the training data of the
+    arms (any data with `any_text`), and FLOPs and parameters within a factor POOL_FACTOR.
     """
     start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(arm_runs)

@@ -36,7 +36,8 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     tokens. Below: the loss that H2O and Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer
     windows; the x axis has another range, and a bar that is not visible is shorter than its mark. Differences are
     paired by seed. To see: if the interval of the interaction includes zero, these seeds do not show that one idea
-    changes the effect of another. The intervals are not corrected for their number. No paper combines the three.
+    changes the effect of another. The intervals are not corrected for multiple comparisons. No paper combines the
+    three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (
