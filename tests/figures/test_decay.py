@@ -154,6 +154,7 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
 
 def test_sets_without_a_published_name_are_shown_if_a_run_has_no_others(tmp_path):
     right = {("full", None, None, 1.0): 8, ("h2o", None, 0.5, 0.4): 5, ("decay", 0.2, 0.0, 0.4): 6}
+    right |= {("decay", 0.0, 0.0, 0.4): 4, ("decay", 0.5, 0.0, 0.4): 7}
     for run, tasks in {
         "decoder": ("embedded_last_word", "embedded_summary"),
         "other": ("piqa", "embedded_summary"),
@@ -173,7 +174,7 @@ def test_sets_without_a_published_name_are_shown_if_a_run_has_no_others(tmp_path
         "other": {"PIQA", "mean"},
     }
     means, sets = decay_suites_table.readers(rows.assign(source="ours")).values()
-    assert means["configuration"].tolist() == ["Full", "Decay, alpha 0.2", "H2O"]
+    assert means["configuration"].tolist() == ["Full", "Decay, alpha 0.2", "H2O", "Decay, alpha 0"]
     assert sets["set"].tolist() == ["mean", "last word", "summary"]
     assert sets[["full", "h2o", "decay", "decay_minus_h2o"]].to_numpy() == pytest.approx(
         np.tile([0.8, 0.5, 0.6, 0.1], (3, 1))

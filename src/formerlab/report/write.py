@@ -6,6 +6,7 @@ distinguishes them.
 """
 
 import io
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -293,6 +294,19 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> lis
     return blocks if len(published) else blocks[:-1]
 
 
+def _released_models(entry: CatalogueEntry, results: Results, table: DataFrame) -> list[str]:
+    """Return a line per released model in a table: the precision of its weights and the tokens of a window."""
+    columns = ["run", "spec.released", "released.quantisation", "spec.context"]
+    records = results.runs(entry.study, entry.runs).reindex(columns=columns)
+    shown = records[records["run"].isin(table.get("run", records["run"]))]
+    lines = []
+    for (model, weights), runs in shown.groupby(["spec.released", "released.quantisation"]):
+        bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
+        windows = " or ".join(f"{context:,.0f}" for context in sorted(runs["spec.context"].unique()))
+        lines.append(f"{RELEASED_NAMES.get(model, model)}: weights in {bits}, windows of {windows} tokens.")
+    return lines
+
+
 def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
     """Return a table as Markdown and as HTML: our rows, the published rows, its caption and the meaning of columns."""
     declaration = load_declaration(entry.name)
@@ -310,7 +324,7 @@ def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[s
         shown = [] if cells.empty else [(pages.markdown_table(cells), pages.html_table(cells))]
         text += [f"**{block}**", *(markdown for markdown, _ in shown), *([note] if note else [])]
         page += [pages.heading(block), *(html for _, html in shown), *([pages.paragraph(note)] if note else [])]
-    lines = [*meanings(headings), rows_of]
+    lines = [*meanings(headings), *_released_models(entry, results, table), rows_of]
     text += [caption, "\n".join(f"- {words}" for words in lines)]
     page += map(pages.paragraph, [caption, *lines])
     return "\n\n".join(text) + "\n", pages.html_page(heading, page)

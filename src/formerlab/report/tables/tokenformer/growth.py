@@ -1,5 +1,6 @@
 """Tables of grown Tokenformers, their controls and their costs."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -90,21 +91,28 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
     return DataFrame(pairs, columns=["run", "compared_with", "question", "tokens_per_new_parameter"])
 
 
-def _minus_net2net(results: Results, pairs: DataFrame) -> DataFrame:
-    """Return the gain over the same family without growth, minus the gain of Net2Net, at the last validation.
+def _validated_gains(results: Results, pairs: DataFrame) -> DataFrame:
+    """Return the perplexity of the models on new text at the last validation, and their gain by growth.
 
-    A gain is a loss without growth minus a loss with growth. The claim on new text compares these gains.
+    A gain is the loss of the same family without growth minus the loss with growth. The claim on new text compares it
+    with the gain of Net2Net.
     """
     arms = read_arms(Path(), results.scale).get(STUDY, {}).get(_NEW_TEXT, ClaimArms()).for_item("last_step")
     reader, rows = ClaimRows(results, STUDY, ClaimArms()), []
     rival, rival_ungrown = (arms[name].run if name in arms else None for name in ("rival", "rival_ungrown"))
-    for run, other in pairs.loc[pairs["question"] == _SECOND, ["run", "compared_with"]].to_numpy():
-        signs = dict[str, float]()
-        for name, sign in (other, 1.0), (run, -1.0), (str(rival_ungrown), -1.0), (str(rival), 1.0):
-            signs[name] = signs.get(name, 0.0) + sign
-        if run != rival:
-            rows.append({"run": run} | pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step"))
-    return DataFrame(rows, columns=["run", *expand_columns("minus_net2net_nats[]")])
+    pairs = pairs.loc[pairs["question"] == _SECOND, ["run", "compared_with"]]
+    for run, other in [*pairs.to_numpy(), *((run, None) for run in pairs["compared_with"].unique())]:
+        loss = pooled_estimate(reader, "loss", {run: 1.0}, at="last_step").get("loss", np.nan)
+        rows.append({"run": run, "validation_perplexity": np.exp(loss)})
+        if other:
+            gain = {other: 1.0, run: -1.0}
+            rows[-1] |= pooled_estimate(reader, "validation_gain_nats", gain, at="last_step")
+        if other and run != rival:
+            signs = Counter(gain)
+            signs.update({str(rival_ungrown): -1.0, str(rival): 1.0})
+            rows[-1] |= pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step")
+    columns = "run validation_perplexity validation_gain_nats[] minus_net2net_nats[]"
+    return DataFrame(rows, columns=expand_columns(columns))
 
 
 def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -118,18 +126,20 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         return by_regime(rows.drop(columns="question"))
     stages = rows[rows["question"].isin((_STAGE, _SCRATCH)) & rows["variant"].isin(_LABELS.values())]
     pooled = {f"difference_nats_{end}": stages[f"difference_nats_pooled_{end}"] for end in ("low", "high")}
-    stages = stages.assign(text=stages["regime"].str.partition(", ")[0], **pooled)
+    stages = stages.assign(text=stages["regime"].str.split(", ").str[0], **pooled)
     keys = ["text", "tokens", "tokens_per_new_parameter", "question", "seeds"]
     names = stages["variant"].str.removeprefix("grown ") + " (nats) ↓"
     table = side_by_side(stages, keys, names, "difference_nats")
-    second = rows[rows["question"] == _SECOND]
-    second = second.assign(variant=second["family"] + ", " + second["variant"].str.removeprefix("grown: "))
+    second = rows[rows["validation_perplexity"].notna()].drop(columns="perplexity")
+    methods = second["variant"].str.removeprefix("grown: ").where(second["question"].eq(_SECOND), "without growth")
     texts = " and ".join(dict.fromkeys(str(regime).partition(", ")[0] for regime in second["regime"]))
-    columns = ["variant", "tokens", "perplexity", *expand_columns("difference_nats[]+ minus_net2net_nats[]"), "seeds"]
-    second = second.sort_values("minus_net2net_nats", ascending=False)[[*columns, "bold"]]
+    second = second.assign(variant=second["family"] + ", " + methods).sort_values("validation_gain_nats")
+    second = second.rename(columns=lambda name: name.replace("validation_", ""))
+    columns = ["variant", "tokens", "perplexity", *expand_columns("gain_nats[] minus_net2net_nats[]"), "seeds", "bold"]
+    stage = {"question": "control", "tokens": "tokens of the stage"}
     blocks = {
-        "growth, loss minus a control of equal FLOPs": table.rename(columns={"question": "control"}),
-        f"growth for new text, {texts}": second,
+        "growth, loss minus a control of equal FLOPs": table.rename(columns=stage),
+        f"growth for new text, {texts}, validation split": second[columns].rename(columns=stage),
     }
     return {heading: block for heading, block in blocks.items() if len(block)}
 
@@ -137,18 +147,19 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
 @table(reads="test.csv floors.csv", published=_published_main, readers=_by_question,
        columns="source run regime question variant family parameters_non_embedding learning_rate tokens -flops "
                "tokens_per_new_parameter flops_cumulative loss_nats[] -bits_per_byte perplexity[] compared_with "
-               "difference_nats[]+ minus_net2net_nats[] seeds diverged bold size grown:~perplexity~↓ "
+               "difference_nats[]+ validation_perplexity validation_gain_nats[] minus_net2net_nats[] seeds diverged "
+               "bold size grown:~perplexity~↓ "
                "grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓"
        )  # fmt: skip
 def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Does growth pay? After Tables 6 and 7 of Tokenformer (arXiv:2410.23168). A parent grows by new parameter tokens,
     as published (random keys, tau = sqrt(n)) or with zero keys and the old tau, and is trained for a stage on new text.
     First block: held-out loss minus the loss of a control that costs the same FLOPs, parent included; below zero,
-    growth pays. Second block: loss minus that of the same family without growth, and how much more a method gains than
-    Net2Net by padding, at the last validation (bold: a verdict rests on it); below zero, Net2Net gains more.
+    growth pays. Second block, at the last validation: a gain is the loss of the same family without growth minus the
+    loss with growth; the last column is this gain minus the gain of Net2Net by padding (bold: a verdict rests on it).
     HyperCloning and Net2Net grow the width of a Transformer; noise breaks the symmetry of copies. In brackets: 95 %
     interval over seeds, paired, with the variance of similar runs, as for verdicts. Published: TPU hours are read from
-    a figure (± 30); Table 7 has perplexity 11.93 for the Transformer of 757M. The CSV has all runs and perplexities.
+    a figure (± 30); Table 7 has perplexity 11.93 for the Transformer of 757M. The CSV has all runs and the test split.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -156,7 +167,7 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     if len(pairs) and len(differing := differences(losses, pairs, "run", "compared_with")):
         differing = pooled_differences(differing, results, STUDY, "run", "compared_with", "difference_nats")
         differing = differing[differing["part"] == "mean"].drop(columns=["source", "part", "seed", "seeds"])
-        rows = rows.merge(differing, on="run", how="left").merge(_minus_net2net(results, pairs), on="run", how="left")
+        rows = rows.merge(differing, on="run", how="left").merge(_validated_gains(results, pairs), on="run", how="left")
     claimed = claim_runs(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
     families = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
     rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
@@ -208,31 +219,31 @@ def _growth(rows: DataFrame) -> DataFrame:
     grown = rows[rows["variant"].eq(_GROWN)]
     rows = pd.concat([rows[rows["run"].isin(grown["parent"])], grown] if len(grown) else [rows], ignore_index=True)
     variant = rows["variant"].replace({TOKENFORMER: "parent"} | _LABELS)
-    return rows.assign(variant=variant).drop(columns=["schedule", "parent"])
+    rows = rows.assign(variant=variant, tokens=rows["tokens_cumulative"])
+    return rows.drop(columns=["schedule", "parent", "tokens_cumulative"])
 
 
 @table(reads="test.csv", needs="envelope-*", readers=_growth, published=published_ratio,
        columns="source run variant schedule -learning_rate parent -parameters_non_embedding tokens -tokens_cumulative "
                "-flops flops_cumulative -loss_nats[] perplexity -bits_per_byte flops_of_transformer flops_ratio[]+ "
-               "parents_ratio envelope seeds bold")  # fmt: skip
+               "parents_ratio envelope seeds")  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """Does growth need fewer FLOPs than training from scratch? FLOPs of a grown Tokenformer, with all ancestors,
     divided by the FLOPs of a Transformer from scratch with the same loss, after section 4.1 of arXiv:2410.23168. Below
     1, growth saves cost; the paper claims at most 0.5. The column "ancestors alone" is the same ratio for the
     ancestors: if it is near 1 or above, the stage cannot save cost. The Transformers have three sizes and three
     lengths, each with its own schedule; their FLOPs at a loss are interpolated along their lower envelope, and there is
-    no ratio beyond its ends. All losses are on the test text of the Transformers. In brackets: 95 % interval over
-    seeds, with the spread of the Transformers. Bold: a row with a verdict. Published: TPU hours, interpolated by us
-    between points that are read from a figure (± 30): 0.40 with the perplexity of the 757M Transformer in Table 6, 0.42
-    with that in Table 7. The CSV has zero keys and the parent trained further.
+    no ratio beyond its ends. Training tokens and cumulative FLOPs include all ancestors. All losses are on the test
+    text of the Transformers. In brackets: 95 % interval over seeds, with the spread of the Transformers. Published: TPU
+    hours, interpolated by us between points that are read from a figure (± 30): 0.40 with the perplexity of the 757M
+    Transformer in Table 6, 0.42 with that in Table 7. The CSV has zero keys and the parent trained further.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
         losses = comparable_losses(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
     envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
-    reader, claim = ClaimRows(results, STUDY, ClaimArms()), "tokenformer-growth-saves-cost"
-    claimed = claim_runs(results, STUDY, claim)[claim]
+    reader = ClaimRows(results, STUDY, ClaimArms())
     envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
     for record in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
         row = {str(name): value for name, value in record.items()}
@@ -247,6 +258,6 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
             "flops_of_transformer": flops_at_loss(row["loss_nats"], *envelope),
         }
         row["parents_ratio"] = (row["flops_cumulative"] - row["flops"]) / row["flops_of_transformer"] or None
-        row |= {"schedule": of_run["regime"].iloc[0].partition(", ")[2], "bold": row["run"] in claimed}
+        row["schedule"] = of_run["regime"].iloc[0].partition(", ")[2]
         rows.append(row | {"learning_rate": of_run["spec.optimizer.lr"].iloc[0]})
     return DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))
