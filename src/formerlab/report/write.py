@@ -294,16 +294,15 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> lis
     return blocks if len(published) else blocks[:-1]
 
 
-def _released_models(entry: CatalogueEntry, results: Results, table: DataFrame) -> list[str]:
-    """Return a line per released model in a table: the precision of its weights and the tokens of a window."""
+def _released_models(entry: CatalogueEntry, results: Results) -> list[str]:
+    """Return a line per released model of a study: the precision of its weights and the tokens of a window."""
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
-    records = results.runs(entry.study, entry.runs).reindex(columns=columns)
-    shown = records[records["run"].isin(table.get("run", records["run"]))]
+    records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
+    records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]
     lines = []
-    for (model, weights), runs in shown.groupby(["spec.released", "released.quantisation"]):
+    for model, weights, context in records[columns[1:]].to_numpy():
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
-        windows = " or ".join(f"{context:,.0f}" for context in sorted(runs["spec.context"].unique()))
-        lines.append(f"{RELEASED_NAMES.get(model, model)}: weights in {bits}, windows of {windows} tokens.")
+        lines.append(f"{RELEASED_NAMES.get(model, model)}: weights in {bits}, windows of {context:.0f} tokens.")
     return lines
 
 
@@ -324,7 +323,7 @@ def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[s
         shown = [] if cells.empty else [(pages.markdown_table(cells), pages.html_table(cells))]
         text += [f"**{block}**", *(markdown for markdown, _ in shown), *([note] if note else [])]
         page += [pages.heading(block), *(html for _, html in shown), *([pages.paragraph(note)] if note else [])]
-    lines = [*meanings(headings), *_released_models(entry, results, table), rows_of]
+    lines = [*meanings(headings), *_released_models(entry, results), rows_of]
     text += [caption, "\n".join(f"- {words}" for words in lines)]
     page += map(pages.paragraph, [caption, *lines])
     return "\n\n".join(text) + "\n", pages.html_page(heading, page)
