@@ -295,14 +295,15 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> lis
 
 
 def _released_models(entry: CatalogueEntry, results: Results) -> list[str]:
-    """Return a line per released model of a study: the precision of its weights and the tokens of a window."""
+    """Return a line per released model of a study: the precision of its weights, and the window length of losses."""
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]
     lines = []
     for model, weights, context in records[columns[1:]].to_numpy():
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
-        lines.append(f"{RELEASED_NAMES.get(model, model)}: weights in {bits}, windows of {context:.0f} tokens.")
+        windows = f", windows of {context:.0f} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})
+        lines.append(f"{RELEASED_NAMES.get(model, model)}: weights in {bits}{windows}.")
     return lines
 
 
