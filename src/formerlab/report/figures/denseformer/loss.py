@@ -181,7 +181,7 @@ def _show_percent(axes: Axes, rows: DataFrame) -> None:
       needs="long-dwa-1x1-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, title="Plain minus DenseFormer 1x1",
           xlabel="loss (nats per token), % of perplexity\n(right: DenseFormer is better)\n", finish=_show_percent),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; thick bars: pooled 95 % "
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; thick bars: 95 % "
                         "interval, as used for verdicts; thin: Student t; tinted: published; its standard error, if "
                         "printed, is shorter than the mark."],
     width=NARROW, columns=1
