@@ -170,12 +170,12 @@ def draw_curves(data: DataFrame) -> Figure:
     """Draw differences to the control, with the last steps beside them, or losses."""
     panel = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",
                     xlabel="training step")  # fmt: skip
+    intervals = "curves: means; right of them: last step, with 95 % Student t intervals over seeds."
     return layout(
         panel("difference_nats", ends=True, zero=0.0, same_limits="y", share_y=True, ylabel="loss difference (nats)",
               title="{_panel}: minus {_control}"),
         panel("_loss", log="xy", ylabel="validation loss (nats)"),
-        notes=lambda rows: [f"{seed_count(rows['seeds'])}; curves: means; right of them: last step, with 95 % Student "
-                            "t intervals over seeds."],
+        notes=lambda rows: [f"{seed_count(rows['seeds'])}; {intervals if rows['seeds'].max() > 1 else 'no interval.'}"],
         height=1.7, width=NARROW if data["_panel"].nunique() == 1 else WIDEST,
     )(data)  # fmt: skip
 
