@@ -98,7 +98,7 @@ class StudyQueue:
         return result.returncode == 0
 
     def next(self) -> tuple[str, list[str]] | None:
-        """Return the next run by priority that can start, with its remaining stages, or None if no run remains.
+        """Return the next run of the queue that can start, with its remaining stages, or None if no run remains.
 
         Wait while all remaining runs depend on runs that are in progress.
         """

@@ -26,6 +26,11 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
     return arms_by_study
 
 
+def registered_arms(claim: str, scale: str) -> ClaimArms:
+    """Return the arms of a claim in the project of the current folder; empty if none are registered."""
+    return read_arms(Path(), scale).get(claim.partition("-")[0], {}).get(claim, ClaimArms())
+
+
 def _claim_arms(file: str, name: str, keys: dict[str, Any]) -> ClaimArms:
     """Return the arms of one claim from the keys in a file."""
     registered = {claim.id: claim for claim in read_claims().claims}

@@ -38,6 +38,11 @@ def model_label(run: str) -> str:
     return RELEASED_NAMES.get(name := run.removeprefix(RELEASED_RUNS), name)
 
 
+def by_model(rows: DataFrame) -> DataFrame:
+    """Return rows with the label of the model in place of the run."""
+    return rows.assign(run=rows["run"].str.removeprefix("float32-").map(model_label)).rename(columns={"run": "model"})
+
+
 def text_labels(results: Results, study: str, runs: Sequence[str]) -> dict[str, str]:
     """Return the label of the text of each run."""
     records = results.runs(study, runs).to_dict("records")

@@ -2,16 +2,14 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.claims.arms import read_arms
+from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.envelope import flops_at_loss, on_envelope
-from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import (
@@ -110,7 +108,7 @@ def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
     """Drop grown models and parents trained further with another learning rate than the run that the scale file
     registers for the stage length.
     """
-    claim = read_arms(Path(), scale).get(STUDY, {}).get("tokenformer-growth-beats-continuing", ClaimArms())
+    claim = registered_arms("tokenformer-growth-beats-continuing", scale)
     prefixes = {"grown": "annealed-random-sqrt", "continued": "annealed-trained-on"}
     runs = {
         f"{prefix}-{length}": arms[arm].run for length, arms in claim.items.items() for arm, prefix in prefixes.items()

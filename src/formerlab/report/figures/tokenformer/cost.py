@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
@@ -123,7 +124,9 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
         ours = pd.concat([ours, lowest.reindex(columns=ours.columns)], ignore_index=True)
-        ratios = tokenformer_envelope.rows(results, runs).set_index("run").query("run == 'annealed-random-sqrt-long'")
+        arms = registered_arms("tokenformer-growth-saves-cost", results.scale).arms
+        judged = [arm.run for arm in arms.values()]
+        ratios = tokenformer_envelope.rows(results, runs).set_index("run").filter(judged, axis="index")
         for name, end in zip(_RATIO, ("", "_pooled_low", "_pooled_high"), strict=True):
             ours[name] = ours["run"].map(ratios[f"flops_ratio{end}"]).where(ours["part"] == "mean")
     rows = _with_published(

@@ -129,8 +129,7 @@ LARGEST_ALPHA = 0.9
 """Largest alpha of the claim on the best alpha of a task."""
 
 
-@table(reads="prune_questions.csv", readers=lambda rows: rows.assign(run=rows["run"].map(model_label)).rename(
-           columns={"run": "model"}),
+@table(reads="prune_questions.csv", readers=pruning.by_model,
        columns="source run budget task chance own~alphas common~alphas acc_own acc_common gain[] questions bold"
        )  # fmt: skip
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
@@ -170,8 +169,7 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
 
 
 @table(reads="prune_questions.csv", runs="float32-* released-*", needs="float32-*",
-       readers=lambda rows: rows.assign(run=rows["run"].str.removeprefix("float32-").map(model_label)).rename(
-           columns={"run": "model"}),
+       readers=pruning.by_model,
        columns="source run configuration budget acc_float32 acc_model difference[] judged_alike questions"
        )  # fmt: skip
 def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:

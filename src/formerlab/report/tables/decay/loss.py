@@ -204,8 +204,7 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     return table.assign(text=table["run"].map(pruning.text_labels(results, STUDY, runs)))
 
 
-@table(reads="decode.csv", readers=lambda rows: rows.assign(run=rows["run"].map(model_label)).rename(
-           columns={"run": "model"}),
+@table(reads="decode.csv", readers=pruning.by_model,
        columns="source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] -prompt_s "
                "prompt_ratio faster_after cache_megabytes -cache_share -metadata_megabytes repetitions device "
                "threads")  # fmt: skip

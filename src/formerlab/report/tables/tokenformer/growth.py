@@ -1,14 +1,13 @@
 """Tables of grown Tokenformers, their controls and their costs."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.claims.arms import read_arms
+from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.envelope import flops_at_loss
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows, pooled_differences
@@ -97,7 +96,7 @@ def _validated_gains(results: Results, pairs: DataFrame) -> DataFrame:
     A gain is the loss of the same family without growth minus the loss with growth. The claim on new text compares it
     with the gain of Net2Net.
     """
-    arms = read_arms(Path(), results.scale).get(STUDY, {}).get(_NEW_TEXT, ClaimArms()).for_item("last_step")
+    arms = registered_arms(_NEW_TEXT, results.scale).for_item("last_step")
     reader, rows = ClaimRows(results, STUDY, ClaimArms()), []
     rival, rival_ungrown = (arms[name].run if name in arms else None for name in ("rival", "rival_ungrown"))
     pairs = pairs.loc[pairs["question"] == _SECOND, ["run", "compared_with"]]
