@@ -257,7 +257,7 @@ def test_a_study_is_three_files_and_a_scale_is_one(tmp_path):
     assert done.returncode == 0, done.stderr
     runs, drawn, kept, label, default = json.loads(done.stdout)
     assert runs == ["own/plain/seed0"]
-    assert drawn == ["own_curves", "own_end"]
+    assert drawn == ["own_end"]
     assert kept == [True, False]
     assert label == "docstrings"
     assert default[-1] == "own", "studies come in the order of their papers"

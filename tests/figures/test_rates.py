@@ -8,8 +8,8 @@ from fixtures.rows import grown, make_run, model, pattention, write_csv
 
 from formerlab.report.catalogue import catalogue
 from formerlab.report.families import families
-from formerlab.report.figures.every_study import at_the_edge, curves, plotted_runs
-from formerlab.report.figures.every_study import rates as figure
+from formerlab.report.figures.training import at_the_edge, curves, plotted_runs
+from formerlab.report.figures.training import rates as figure
 from formerlab.report.write import draw_all
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES

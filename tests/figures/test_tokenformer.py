@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures.checkout import ROOT
-from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
+from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, write_csv
 
 from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.runs import by_seed, differences, held_out_losses, last_step_rows, subtract, validation_losses
 from formerlab.report.studies.tokenformer import Shape, mean_curves, with_registered_rates
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.report.tables.tokenformer.models import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -103,7 +103,7 @@ def test_the_pooled_interval_of_a_difference_takes_the_spread_of_similar_runs(tm
             write_run(tmp_path, run, seed, loss, {10: loss})
     pair = pd.DataFrame([{"run": "one", "rival": "other"}])
     rows = differences(held_out_losses(Results(tmp_path), "tokenformer"), pair, "run", "rival")
-    rows = pooled_differences(rows, Results(tmp_path), "tokenformer", "run", "rival", "difference_nats")
+    rows = with_pooled(rows, Results(tmp_path), "tokenformer", "run", "rival", "difference_nats")
     mean = rows[rows["part"] == "mean"].iloc[0]
     assert mean["difference_nats_low"] < mean["difference_nats_pooled_low"] < mean["difference_nats"]
     assert rows.loc[rows["part"] == "seed", "difference_nats_pooled_low"].isna().all()
@@ -145,27 +145,6 @@ def test_runs_without_their_parent_are_shown_alone(tmp_path):
     assert set(rows.loc[rows["source"] == "ours", "run"]) == {"grown-random-sqrt-2"}
 
 
-def test_gains_are_relative_to_the_start_of_each_family(tmp_path):
-    for seed in (0, 1):
-        shift = 0.3 * seed
-        for run, loss, rest in (
-            ("tokenformer-1", 4.0, tokenformer(1)),
-            ("transformer-1", 4.5, transformer(1)),
-            ("grown-random-sqrt-2", 3.5, tokenformer(2) | grown("tokenformer-1")),
-            ("hypercloning-2", 4.1, transformer(2) | grown("transformer-1", method="hypercloning", noise=0.32)),
-        ):
-            write_run(tmp_path, run, seed, loss + shift, {0: 5.0, 10: 4.0}, **rest)
-    table = load_rows(catalogue()["tokenformer_methods"], Results(tmp_path)).query("source == 'ours'").set_index("run")
-    cloned = table.loc["hypercloning-2"]
-    assert table.loc["grown-random-sqrt-2", "gain_nats"] == pytest.approx(0.5)
-    assert cloned["gain_nats"] == pytest.approx(0.4)
-    assert cloned["tokenformers_lead_nats"] == pytest.approx(0.1)
-    assert cloned["loss_minus_tokenformers_nats"] == pytest.approx(0.6)
-    assert cloned["flops_token_token_coefficient"] == 4 * 4 * 64
-    assert (table.loc["transformer-1", "method"], table.loc["transformer-1", "stage"]) == ("before growth", 1)
-    assert np.isnan(table.loc["transformer-1", "gain_nats"])
-
-
 def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_path):
     for run, start, end, rest in (
         ("continued-tokenformer-ungrown", 5.0, 4.5, tokenformer(1, init="tokenformer-1")),
@@ -177,16 +156,6 @@ def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_
     curve = rows[rows["run"] == "continued-tokenformer"].set_index("step")["loss_nats"]
     assert curve.to_dict() == pytest.approx({0: 0.0, 10: -0.2})
     assert set(rows["run"]) == {"continued-tokenformer"}
-
-
-def test_score_functions_are_compared_with_the_default_of_their_block(results):
-    table = load_rows(catalogue()["tokenformer_scores"], results)
-    ours = table[table["source"] == "ours"].set_index("run")
-    assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
-    assert ours.loc["score-exp_l1", "loss_minus_default_nats"] == pytest.approx(0.2, abs=0.06)
-    assert ours.loc["layernorm-full", "loss_minus_default_nats"] == pytest.approx(-0.01, abs=0.06)
-    theirs = table[table["source"] == "published"]["ImageNet top-1 (%)"]
-    assert list(theirs) == [79.6, 81.7, 82.5, 82.6, 82.5, 82.5]
 
 
 def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):

@@ -4,7 +4,7 @@ A figure or table is declared by a function in a module below `figures/` or `tab
 figure or table and returns its rows:
 `@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
 The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
-`figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
+`figures/` or `tables/` names the study. A declaration with `studies` is rendered once for each of them, as
 `<study>_<name>`.
 The plan reads the runs, the files and the caption from the source, so they must be literals.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalog
     from formerlab.results.read import Results
 
 REPORT = Path(__file__).parent
-_STRING_LISTS = ("reads", "runs", "needs")
+_STRING_LISTS = ("studies", "reads", "runs", "needs")
 """Fields that may be declared as one string of words separated by spaces."""
 
 
@@ -35,7 +35,7 @@ class Declaration(NamedTuple):
 
     rows: "Callable[..., DataFrame]"
     """Returns the rows (of a table: only our rows), given the results and the names of the finished runs among `runs`,
-    and the `study` if the declaration has `every_study`. It is called only if a file of `reads` has rows. Columns whose
+    and the `study` if the declaration has `studies`. It is called only if a file of `reads` has rows. Columns whose
     names begin with _ are for the figure and are not written to the CSV."""
     draw: Any = None
     """Renders the rows of a figure (`panel.layout`)."""
@@ -93,8 +93,6 @@ class CatalogueEntry:
     """
     needs: Sequence[str] = ()
     """The figure is rendered only at scales with a run that matches one of these patterns."""
-    every_study: bool = False
-    """Whether the declaration is rendered once for each study that has a figure or table of its own."""
     within_regime: bool = False
     """Whether all comparisons are within a regime, so that the figure may show runs of several regimes."""
 
@@ -109,7 +107,7 @@ class CatalogueEntry:
         if self.varied:
             numbers = families([runs[index][2] for index in indices], self.varied)
             indices = [index for index, family in zip(indices, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure" and not (self.within_regime or self.every_study):
+        elif self.kind == "figure" and not self.within_regime:
             regimes = {index: regime(spec) for index, (_, spec) in of_study.items()}
             complete = {regimes[index] for index, run in of_study.items() if matches(*run, self.needs or ("*",))}
             candidates = [regimes[index] for index in indices if regimes[index] in complete - {""}]
@@ -134,7 +132,7 @@ class CatalogueEntry:
 @cache
 def catalogue() -> dict[str, CatalogueEntry]:
     """Return the entry of every figure and table by name, without importing their modules."""
-    declared = list[tuple[str, dict[str, Any]]]()
+    entries = {}
     for kind in ("figure", "table"):
         for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
             parts = path.relative_to(REPORT).with_suffix("").parts
@@ -143,13 +141,10 @@ def catalogue() -> dict[str, CatalogueEntry]:
                 match node:
                     case ast.FunctionDef(name=name, decorator_list=[ast.Call(ast.Name("plot" | "table")) as call]):
                         fields = shared | {"function": name} | _literal_fields(call, ast.get_docstring(node))
-                        declared.append(("" if fields.get("every_study") else parts[1], fields))
-    studies = sorted({study for study, _ in declared if study})
-    entries = {}
-    for only_study, fields in declared:
-        for study in [only_study] if only_study else studies:
-            name = fields["function"] if only_study else f"{study}_{fields['function']}"
-            entries[name] = CatalogueEntry(name=name, study=study, **fields)
+                        names = {f"{study}_{name}": study for study in fields.pop("studies", ())} or {name: parts[1]}
+                        entries |= {
+                            name: CatalogueEntry(name=name, study=study, **fields) for name, study in names.items()
+                        }
     return entries
 
 
@@ -181,7 +176,7 @@ def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
     owners = [entry.study, *results.runs(entry.study, runs)["id"]] if runs else []
     files = [file for file in entry.reads if file != "run.json"]
     has_rows = any(len(results.rows_of(file, owner)) for file in files for owner in owners) if files else bool(owners)
-    study = {"study": entry.study} if entry.every_study else {}
+    study = {"study": entry.study} if entry.function != entry.name else {}
     ours = declaration.rows(results, runs, **study) if has_rows else pd.DataFrame()
     if entry.kind == "figure":
         return ours if "source" in ours else ours.assign(source="ours")

@@ -46,7 +46,6 @@ COLUMNS = {
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
-    "loss_minus_default_nats": Column("loss minus default (nats) ↓", "above zero: higher loss than the default"),
     "loss_minus_start_nats": Column("loss minus early start (nats) ↓"),
     "device": Column("processor"),
     "kept": Column(
@@ -66,13 +65,6 @@ COLUMNS = {
     "tokens_per_new_parameter": Column("tokens per new parameter", places=0),
     "flops_of_transformer": Column("FLOPs, Transformer"),
     "parameters_with_embedding": Column("with embedding"),
-    "tokenformers_lead_nats": Column(
-        "Tokenformer's lead (nats)",
-        "gain by growth in parameter tokens minus gain by this method; above zero: parameter tokens gain more",
-    ),
-    "loss_minus_tokenformers_nats": Column(
-        "loss minus Tokenformer (nats) ↓", "below zero: lower loss than the grown Tokenformer"
-    ),
     "minus_net2net_nats": Column("gain minus gain of Net2Net (nats) ↑"),
     "flops_ratio": Column("FLOPs ratio ↓", places=1),
     "parents_ratio": Column("ancestors alone ↓", places=2),
@@ -82,7 +74,6 @@ COLUMNS = {
     "flops_difference": Column("FLOPs, counted minus formula"),
     "parameters_printed": Column("printed size"),
     "nearer_count_minus_printed_percent": Column("formula minus printed size (%)", places=1),
-    "flops_token_token_coefficient": Column("FLOPs / T^2", "4 L d: FLOPs of attention for a context of T tokens"),
     "sacrebleu": Column("sacreBLEU ↑", places=1),
     "bleu_minus_base": Column("BLEU minus base ↑", places=1),
     "development_bleu_minus_base": Column("development BLEU minus base ↑", places=1),

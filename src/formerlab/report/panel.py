@@ -1,7 +1,7 @@
 """Figure layout: a figure consists of panels over tidy rows with means, interval ends, seeds and sources.
 
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
-`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`pooled_differences`, thick bar). `<x>_limit`
+`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`blocks.with_pooled`, thick bar). `<x>_limit`
 of a forest plot is the value at which the criterion of a claim changes (dashed). Rows with a `seed` are the values of
 single seeds, which are dots or thin lines beside their mean. `source` is `ours` or `published`. Rows without an x are
 horizontal lines; rows without a series are not drawn. Published values are on a tinted background. A figure is at most

@@ -15,7 +15,6 @@ from pandas import DataFrame, Series
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
 from formerlab.report.claims.envelope import envelope_variance, flops_at_loss
 from formerlab.report.claims.quantity import (
-    Combination,
     Examples,
     MissingRowsError,
     PairedMean,
@@ -349,25 +348,6 @@ class ClaimRows:
         """Return the mean measured cache size of a policy on the windows or questions of the metric."""
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.select_run(arm))
         return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _arms_by_alpha(arm)]))
-
-
-def pooled_differences(
-    rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
-) -> DataFrame:
-    """Return difference rows with the interval that verdicts use, as `<name>_pooled_low` and `<name>_pooled_high`.
-
-    `a` and `b` are the columns with the names of the two runs, and `name` is the column of the difference, in nats
-    (loss_nats) or points of accuracy (error_rate). Only rows with the source "ours" and the part "mean" have an
-    interval; its ends are NaN if the runs share fewer than two seeds. `Combination.interval` defines the interval.
-    """
-    reader, sign = ClaimRows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
-    ends = np.full((len(rows), 2), np.nan)
-    for index, row in enumerate(rows.to_dict("records")):
-        if row["source"] == "ours" and row["part"] == "mean" and row["seeds"] > 1:
-            first, second = (Combination({reader.run_metric(Arm(run=row[side]), metric): sign}) for side in (a, b))
-            interval = (first - second).interval(CONFIDENCE)
-            ends[index] = interval.low, interval.high
-    return rows.assign(**{f"{name}_pooled_low": ends[:, 0], f"{name}_pooled_high": ends[:, 1]})
 
 
 def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:

@@ -10,13 +10,13 @@ from matplotlib.image import AxesImage
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
-from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.marks import heat
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.published import TRANSFORMER as PAPER
 from formerlab.report.published import published_rows
 from formerlab.report.runs import differences, held_out_losses
 from formerlab.report.style import GREY, NARROW, WIDEST
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.report.tables.transformer import complexity, scores
 from formerlab.results.read import Results
 
@@ -66,7 +66,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     if not len(of_loss) + len(of_bleu):
         return DataFrame()
     if len(of_loss):
-        of_loss = pooled_differences(of_loss, results, STUDY, "run", "base", _MINUS["loss_nats"])
+        of_loss = with_pooled(of_loss, results, STUDY, "run", "base", _MINUS["loss_nats"])
     published = _published_differences()
     published = published[published["run"].isin(pairs["run"])]
     rows = pd.concat([of_loss, of_bleu, published], ignore_index=True)

@@ -4,11 +4,11 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import differences
 from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.results.read import Results
 
 GROUPS = {
@@ -46,7 +46,7 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
     rows = differences(measured, pairs, "run", other, tables.COMPARED, "top1_percent", results)
     if rows.empty:
         return rows
-    return pooled_differences(rows, results, tables.STUDY, "run", other, tables.COMPARED, "error_rate")
+    return with_pooled(rows, results, tables.STUDY, "run", other, tables.COMPARED, "error_rate")
 
 
 @plot(reads="test.csv floors.csv", draw=layout(

@@ -51,22 +51,6 @@ GROWTH_PATTERNS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
 """Name patterns of the runs that grew in the first stage, in different ways."""
 
 
-METHODS = {
-    "Tokenformer": ("tokenformer-1", "grown-random-sqrt-{size}"),
-    "Net2Net by padding": ("transformer-1", "net2net-pad-{size}"),
-    "Net2Net (2015)": ("transformer-1", "net2net-{size}"),
-    "HyperCloning": ("transformer-1", "hypercloning-{size}"),
-}
-"""Default model before growth and name pattern of the runs after growth, by method."""
-STAGES = (2, 3)
-
-
-def run_before_growth(losses: DataFrame, method: str) -> str:
-    """Return the run before the first stage of a method (a key of METHODS)."""
-    start, pattern = METHODS[method]
-    return parent_run(losses, pattern.format(size=STAGES[0])) or start
-
-
 FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
 """Name prefixes of the Transformers trained from scratch, each with a full schedule.
 
@@ -131,10 +115,10 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     return losses[~continued | annealed] if (continued & annealed).any() else losses
 
 
-def series_points(results: Results, runs: Sequence[str], *, with_parents: bool = True) -> DataFrame:
+def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other name prefixes.
 
-    If `with_parents`, a series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow.
+    A series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow.
     `part` is `mean` for the mean over seeds and `seed` for the loss of one seed.
     """
     losses, frames = fully_annealed_losses(results, runs), []
@@ -142,13 +126,12 @@ def series_points(results: Results, runs: Sequence[str], *, with_parents: bool =
     for series, pattern in SERIES.items():
         globs = [glob.format(size=size) for size in (*SIZES, *LENGTHS) for glob in pattern.split()]
         names = [run for glob in globs for run in points.index if fnmatchcase(run, glob)]
-        if series.startswith(GROWN) and with_parents and names:
+        if series.startswith(GROWN) and names:
             names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
         frames.append(points.loc[names].assign(series=series))
     no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *OWN_FIGURE_PREFIXES))
     in_series = {run for frame in frames for run in frame["run"]}
-    patterns = GROWTH_PATTERNS if with_parents else ()
-    grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in patterns)]
+    grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS)]
     others = points[points["run"].isin([run for run in grown if run not in in_series])]
     for group in (points[no_series].sort_values("parameters", kind="stable"), others):
         frames += [

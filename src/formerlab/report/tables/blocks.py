@@ -4,14 +4,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.quantity import Combination, MissingRowsError
-from formerlab.report.claims.registry import Arm, read_claims
-from formerlab.report.claims.rows import ClaimRows, pooled_differences
+from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.claims.verdict import evaluate
 from formerlab.report.runs import estimate
 from formerlab.results.read import Results
@@ -44,13 +45,24 @@ def side_by_side(rows: DataFrame, keys: list[str], labels: Series, value: str, a
     return table
 
 
-def with_pooled(rows: DataFrame, results: Results, study: str, a: str, b: str, name: str) -> DataFrame:
-    """Return rows with the pooled interval of a difference (see `pooled_differences`), if they have one."""
-    pairs = rows[rows[name].notna()].assign(source="ours", part="mean") if name in rows else DataFrame()
+def with_pooled(
+    rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
+) -> DataFrame:
+    """Return rows with the interval that verdicts use, as `<name>_pooled_low` and `<name>_pooled_high`.
+
+    `a` and `b` are the columns with the names of the two runs, and `name` is the column of the difference, in nats
+    (loss_nats) or points of accuracy (error_rate). The ends are NaN for published rows, for rows of single seeds, for
+    rows without a difference, and if the runs share fewer than two seeds.
+    """
+    reader, sign = ClaimRows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
+    mean = (rows.get("source", "ours") == "ours") & (rows.get("part", "mean") == "mean")
+    differ = rows.get(name, Series(np.nan, rows.index)).notna() & rows[a].ne(rows[b]) & mean
+    intervals = [
+        pooled_estimate(reader, f"{name}_pooled", {first: sign, second: -sign}, metric)
+        for first, second in rows.loc[differ, [a, b]].to_numpy()
+    ]
     ends = [f"{name}_pooled_{end}" for end in ("low", "high")]
-    if pairs.empty:
-        return rows.assign(**dict.fromkeys(ends, float("nan")))
-    return rows.join(pooled_differences(pairs, results, study, a, b, name)[ends])
+    return rows.join(DataFrame(intervals, rows.index[differ], ends))
 
 
 def pooled_estimate(

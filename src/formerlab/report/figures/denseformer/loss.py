@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.names import TABLE_LABELS, data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DENSEFORMER as PAPER
@@ -28,17 +27,12 @@ from formerlab.report.runs import (
 )
 from formerlab.report.style import GREY, NARROW, ink, plot_style
 from formerlab.report.tables import denseformer as tables
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
 STUDY = "denseformer"
 _TIME, _GAIN, _BEHIND = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
-
-
-def _pooled(rows: DataFrame, results: Results, a: str, b: str, name: str) -> DataFrame:
-    """Return rows with the columns of `pooled_differences`, which are empty for rows without a difference."""
-    pairs = pooled_differences(rows[rows[name].notna() & rows[a].ne(rows[b])], results, STUDY, a, b, name)
-    return rows.join(pairs[[f"{name}_pooled_low", f"{name}_pooled_high"]])
 
 
 _depth = partial(Panel, "layers", by="_series", style="variant", xlabel="depth (blocks)", ticks="{:.0f}".format)
@@ -64,7 +58,9 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     losses = comparable_losses(results, STUDY, runs)
     gains = tables.gains(results, runs)[["run", "plain", *expand_columns(f"{_GAIN}[]")]]
     means = means_by_run(losses).sort_values(["variant", "layers"]).merge(gains, "left", "run").assign(part="mean")
-    ours = with_seeds(_pooled(means, results, "plain", "run", _GAIN), losses, ("source", "variant", "layers"))
+    ours = with_seeds(
+        with_pooled(means, results, STUDY, "plain", "run", _GAIN), losses, ("source", "variant", "layers")
+    )
     rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
     texts = data_set_labels(rows["run"].map(losses.drop_duplicates("run").set_index("run")["data.name"]), results.scale)
     main, published = str(texts.value_counts().idxmax()), rows["source"].eq("published")
@@ -125,7 +121,7 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     base = str(plain["run"].iloc[0])
     gains = differences(losses, DataFrame({"run": ours["run"], "base": base}), "base", "run", _GAIN)
-    gains = pooled_differences(gains, results, STUDY, "base", "run", _GAIN).drop(columns=["source", "base", "seeds"])
+    gains = with_pooled(gains, results, STUDY, "base", "run", _GAIN).drop(columns=["source", "base", "seeds"])
     ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
     ours = ours.drop(columns=expand_columns(f"{_GAIN}[]"))
     ours = with_seeds(ours, losses, ("source", "variant", "layers", "batches_per_s"))
@@ -201,7 +197,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     rows = differences(losses, dense[["layers", "tokens", "run", "plain"]], "plain", "run")
     if rows.empty:
         return rows
-    rows = _pooled(rows, results, "plain", "run", "difference_nats")
+    rows = with_pooled(rows, results, STUDY, "plain", "run", "difference_nats")
     tests = results.rows("test.csv", STUDY, runs)
     texts = data_set_labels(dense.set_index("run")["data.name"], results.scale).replace(TABLE_LABELS)
     if "document" in tests:
@@ -260,7 +256,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     of_seed = behind["part"] == "seed"
     seeds = behind[of_seed].merge(ours[["run", "layers", "dilation", "period"]], on="run")
     ours = ours.merge(behind[~of_seed].drop(columns=["source", "seeds"]), on="run", how="left")
-    ours = pd.concat([_pooled(ours.assign(part="mean"), results, "run", "dense", _BEHIND), seeds])
+    ours = pd.concat([with_pooled(ours.assign(part="mean"), results, STUDY, "run", "dense", _BEHIND), seeds])
     rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"

@@ -3,7 +3,6 @@
 Published costs are TPU hours read from the figures; published perplexities are from Tables 6 and 7.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -11,12 +10,10 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     GROWN,
@@ -44,6 +41,7 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 
@@ -95,16 +93,12 @@ _LOWEST = "Transformer from scratch"
 _RATIO = ["_ratio", "_ratio_low", "_ratio_high"]
 
 
-def _costs(x: str, label: str, hours: str, hours_label: str) -> Callable[[DataFrame], Figure]:
-    """Return a function that plots our points against `x`, and the published points against `hours`."""
-    published = {"x": hours, "xlabel": hours_label, "title": "124M to 1.4B parameters", "ylabel": ""}
-    panel = _loss_panel(x, by="_series", xlabel=label, finish=_name_stages, name="inside", published=published)
-    return layout(panel, height=2.8)
-
-
-@plot(reads="test.csv", within_regime=True, draw=_costs(
-    "_relative", "training cost with all ancestors\n(FLOPs, largest Transformer = 1)",
-    "_relative", "training cost\n(TPU v4 hours, largest Transformer = 1)",
+@plot(reads="test.csv", within_regime=True, draw=layout(
+    _loss_panel("_relative", by="_series", finish=_name_stages, name="inside",
+                xlabel="training cost with all ancestors\n(FLOPs, largest Transformer = 1)",
+                published={"title": "124M to 1.4B parameters", "ylabel": "",
+                           "xlabel": "training cost\n(TPU v4 hours, largest Transformer = 1)"}),
+    height=2.8
 ))  # fmt: skip
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), relative to the cost
@@ -140,24 +134,6 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     cost = rows["flops_cumulative"].fillna(rows["tpu_v4_hours"])
     largest = cost.where(rows["variant"].eq(TRANSFORMER) | rows["run"].str.startswith(TRANSFORMER))
     return rows.assign(_relative=cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan))
-
-
-@plot(reads="test.csv", needs="transformer-short-* grown-random-sqrt-3", draw=_costs(
-    "_tera", "cost of the stage (TFLOP)", "tpu_v4_hours", "training cost (TPU v4 hours)",
-))  # fmt: skip
-def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): the cost
-    of a size, given the next smaller model. To see: a grown model against the Transformer that is trained from scratch
-    on the tokens of one stage. tokenformer_cost includes the cost of the ancestors. Right: the published points, in TPU
-    hours read from the figure.
-    """
-    points = series_points(results, runs, with_parents=False)
-    return _with_published(
-        points.assign(_tera=points["flops"] / 1e12, **dict.fromkeys(_RATIO, np.nan)),
-        ("Fig 4", "Transformer, 300B tokens"),
-        ("Fig 4", "Transformer, 30B tokens"),
-        ("Fig 4", "grown, 30B a stage"),
-    )
 
 
 CHAIN_LABELS = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_FURTHER}"}
@@ -271,5 +247,5 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     rows = differences(losses, pairs, "run", "rival")
     if rows.empty:
         return rows
-    rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
+    rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
     return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW))

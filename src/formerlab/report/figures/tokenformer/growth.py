@@ -7,11 +7,9 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
-from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
-from formerlab.report.published import TOKENFORMER as PAPER
-from formerlab.report.published import published, published_rows
+from formerlab.report.published import published
 from formerlab.report.runs import (
     TOKENFORMER,
     differences,
@@ -20,13 +18,11 @@ from formerlab.report.runs import (
     with_published,
 )
 from formerlab.report.studies.tokenformer import (
-    METHODS,
-    STAGES,
     STUDY,
     families_at_best_rates,
     mean_curves,
-    run_before_growth,
 )
+from formerlab.report.tables.blocks import with_pooled
 from formerlab.report.tables.tokenformer.models import tokenformer_modern
 from formerlab.results.read import Results
 
@@ -102,7 +98,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     gap = float(np.log(float(perplexities["TokenFormer"]) / float(perplexities["Transformer"])))
     rows = differences(losses, pairs, "run", "rival")
     if len(rows):
-        rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
+        rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
     rows = with_published(rows, gap, "third party, 124M parameters")
     changes = tokenformer_modern.rows(results, runs).query("run.isna()")
     texts, arms = (
@@ -114,55 +110,3 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     changes = changes.assign(_text=texts, _label="change with training, " + arms)
     rows = pd.concat([rows, changes.reindex(columns=rows.columns)], ignore_index=True)
     return rows.assign(_style=TOKENFORMER)
-
-
-_PRINTED = {
-    "TokenFormer": "Tokenformer",
-    "Net2Net (Transformer)": "Net2Net by padding",
-    "HyperCloning (Transformer)": "HyperCloning",
-}
-
-
-def gains(losses: DataFrame) -> DataFrame:
-    """Return the decrease in held-out loss of each stage from the model before growth, paired by seed, in nats."""
-    pairs = DataFrame(
-        {"method": method, "run": pattern.format(size=size), "size": size, "start": run_before_growth(losses, method)}
-        for method, (_, pattern) in METHODS.items()
-        for size in STAGES
-    )
-    return differences(losses, pairs, "start", "run", "gain_nats").drop(columns="start", errors="ignore")
-
-
-def published_gains() -> DataFrame:
-    """Return the gains computed from the perplexities of Table 8."""
-    table = published_rows(PAPER, "Table 8").rename(columns={"model": "run"})
-    table["method"] = table["run"].str.rsplit(n=1).str[0].map(_PRINTED)
-    of_method = table.groupby("method", sort=False)["perplexity"]
-    gain = np.log(of_method.transform("first") / table["perplexity"])
-    table = table.assign(source="published", part="mean", size=of_method.cumcount() + 1, gain_nats=gain)
-    return table.loc[table["size"].isin(STAGES), ["source", "part", "method", "run", "size", "gain_nats"]]
-
-
-@plot(reads="eval.csv test.csv",
-      runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
-      needs="net2net-* hypercloning-*", draw=layout(
-    Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
-          name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
-    Panel("size", "gain_nats", by="method", where={"part": ["mean", "seed"]}, zero=0.0, ticks="{:.0f}".format,
-          name="legend", title="Gain over the model before", xlabel="stage",
-          ylabel="loss before growth minus loss after", published={"title": "Table 8", "ylabel": ""}),
-    wanted=list(METHODS), columns=3
-))  # fmt: skip
-def tokenformer_rivals(results: Results, runs: list[str]) -> DataFrame:
-    """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
-    (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: decrease in
-    held-out loss from the family's own model before growth, because the starts differ. To see: the family with the
-    highest line gains most from growing. Padding is the form of Net2Net that the paper used; Net2Net (2015) and
-    HyperCloning copy units and preserve the function if the growth factor is an integer.
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    curves = mean_curves(validation_losses(results, STUDY, runs))
-    first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
-    curves = curves[curves["run"].isin(first)].assign(part="curve")
-    curves["method"] = curves["run"].map(first)
-    return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)

@@ -10,38 +10,30 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.envelope import flops_at_loss
 from formerlab.report.claims.registry import ClaimArms
-from formerlab.report.claims.rows import ClaimRows, pooled_differences
-from formerlab.report.published import TOKENFORMER as PAPER
-from formerlab.report.published import published_rows
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_FURTHER,
     TRANSFORMER,
-    by_seed,
     comparable_losses,
-    difference,
     differences,
     estimate,
     held_out_losses,
     language_baselines,
     means_by_run,
     sort_by_regime,
-    subtract,
 )
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
-    METHODS,
-    STAGES,
     STUDY,
     fully_annealed_losses,
     published_points,
     published_ratio,
-    run_before_growth,
     runs_with_ancestors,
     stage_pairs,
     with_registered_rates,
 )
-from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate, side_by_side
+from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate, side_by_side, with_pooled
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -164,7 +156,7 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
     pairs = _comparisons(losses, results) if "init.id" in losses and "spec.growth.keys" in losses else DataFrame()
     if len(pairs) and len(differing := differences(losses, pairs, "run", "compared_with")):
-        differing = pooled_differences(differing, results, STUDY, "run", "compared_with", "difference_nats")
+        differing = with_pooled(differing, results, STUDY, "run", "compared_with", "difference_nats")
         differing = differing[differing["part"] == "mean"].drop(columns=["source", "part", "seed", "seeds"])
         rows = rows.merge(differing, on="run", how="left").merge(_validated_gains(results, pairs), on="run", how="left")
     claimed = claim_runs(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
@@ -173,42 +165,6 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     rows["bold"] = rows["run"].isin(claimed) & rows.get("minus_net2net_nats", rows["loss_nats"] * np.nan).notna()
     rows = rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
     return pd.concat([language_baselines(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
-
-
-def _published_methods() -> DataFrame:
-    names = {"token_token_flops_coefficient": "flops_token_token_coefficient"}
-    table = published_rows(PAPER, "Table 8", names=names, factors={"flops_token_token_coefficient": 1e4})
-    table[["method", "run"]] = table["model"].str.rsplit(n=1, expand=True)
-    return table
-
-
-@table(reads="test.csv",
-       runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
-       needs="net2net-* hypercloning-*", published=_published_methods,
-       columns="source method stage -run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
-               "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]")  # fmt: skip
-def tokenformer_methods(results: Results, runs: list[str]) -> DataFrame:
-    """Growth by parameter tokens and growth in width (Net2Net, HyperCloning), after Table 8 of Tokenformer
-    (arXiv:2410.23168). A gain is the loss before growth minus the loss after it, within one family. In brackets: 95 %
-    Student t interval over seeds, differences paired by seed. The published perplexities fit neither Table 7 nor a
-    documented setting; read them by column.
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    points = means_by_run(losses, first=["spec.model.layers", "spec.model.width"])
-    points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
-    first, (_, tokens), rows = run_before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], []
-    for method, (_, pattern) in METHODS.items():
-        start = run_before_growth(losses, method)
-        rows.append({"run": start, "method": "before growth", "stage": 1})
-        for stage in STAGES:
-            run, grown = pattern.format(size=stage), tokens.format(size=stage)
-            row = {"run": run, "method": method, "stage": stage} | difference(losses, start, run, "gain_nats")
-            if run != grown:
-                gained = (subtract(by_seed(losses, a), by_seed(losses, b)) for a, b in ((first, grown), (start, run)))
-                row |= estimate("tokenformers_lead_nats", student(subtract(*gained)))
-                row |= difference(losses, run, grown, "loss_minus_tokenformers_nats")
-            rows.append(row)
-    return DataFrame(rows).drop_duplicates("run").merge(points, on="run")
 
 
 def _growth(rows: DataFrame) -> DataFrame:

@@ -66,31 +66,6 @@ def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
     }
 
 
-DEFAULTS = {"score": "score-l2_gelu", "layernorm": "layernorm-none"}
-
-
-@table(reads="test.csv", runs="score-* layernorm-*",
-       readers=lambda rows: rows.rename(columns={"run": "choice"}).replace({"block": {"layernorm": "block norm"}}),
-       published=lambda: published_rows(
-           PAPER, "Table 4", "Table 5", by=("table_or_figure", "model"),
-           names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"}),
-       columns="source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged "
-               "ImageNet~top-1~(%)")  # fmt: skip
-def tokenformer_scores(results: Results, runs: list[str]) -> DataFrame:
-    """Score functions and block norms of Tokenformers on language. Tables 4 and 5 of Tokenformer (arXiv:2410.23168)
-    compare them on ImageNet. Models are trained from scratch with one learning rate, and each is compared with the
-    default (score l2_gelu, no parameters in block norms), paired by seed. In brackets: 95 % Student t interval over
-    seeds. exp_l1 is softmax times n, the row exp + L1 of the paper; gelu_l1 is our reading of a row that neither
-    official code has.
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    rows = means_by_run(losses)
-    rows = rows.assign(block=rows["run"].str.partition("-")[0], diverged=rows["diverged"].replace(0, None))
-    pairs = zip(rows["run"], rows["block"].map(DEFAULTS), strict=True)
-    rows = rows.join(DataFrame([difference(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
-    return rows.sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
-
-
 def _published_formulas() -> DataFrame:
     rows, table = [], published_rows(PAPER, "Table 9")
     for row in table[table["model"].str.startswith(("LM", "Scale"))].to_dict("records"):

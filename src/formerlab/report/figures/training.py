@@ -1,10 +1,9 @@
-"""Figures of every study that trains: training curves, and searches for learning rates.
+"""Figures of the two studies of language models: training curves, and searches for learning rates.
 
 A search is a family of runs that differ in `optimizer.lr` alone. The chosen rate has the lowest validation loss at the
 last step, as the mean over seeds. Arms of claims that are the best of several runs use the same rule.
 """
 
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,7 +21,6 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.families import families
-from formerlab.report.figures.transformer import VARIANTS
 from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
@@ -39,7 +37,6 @@ from formerlab.report.runs import (
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
 from formerlab.report.style import NARROW, WIDEST, ink, plot_style
-from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"
@@ -48,18 +45,8 @@ DISTINGUISHING_KEYS = (
     "model.projection.tokens",
 )
 """Keys of a spec that distinguish models of the same name, the most informative first."""
-LABELS = {
-    "transformer": {"base": "base"} | {run: label for run, (label, _) in VARIANTS.items()},
-    "vision": {run: re.split(r" \(|:", label)[0] for run, label in NAMES.items()}
-    | {"tokenformer-small": "small Tokenformer, the parent", "tokenformer-matched": "Tokenformer, as many parameters"},
-}
-"""Labels of runs by study, instead of the settings that distinguish them."""
-PLAIN = {
-    "tokenformer rmsnorm": "modern Transformer",
-    "tokenformer layernorm": "classic Transformer",
-    "vision layernorm": "ViT",
-}
-"""Names of Transformers by study and kind of norm."""
+PLAIN = {"rmsnorm": "modern Transformer", "layernorm": "classic Transformer"}
+"""Names of the Transformers of the study of Tokenformers, by kind of norm."""
 WORDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "linear": TRANSFORMER, "pattention": TOKENFORMER}
 """Labels of values of a spec."""
 PHRASES = {"tokens": "{} parameter tokens", "mixing_start_step": "from step {}"}
@@ -99,16 +86,16 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
     """Return a row per family with its panel, variant and name, given the record of its first run.
 
     A panel is a data set, a depth, a number of training steps, whether runs start from a parent, and, if asked for, a
-    width. The name is the entry of LABELS, otherwise the variant and the settings in which the family differs from
-    other families of the variant in the panel. The most frequent value of a setting is left out.
+    width. The name is the variant and the settings in which the family differs from other families of the variant in
+    the panel. The most frequent value of a setting is left out.
     """
     specs = [flatten({"spec": record["spec"]}) for record in first_records]
     panels, variants = [_panel_label(record, scale, width) for record in first_records], map(variant_label, specs)
-    plain = [PLAIN.get(f"{record['study']} {spec.get('spec.model.norm.kind')}", TRANSFORMER)
-             for record, spec in zip(first_records, specs, strict=True)]  # fmt: skip
+    norms = Series([spec.get("spec.model.norm.kind") for spec in specs], dtype=object)
+    plain = norms.map(PLAIN if first_records[0]["study"] == "tokenformer" else {}).fillna(TRANSFORMER)
     labels = DataFrame({"panel": panels, "variant": list(variants)})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
-    labels["family"] = labels["family"].mask(labels["variant"].eq(TRANSFORMER), Series(plain, dtype=object))
+    labels["family"] = labels["family"].mask(labels["variant"].eq(TRANSFORMER), plain)
     all_keys = dict.fromkeys([*DISTINGUISHING_KEYS, *(key.removeprefix("spec.") for spec in specs for key in spec)])
     keys = [key for key in all_keys if key not in ("study", "name", "seed", RATE)]
     for key in (*keys, RATE):  # the rate is last: it distinguishes families that differ in nothing else
@@ -121,9 +108,8 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
                 labels.loc[alike, "family"] += [
                     f", {_setting_label(key, value)}" * (str(value) != usual) for value in values[alike]
                 ]
-    names = [LABELS.get(record["study"], {}).get(record["run"]) for record in first_records]
     order = labels["panel"].str.replace(r"\d+", lambda number: number[0].zfill(9), regex=True)
-    return labels.assign(family=Series(names, dtype=object).fillna(labels["family"]), _order=order)
+    return labels.assign(_order=order)
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
@@ -180,7 +166,7 @@ def draw_curves(data: DataFrame) -> Figure:
     )(data)  # fmt: skip
 
 
-@plot(every_study=True, reads="eval.csv", draw=draw_curves)
+@plot(studies="denseformer tokenformer", reads="eval.csv", within_regime=True, draw=draw_curves)
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves of models that were trained from scratch, as means over seeds: validation loss minus the loss of
     a Transformer of the same data set, depth, width and number of steps, which is the line at zero, paired by seed. All
@@ -266,7 +252,7 @@ def draw_rates(data: DataFrame) -> Figure:
     return layout(panel, notes=_notes, height=1.2, width=width, columns=4)(data)
 
 
-@plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=draw_rates)
+@plot(studies="denseformer tokenformer", reads="eval.csv", varied="optimizer.lr", draw=draw_rates)
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
     token or image, minus the lowest of its line, against the peak learning rate. Runs of a line differ in nothing else.
