@@ -132,7 +132,7 @@ class CatalogueEntry:
 @cache
 def catalogue() -> dict[str, CatalogueEntry]:
     """Return the entry of every figure and table by name, without importing their modules."""
-    entries = {}
+    entries = dict[str, CatalogueEntry]()
     for kind in ("figure", "table"):
         for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
             parts = path.relative_to(REPORT).with_suffix("").parts

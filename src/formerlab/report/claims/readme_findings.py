@@ -5,6 +5,7 @@ rows.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from pandas import DataFrame
@@ -20,6 +21,7 @@ from formerlab.report.claims.render import (
     outcome_text,
 )
 from formerlab.report.claims.verdict import Item, Verdict
+from formerlab.yaml_files import read_yaml, study_names
 
 
 def _percent(value: float) -> float:
@@ -170,15 +172,6 @@ README_CLAIMS = {
 """The claims in the README."""
 SHORT = {CONDITION_NOT_MET: "no verdict", "not tested: no run": "no run"}
 README_ORDER = ("agrees", "holds", "contradicts", "fails", "cannot_tell", "not_tested")
-QUESTIONS = {
-    "transformer": "Which parts of the Transformer of 2017 matter, and what do its layers cost?",
-    "tokenformer": "Does growing a model in stages replace training it from scratch?",
-    "denseformer": "What do averages over all earlier blocks gain, and how sparse may they be?",
-    "decay": "At equal budget, do decayed attention scores retain better keys than their sum?",
-    "vision": "Is a Tokenformer as good as a ViT, and do its score function and norm matter?",
-    "combined": "Do parameter tokens, averages over depth and cache pruning add up?",
-}
-"""The question of each study."""
 
 
 def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
@@ -221,10 +214,12 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def studies(verdicts: Sequence[Verdict]) -> str:
-    """Return a Markdown table of the studies, with the number of claims that have each verdict."""
+    """Return a Markdown table of the studies in the current folder: their questions, and the number of claims that have
+    each verdict.
+    """
     lines = ["| study | question | claims on trained models | claims decided by arithmetic |", "|---|---|---|---|"]
-    for study, question in QUESTIONS.items():
-        cells = []
+    for study in study_names(Path()):
+        question, cells = read_yaml(Path(), f"workflow/studies/{study}.yaml")["question"], []
         for kind in ("measured", "exact"):
             of_kind = [v for v in verdicts if (v.claim.study, v.claim.kind) == (study, kind)]
             of_kind.sort(key=lambda verdict: (README_ORDER.index(verdict.outcome), not verdict.items[0].quantities))

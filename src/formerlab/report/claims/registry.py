@@ -173,6 +173,11 @@ def read_claims() -> ClaimRegistry:
     return ClaimRegistry.model_validate(_read("claims.yaml"))
 
 
+def read_claim(name: str) -> Claim:
+    """Return the registered claim with this id."""
+    return next(claim for claim in read_claims().claims if claim.id == name)
+
+
 class Arm(Spec):
     """The rows of one arm: a named run, the best of several runs, or a constant number."""
 

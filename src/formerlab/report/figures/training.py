@@ -91,8 +91,8 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str, *, width:
     """
     specs = [flatten({"spec": record["spec"]}) for record in first_records]
     panels, variants = [_panel_label(record, scale, width) for record in first_records], map(variant_label, specs)
-    norms = Series([spec.get("spec.model.norm.kind") for spec in specs], dtype=object)
-    plain = norms.map(PLAIN if first_records[0]["study"] == "tokenformer" else {}).fillna(TRANSFORMER)
+    named = PLAIN if first_records[0]["study"] == "tokenformer" else {}
+    plain = Series([named.get(str(spec.get("spec.model.norm.kind")), TRANSFORMER) for spec in specs], dtype=object)
     labels = DataFrame({"panel": panels, "variant": list(variants)})
     labels["family"] = labels["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
     labels["family"] = labels["family"].mask(labels["variant"].eq(TRANSFORMER), plain)

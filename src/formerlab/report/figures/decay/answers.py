@@ -66,8 +66,9 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
 
 
 def _mark_mean(axes: Axes, rows: DataFrame) -> None:
-    """Write the name of the first row, the mean, in bold."""
-    axes.get_yticklabels()[-1].set_fontweight("bold")
+    """Write the name of the mean in bold; sets without the article's five have no mean."""
+    for label in axes.get_yticklabels():
+        label.set_fontweight("bold" if label.get_text().startswith(_MEAN) else "normal")
 
 
 _draw_accuracy = layout(

@@ -1,8 +1,6 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from contextlib import suppress
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -11,10 +9,11 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.claims.quantity import MissingRowsError
-from formerlab.report.claims.registry import Arm, ClaimArms
+from formerlab.report.claims.arms import registered_arms
+from formerlab.report.claims.registry import read_claim
 from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.names import RELEASED_NAMES, data_set_label
+from formerlab.report.claims.verdict import evaluate
+from formerlab.report.names import RELEASED_NAMES
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import estimate
 from formerlab.report.studies import policy_comparison, pruning
@@ -64,10 +63,7 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
     """
     table = pruning.configurations(results, STUDY, runs)
     table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
-    texts = {
-        record["run"]: data_set_label(record["data.name"], record.get("spec.released"), results.scale)
-        for record in results.runs(STUDY, runs).to_dict("records")
-    }
+    texts = pruning.text_labels(results, STUDY, runs)
     sizes = results.rows("prune.csv", STUDY, runs).groupby("run")["tokens"].max()
     table = table.assign(text=table["run"].map(texts), window_tokens=table["run"].map(sizes), _style=style_keys(table))
     return table.assign(
@@ -106,29 +102,22 @@ COMPARED_POLICIES = ("Decay 0.95, half recent", "Decay 0.2", "TOVA", "Random, pr
 """The policies of `decay_league`."""
 
 
-DECAY, PROTECTED, PLAIN = (
-    {"policy": "decay", "alpha": pruning.PUBLISHED_ALPHA, "recent": 0.0},
-    {"policy": "random sink=4", "recent": 0.25},
-    {"policy": "random"},
-)
-"""The arms of the claim decay-score-beats-protected-random."""
+CLAIM = "decay-score-beats-protected-random"
 CLAIMED = 0.25
 """Fraction of the difference between random eviction and Decay that the claim asks for."""
 
 
-def protected_minus_decay(results: Results, runs: list[str]) -> DataFrame:
+def protected_minus_decay(results: Results) -> DataFrame:
     """Return the loss of protected random eviction minus the loss of Decay by budget, the limit of the claim, and
     the loss difference in percent of the difference between random eviction and Decay.
     """
-    reader, rows = ClaimRows(results, STUDY, ClaimArms()), []
-    for run, budget in product([run for run in runs if run.startswith("random-")], (0.1, 0.2, 0.4)):
-        decay, protected, plain = (Arm(run=run, budget=budget, **arm) for arm in (DECAY, PROTECTED, PLAIN))
-        with suppress(MissingRowsError):
-            gap = reader.paired_mean(protected, decay, "loss_nats").interval(CONFIDENCE)
-            limit = CLAIMED * reader.paired_mean(plain, decay, "loss_nats").interval(CONFIDENCE).mean
-            rows.append(
-                {"run": run.partition("-")[2], "budget": budget, "gap_nats_limit": limit} | estimate("gap_nats", gap)
-            )
+    claim, arms = read_claim(CLAIM), registered_arms(CLAIM, results.scale)
+    rows = []
+    for item in evaluate(claim, ClaimRows(results, STUDY, arms), {}, results.scale).items:
+        if "m" in item.quantities:
+            arm, gap = arms.for_item(item.item)["decay"], item.quantities["effect"].interval(CONFIDENCE)
+            row = {"run": str(arm.run).partition("-")[2], "budget": arm.budget, "gap_nats_limit": item.quantities["m"]}
+            rows.append(row | estimate("gap_nats", gap))
     table = DataFrame(rows, columns=["run", "budget", "gap_nats_limit", *expand_columns("gap_nats[]")])
     percent = table[expand_columns("gap_nats[]")].mul(100 * CLAIMED / table["gap_nats_limit"], axis=0)
     return table.join(percent.add_prefix("_")).assign(_claim="Random, protected")
@@ -171,7 +160,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     found = policy_comparison.needles(results)
     found = found[(found["task"] == found["task"].max()) & (found["budget"] == pruning.PUBLISHED_BUDGET)]
     found = found[found["configuration"].isin([*COMPARED_POLICIES, "H2O", "SnapKV", "Random", "Full"])]
-    rows: DataFrame = pd.concat([table, found, protected_minus_decay(results, runs).assign(_row=0)], ignore_index=True)
+    rows: DataFrame = pd.concat([table, found, protected_minus_decay(results).assign(_row=0)], ignore_index=True)
     styles = rows["policy"].map(pruning.scorer, na_action="ignore").fillna("random")
     return rows.assign(
         source="ours",
