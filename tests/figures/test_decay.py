@@ -29,6 +29,7 @@ from formerlab.report.tables.decay.loss import (
 )
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
+from formerlab.statistics import student
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
@@ -325,6 +326,17 @@ def test_windows_of_one_document_are_resampled_together(tmp_path):
         ends[copies] = table.loc["h2o", ["increase_nats_low", "increase_nats", "increase_nats_high"]].tolist()
         assert table.loc["h2o", "windows"] == 25 * copies
     assert ends[1] == pytest.approx(ends[4])
+
+
+def test_few_windows_have_a_student_interval(tmp_path):
+    losses = np.array([0.1, 0.3, 0.2, 0.6, 0.4])
+    path = make_run(tmp_path, "decay", "random-small") / "prune.csv"
+    rows = windows({("full", None, None, 1.0): 0 * losses, ("h2o", None, 0.5, 0.1): losses})
+    write_csv(path, TABLES["prune.csv"].required, rows)
+    h2o = configurations(Results(tmp_path), "decay").set_index("policy").loc["h2o"]
+    expected = student(losses)
+    ends = h2o[["increase_nats_low", "increase_nats_high"]].tolist()
+    assert ends == pytest.approx([expected.low, expected.high])
 
 
 def test_the_best_alpha_of_every_window_bounds_the_gain_of_a_choice_by_text(tmp_path):

@@ -17,6 +17,9 @@ RUNS = ["denseformer/plain-8 (seed 0)", "denseformer/dwa-1x1-8 (seed 0)"]
 STAGES = [{"data": 1}, {"train": 2}, {}, {"figures and tables": 3}]
 
 
+CHANGED = "criterion changed in version 4"
+
+
 @pytest.fixture
 def page(tmp_path):
     figures, root = tmp_path / "figures", tmp_path / "results/live/tiny"
@@ -29,11 +32,11 @@ def page(tmp_path):
             Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
     (figures / "denseformer_table.md").write_text("")
     (figures / "denseformer_table.html").write_text("<body>\n<h1>denseformer_table</h1>\n<p>x</p><h2>Ours</h2></body>")
-    columns = ["claim", "item", "outcome", "verdict", "ours", "runs", "statement"]
+    columns = ["claim", "item", "outcome", "verdict", "changed", "ours", "runs", "statement"]
     claims = [
-        ("denseformer-better", "", "agrees", "agrees", "effect = 1", "dwa-1x1-8, plain-8", "Better <b>at depth"),
-        ("denseformer-other", "", "contradicts", "contradicts", None, "dwa-4x5-48", "About other runs"),
-        ("decay-elsewhere", "", "contradicts", "contradicts", None, "plain-8", "Of another study"),
+        ("denseformer-better", "", *["agrees"] * 2, CHANGED, "effect = 1", "dwa-1x1-8, plain-8", "Better <b>at depth"),
+        ("denseformer-other", "", *["contradicts"] * 2, "", None, "dwa-4x5-48", "About other runs"),
+        ("decay-elsewhere", "", *["contradicts"] * 2, "", None, "plain-8", "Of another study"),
     ]
     pd.DataFrame(claims, columns=columns).to_csv(figures / "claims.csv", index=False)
     names = ("denseformer_table", "denseformer_depth", "denseformer_tradeoff", "denseformer_flow")
@@ -71,7 +74,7 @@ def test_each_figure_has_title_caption_verdicts_command_and_runs(page):
     assert " n = 3 seeds.</p>" in article, "the notes of the figure follow its caption"
     assert "python -m formerlab draw denseformer_depth --scale tiny" in article
     assert "denseformer/plain-8 (seed 0)" in article
-    assert "Better &lt;b&gt;at depth" in article
+    assert f"Better &lt;b&gt;at depth ({CHANGED})" in article
     assert "About other runs" not in article
     assert "About other runs" in page
     assert "Of another study" not in page

@@ -69,7 +69,10 @@ def html_report(
     `figures` is the folder with the rendered files. `studies` has the title and question of each study. `runs` has the
     runs of each figure and table. `stages` has the number of jobs of every stage, in groups that run in sequence.
     """
-    path, columns = figures / "claims.csv", ["claim", "item", "outcome", "verdict", "ours", "runs", "statement"]
+    path, columns = (
+        figures / "claims.csv",
+        ["claim", "item", "outcome", "verdict", "changed", "ours", "runs", "statement"],
+    )
     claims = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else DataFrame(columns=columns)
     study_of_claim = claims["claim"].str.split("-").str[0]
     entries = [entry for entry in catalogue().values() if entry.name in runs and (figures / entry.outputs[1]).exists()]
@@ -169,9 +172,13 @@ def _verdicts(title: str, claims: DataFrame) -> str:
     if claims.empty:
         return ""
     rows = claims.drop_duplicates(["claim", "item"])
-    lines = [f"<tr><td>{_chip(outcome, verdict)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
-             for outcome, verdict, statement, ours in rows[["outcome", "verdict", "statement", "ours"]].to_numpy()
-             ]  # fmt: skip
+    lines = []
+    for outcome, verdict, statement, ours, changed in rows[
+        ["outcome", "verdict", "statement", "ours", "changed"]
+    ].itertuples(index=False):
+        note = f" ({escape(changed)})" if changed else ""
+        chip = _chip(outcome, verdict)
+        lines.append(f"<tr><td>{chip}</td><td>{escape(statement)}{note}</td><td>{escape(ours)}</td></tr>")
     outcomes = Counter(claims.drop_duplicates("claim")["outcome"])
     counts = ", ".join(f"{n} {_chip(word, word.replace('_', ' '))}" for word, n in outcomes.most_common())
     return f"<details><summary>{title}: {counts}</summary><table class='small'>{''.join(lines)}</table></details>"

@@ -12,7 +12,7 @@ from formerlab.report.claims.quantity import MIN_UNITS
 from formerlab.report.names import RELEASED_NAMES, data_set_label, variant_styles
 from formerlab.report.runs import seed_count
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, mean_ends, weighted_means
+from formerlab.statistics import bootstrap_means, half_width, mean_ends, weighted_means
 
 _POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
@@ -102,7 +102,7 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
     rows, seeds = rows.sort_values([*keys, "seed", "window"]), rows["seed"].nunique()
     configurations, grids = [], []
     for values, group in rows.groupby(keys, sort=False, dropna=False):
-        grids.append(group["loss_nats"].to_numpy().reshape(seeds, -1))
+        grids.append(group["loss_nats"].to_numpy(float).reshape(seeds, -1))
         configurations.append(
             dict(zip(keys, values, strict=True)) | {"realised_budget": group["realised_budget"].mean()}
         )
@@ -115,10 +115,31 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
     if is_base.any():
         differences = losses - losses[np.argmax(is_base)]
         by_seed = np.average(differences, axis=2, weights=weights)
-        low, high = mean_ends(by_seed, bootstrap_means(differences, weights), len(weights))
+        if len(weights) < MIN_UNITS:
+            low, high = _student_ends(differences, by_seed)
+        else:
+            low, high = mean_ends(by_seed, bootstrap_means(differences, weights), len(weights))
         table[columns] = np.column_stack([by_seed.mean(axis=1), low, high])
         table.loc[is_base, columns] = np.nan
     return table
+
+
+def _student_ends(
+    differences: Float[np.ndarray, "arms seeds units"], by_seed: Float[np.ndarray, "arms seeds"]
+) -> tuple[Float[np.ndarray, " arms"], Float[np.ndarray, " arms"]]:
+    """Return the ends of Student's t interval over units, and over seeds if there are at least two.
+
+    The percentiles of a bootstrap are too narrow for fewer than MIN_UNITS units (`examples` in claims.yaml). A single
+    unit has no interval.
+    """
+    seeds, units = differences.shape[1:]
+    if units < 2:
+        undefined = np.full(len(differences), np.nan)
+        return undefined, undefined
+    variances = [(differences.mean(axis=1).var(axis=1, ddof=1) / units, units - 1)]
+    variances += [(by_seed.var(axis=1, ddof=1) / seeds, seeds - 1)] if seeds > 1 else []
+    mean, half = by_seed.mean(axis=1), half_width(variances)
+    return mean - half, mean + half
 
 
 def _per_document(
