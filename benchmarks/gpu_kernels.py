@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,10 +81,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {},
     *({"time": time} for time in (512, 2048)),
     {"chains": 1024},
-    {"warps": None},
-    {"chains": 1024, "warps": None},
     {"dtype": "float32"},
-    {"dtype": "float32", "warps": None},
     {"d": 64},
     *({"warps": warps} for warps in (8, 1)),
     {"dtype": "float32", "time": 2048},
@@ -93,7 +89,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"dtype": "float32", "warps": 8},
     {"chains": 1024, "warps": 1},
 ]
-"""Changes of BASE by descending priority; without warps, eviction and outputs are separate kernels."""
+"""Changes of BASE by descending priority."""
 
 
 def pruning(options: Options) -> Lines:
@@ -110,8 +106,7 @@ def pruning(options: Options) -> Lines:
         def simulate(q: Any = q, k: Any = k, v: Any = v) -> None:
             Simulation(Decay(), 0.4, engine=engine.run)(0, q, k, v)
 
-        way = f"{sizes['warps']} warps" if sizes["warps"] else "separate kernels"
-        label = f"{32 * batch} chains of {length} x {sizes['d']}, {sizes['dtype']}, {way}"
+        label = f"{32 * batch} chains of {length} x {sizes['d']}, {sizes['dtype']}, {sizes['warps']} warps"
         try:
             with torch.inference_mode():
                 full = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), 5)
@@ -122,12 +117,11 @@ def pruning(options: Options) -> Lines:
         yield f"{label}: {pruned:.3f} ms, full attention {full:.3f}, ratio {pruned / full:.2f}"
 
 
-def launched(simulate: Callable[[], object], warps: int | None) -> Callable[[], object]:
-    """Return a function that launches the kernels of `simulate` alone; a graph cannot capture the code around them.
+def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
+    """Return a function that launches the kernel of `simulate` with this number of warps.
 
-    With `warps`, a single kernel with this number of warps runs; otherwise separate kernels run.
+    A graph cannot capture the code around the kernel.
     """
-    from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
     starts = list[Callable[[], object]]()
@@ -138,19 +132,16 @@ def launched(simulate: Callable[[], object], warps: int | None) -> Callable[[], 
 
         def __getitem__(self, grid: Any) -> Callable[..., None]:
             def start(*arguments: Any, **sizes: Any) -> None:
-                if warps is not None:
-                    sizes |= {"num_warps": warps, "maxnreg": pruned_attention.REGISTERS.get(warps)}
+                sizes |= {"num_warps": warps, "maxnreg": pruned_attention.REGISTERS.get(warps)}
                 keywords = {name: value for name, value in sizes.items() if value is not None}
                 starts.append(partial(self.kernel[grid], *arguments, **keywords))
                 starts[-1]()
 
             return start
 
-    with patch.object(triton_engine, "SEPARATE_KERNELS", warps is None), ExitStack() as patches:
-        for name in ("evict", "attend"):
-            patches.enter_context(patch.object(pruned_attention, name, Recorder(getattr(pruned_attention, name))))
+    with patch.object(pruned_attention, "evict", Recorder(pruned_attention.evict)):
         simulate()
-    return lambda: [start() for start in starts]
+    return starts[0]
 
 
 def decoding(options: Options) -> Lines:

@@ -27,12 +27,12 @@ def in_single_precision(inputs):
     return replace(inputs, q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
 
 
-def check_pruned_attention(policy, inputs, chunk=64, separate=False):
+def check_pruned_attention(policy, inputs, chunk=64):
     """Compare with the torch engine on the same inputs in float32, the precision of the kernel's sums."""
     from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
-    pruned_attention.CHUNK, triton_engine.SEPARATE_KERNELS = chunk, separate
+    pruned_attention.CHUNK = chunk
     actual = triton_engine.run(policy, inputs)
     expected = engines.run_in_torch(policy, in_single_precision(inputs))
     eps = torch.finfo(inputs.q.dtype).eps
@@ -59,19 +59,10 @@ POLICIES = (
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize(("lengths", "separate"), [([18, 11], False), ([70, 41], True)])
-def test_pruned_attention_matches_the_torch_engine(interpreted, policy, lengths, separate):
-    """Two query heads share a key-value head, the second sequence is padded, and sizes are not powers of two.
-
-    The longer sequences give separate kernels three tiles of queries and keys.
-    """
-    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, lengths, 2, 1, 5), 64, separate)
-
-
-def test_separate_kernels_support_heads_that_share_the_retained_keys(interpreted):
-    inputs = prompt(Decay(scope="layer"), 9, [40], 4, 2, 16, torch.float16)
-    interpreted(check_pruned_attention, Decay(scope="layer"), inputs, 64, True)
+@pytest.mark.parametrize("policy", [*POLICIES, Decay(scope="layer")], ids=repr)
+def test_pruned_attention_matches_the_torch_engine(interpreted, policy):
+    """Two query heads share a key-value head, the second sequence is padded, and sizes are not powers of two."""
+    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [18, 11], 4, 2, 5))
 
 
 def test_pruned_attention_over_several_blocks_and_chunks(interpreted):

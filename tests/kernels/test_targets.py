@@ -109,21 +109,6 @@ def test_pruned_attention(built, capability):
         check(built(capability, pruned_attention, *case), capability, case[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("capability", TARGETS)
-def test_separate_kernels_spill_no_registers_and_evict_in_few_warps(built, capability, dtype, monkeypatch):
-    from formerlab.cache import triton_engine
-
-    monkeypatch.setattr(triton_engine, "SEPARATE_KERNELS", True)
-    sizes = (SMALL, LARGE, *SIZES[2:]) if ALL else (LARGE,)
-    if ALL and (capability, dtype) != (100, torch.float32):  # one warp spills 1.2 kB there
-        sizes += ((4, 2, 1024, 80),)
-    for size in sizes:
-        evict, attend = built(capability, pruned_attention, Decay(), dtype, *size)
-        assert [spilled(kernel.asm["ptx"], capability) for kernel in (evict, attend)] == [0, 0]
-        assert evict.metadata.num_warps == max(size[2] // 1024, 1), "with a budget of 40 %, slots are half the tokens"
-
-
 @pytest.mark.parametrize("warps", [8, 16])
 def test_pruned_attention_compiles_with_all_compared_warps(built, warps):
     case = pruned_attention, Decay(), torch.bfloat16, 4, 2, 256, 80

@@ -1,17 +1,12 @@
 """The Triton engine: call the GPU kernels of pruned attention with torch tensors. This module imports Triton."""
 
-import os
-
 import torch
-import triton
 
 from formerlab.cache.eviction import Eviction, EvictionResult, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SEPARATE_KERNELS = os.environ.get("FORMERLAB_PRUNED_ATTENTION") == "separate"
-"""Whether one kernel evicts and another computes the outputs (an experiment that has not been timed)."""
 
 
 def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
@@ -37,14 +32,7 @@ def run(policy: Eviction, prompt: Prompt) -> EvictionResult:
     numbers = decay, gain, d_head**-0.5, head_groups, heads_per_group, heads_per_kv_head, time, d_head
     limit_table = torch.tensor(limits, dtype=torch.int32).to(q.device, non_blocking=True)
     buffers = initial, last_query, scores, logits, line_maxima, line_sums, slot_log, limit_table
-    if SEPARATE_KERNELS:
-        sizes = pruned_attention.eviction_options(slots, d_head, q.itemsize)
-    else:
-        sizes = pruned_attention.launch_options(slots, d_head)
+    sizes = pruned_attention.launch_options(slots, d_head)
     with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU
         pruned_attention.evict[(batch * head_groups,)](*tensors, *buffers, *numbers, initial is not None, **sizes)
-        if SEPARATE_KERNELS:
-            sizes = pruned_attention.attention_options(d_head, q.itemsize)
-            grid = batch * heads, triton.cdiv(time, sizes["rows"])
-            pruned_attention.attend[grid](*tensors, last_query, *numbers[2:], **sizes)
     return EvictionResult(out, last_query, scores)

@@ -17,9 +17,6 @@ The number of slots is the smallest power of two that is at least capacity + 16,
 largest number of retained keys. T queries cost at most T * slots dot products per head (full attention: T^2 / 2) and T
 sequential steps, which dominate the time.
 
-Eviction affects the outputs only through the last query that sees each key (`last_queries`). Therefore `evict` can run
-without outputs, with fewer warps, and `attend` computes the outputs as full attention with a mask.
-
 Variables of the kernels: `q_batch`, `q_head`, `q_time` and so on are strides in elements. `row` is the index of a query
 in its block, `member` is the index of a query head in its group, and `line` = row * heads_per_group + member is the
 index of a (query, head) pair, which has `slots` logits. `line_maxima` and `line_sums` contain the maximum and the sum
@@ -55,35 +52,12 @@ def slot_count(capacity: int) -> int:
 
 
 def launch_options(slots: int, d_head: int) -> dict[str, int]:
-    """Return the compile-time constants and launch options of `evict` with outputs."""
+    """Return the compile-time constants and launch options of `evict`."""
     warps = min(max(slots // 128, 4), 8)
-    sizes = {"with_outputs": True, "slots": slots, "channels": padded_channels(d_head), "block": BLOCK, "chunk": CHUNK}
+    # A matrix product needs a power of two of at least 16 channels.
+    channels = max(int(triton.next_power_of_2(d_head)), 16)
+    sizes = {"slots": slots, "channels": channels, "block": BLOCK, "chunk": CHUNK}
     return sizes | {"num_warps": warps, "num_stages": 2, "maxnreg": REGISTERS[warps]}
-
-
-def eviction_options(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
-    """Return the compile-time constants and launch options of `evict` without outputs."""
-    warps = max(slots // 512, padded_channels(d_head) // 128, 1)
-    sizes = {
-        "with_outputs": False,
-        "slots": slots,
-        "channels": padded_channels(d_head),
-        "block": BLOCK,
-        "chunk": 64 // itemsize,
-    }
-    return sizes | {"num_warps": warps, "num_stages": 2}
-
-
-def attention_options(d_head: int, itemsize: int) -> dict[str, int]:
-    """Return the compile-time constants and launch options of `attend`."""
-    rows, columns, warps = (128, 64, 8) if itemsize == 2 else (32, 32, 4)
-    sizes = {"channels": padded_channels(d_head), "rows": rows, "columns": columns}
-    return sizes | {"num_warps": warps, "num_stages": 2}
-
-
-def padded_channels(d_head: int) -> int:
-    """Return the number of channels in a matrix product: a power of two, at least 16."""
-    return max(int(triton.next_power_of_2(d_head)), 16)
 
 
 # Without do_not_specialize, Triton recompiles when one of these arguments is a multiple of 16.
@@ -92,7 +66,7 @@ def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
     out_time, initial_scores, last_queries, final_scores, logits, line_maxima, line_sums, slot_log, limits, decay, gain,
     scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head, with_initial_scores: tl.constexpr,
-    with_outputs: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+    slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Simulate eviction over whole sequences, with batch * head_groups programs.
 
@@ -100,7 +74,7 @@ def evict(  # noqa: ANN201
     `last_queries` and `final_scores` are contiguous (batch, head_groups, time), and `limits` is (batch, 4). The
     workspace is `logits` (programs, 16 heads_per_group + 1, slots), `line_maxima` and `line_sums` (programs, 16
     heads_per_group + 1), in float32, and `slot_log` (programs, 2, slots), in int32. `scale` multiplies the logits.
-    Writes `last_queries` for evicted keys, `final_scores` for retained keys and, if `with_outputs`, `out`.
+    Writes `last_queries` for evicted keys, `final_scores` for retained keys, and `out`.
     """
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // head_groups, program % head_groups * heads_per_group
@@ -163,13 +137,12 @@ def evict(  # noqa: ANN201
                 tl.store(slot_log + slots + slot, query, mask=positions == evicted)
                 positions = tl.where(positions == evicted, EMPTY_POSITION, positions)
         tl.debug_barrier()
-        if with_outputs:
-            block_out = out + start * out_time
-            _write_outputs(
-                block_out, out_head, out_time, v, v_head, v_time, logits, line_maxima, line_sums, slot_log,
-                heads_per_group, heads_per_kv_head, start, rows, used_slots, d_head, slots, channels, block, chunk,
-            )  # fmt: skip
-            tl.debug_barrier()
+        block_out = out + start * out_time
+        _write_outputs(
+            block_out, out_head, out_time, v, v_head, v_time, logits, line_maxima, line_sums, slot_log,
+            heads_per_group, heads_per_kv_head, start, rows, used_slots, d_head, slots, channels, block, chunk,
+        )  # fmt: skip
+        tl.debug_barrier()
     tl.store(final_scores + positions, scores, mask=positions != EMPTY_POSITION)
 
 
@@ -230,44 +203,3 @@ def _write_outputs(
         out_pointers = out + member * out_head + row[:, None] * out_time + channel[None, :]
         inside = (row < rows)[:, None] & (channel < d_head)[None, :]
         tl.store(out_pointers, output.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=("head_groups", "time"))
-def attend(  # noqa: ANN201
-    q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, last_queries, scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head,
-    channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
-):  # fmt: skip
-    """Write out[i] = sum over j of p[j] v[j], where p = softmax over the keys j with j <= i <= last_queries[j].
-
-    q and out are (batch, heads, time, d_head); k and v are (batch, key-value heads, time, d_head). `last_queries` is
-    (batch, head_groups, time); it is at least time - 1 for retained keys. A program computes `rows` queries. The
-    softmax is computed online over tiles of `columns` keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
-    """
-    program = tl.program_id(0).to(tl.int64)
-    batch, head = program // (head_groups * heads_per_group), program % (head_groups * heads_per_group)
-    start = tl.program_id(1) * rows
-    row, column, channel = tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, channels)
-    query = start + row[:, None]
-    inside = (query < time) & (channel < d_head)[None, :]
-    q_pointers = q + batch * q_batch + head * q_head + query.to(tl.int64) * q_time + channel[None, :]
-    queries = tl.load(q_pointers, mask=inside, other=0.0)
-    k += batch * k_batch + head // heads_per_kv_head * k_head
-    v += batch * v_batch + head // heads_per_kv_head * v_head
-    last_queries += (batch * head_groups + head // heads_per_group) * time
-    maximum, total = tl.full([rows], LOWEST, tl.float32), tl.zeros([rows], tl.float32)
-    output = tl.zeros([rows, channels], tl.float32)
-    for first in range(0, tl.minimum(start + rows, time), columns):
-        position = first + column
-        last_query = tl.load(last_queries + position, mask=position < time, other=-1)
-        valid = (position < time)[:, None] & (channel < d_head)[None, :]
-        keys = tl.load(k + position[:, None].to(tl.int64) * k_time + channel[None, :], mask=valid, other=0.0)
-        x = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        x = tl.where((position[None, :] <= query) & (query <= last_query[None, :]), x, -float("inf"))
-        new_maximum = tl.maximum(maximum, tl.max(x, 1))
-        weight, rescale = tl.exp(x - new_maximum[:, None]), tl.exp(maximum - new_maximum)
-        values = tl.load(v + position[:, None].to(tl.int64) * v_time + channel[None, :], mask=valid, other=0.0)
-        output = tl.dot(weight.to(values.dtype), values, output * rescale[:, None], input_precision="ieee")
-        maximum, total = new_maximum, total * rescale + tl.sum(weight, 1)
-    out_pointers = out + batch * out_batch + head * out_head + query.to(tl.int64) * out_time + channel[None, :]
-    tl.store(out_pointers, (output / total[:, None]).to(out.dtype.element_ty), mask=inside)
