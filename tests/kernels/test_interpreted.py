@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engine
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.eviction import visible_mask
 from formerlab.cache.policies.policy import Prompt
-from formerlab.layers.score import SMALLEST_NORM, l2_gelu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -150,29 +148,3 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     assert engines.choose_engine(Decay(), on_gpu) is engines.run_in_torch
     assert "pruned attention runs in plain torch" in caplog.text
     kernels.triton_usable.cache_clear()
-
-
-def check_norm_and_gelu(module, tokens, spread, dtype):
-    """Compare `norm_gelu` or `norm_gelu_cpu` with the formula and its gradient in double precision."""
-    norm_gelu = import_module(f"formerlab.kernels.{module}")
-    assert norm_gelu.fits(torch.empty(2, tokens, dtype=dtype))
-    tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
-    products, upstream = (torch.randn(4, tokens).to(dtype) for _ in range(2))
-    products[1] = 0
-    exact = products.double().requires_grad_()
-    expected = l2_gelu(exact, tau)
-    (expected_gradient,) = torch.autograd.grad((expected * upstream).sum(), exact)
-    factor, scores = norm_gelu.normalise_and_activate(products, tau, SMALLEST_NORM)
-    backward_scores, gradient = norm_gelu.scores_and_gradient((upstream * factor).to(dtype), products, tau)
-    assert torch.equal(scores, backward_scores)
-    assert all(tensor[1].eq(0).all() for tensor in (products, factor, scores, gradient))
-    assert (scores - expected).norm() <= 8 * eps * expected.norm()
-    upstream_norm = (upstream * factor).norm()  # the error is relative to dS, because terms cancel
-    assert (gradient - expected_gradient).norm() <= 8 * eps * (expected_gradient.norm() + upstream_norm)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", [5, 64, 2176])
-def test_norm_and_gelu_match_the_formula_and_its_gradient(interpreted, tokens, dtype):
-    for spread in (0.3, 8.0):  # a large tau moves Z far into the tails of the normal distribution
-        interpreted(check_norm_and_gelu, "norm_gelu", tokens, spread, dtype)

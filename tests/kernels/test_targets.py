@@ -115,24 +115,6 @@ def test_pruned_attention_compiles_with_all_compared_warps(built, warps):
     check(built(90, with_warps(warps, partial(*case))), 90, torch.bfloat16)
 
 
-def norm_and_gelu(tokens, dtype):
-    from formerlab.kernels import norm_gelu
-
-    scores = torch.zeros(1, tokens, dtype=dtype)
-    norm_gelu.normalise_and_activate(scores, 1.0, 1e-12)
-    norm_gelu.scores_and_gradient(scores, scores, 1.0)
-
-
-@pytest.mark.parametrize("tokens", [2176, 8576])
-@pytest.mark.parametrize("capability", TARGETS)
-def test_norm_and_gelu_read_and_write_each_score_once(built, capability, tokens):
-    """Tokens as in Tokenformer 354M; in half precision, the passes move 6 and 8 bytes per score."""
-    kernels = built(capability, norm_and_gelu, tokens, torch.bfloat16)
-    assert [len(re.findall(r"tt.load", kernel.asm["ttir"])) for kernel in kernels] == [2, 4]
-    assert [len(re.findall(r"tt.store", kernel.asm["ttir"])) for kernel in kernels] == [5, 4]
-    assert [spilled(kernel.asm["ptx"], capability) for kernel in kernels] == [0, 0]
-
-
 def test_pruned_attention_is_compiled_once_for_all_lengths_and_heads(built):
     sizes = (2, 2, 130, 16), (16, 16, 160, 16)
     (first,), (second,) = (built(90, pruned_attention, Decay(), torch.bfloat16, *size) for size in sizes)

@@ -1,5 +1,5 @@
-"""Fused kernels. `norm_gelu` and `pruned_attention` are Triton kernels for GPUs, `*_cpu` and `weighted_sum` are kernels
-for CPUs in C++ (compiled by `native`) or numba.
+"""Fused kernels. `pruned_attention` is a Triton kernel for GPUs, `*_cpu` and `weighted_sum` are kernels for CPUs in C++
+(compiled by `native`) or numba.
 
 The layers and caches that call the kernels contain the same formulas in torch.
 """

@@ -3,12 +3,10 @@
 The default score, l2_gelu, has a memory-efficient implementation, `lean_pattention`. It stores half as many activations
 for the backward pass as an MLP of the same shape: the normalised products Z = tau A / ||A|| with A = x K^T, and
 tau / ||A|| per row. The backward pass recomputes the scores gelu(Z) and uses the closed form of the gradient. On a CPU
-with a C++ compiler, a kernel fuses norm and GeLU. On a GPU, torch.compile fuses them, or Triton kernels
-(`kernels/norm_gelu.py`) if FORMERLAB_NORM_GELU=triton.
+with a C++ compiler, a kernel fuses norm and GeLU. On a GPU, torch.compile fuses them.
 """
 
 import math
-import os
 from typing import Any, Literal
 
 import torch
@@ -128,12 +126,6 @@ Keys = Float[Tensor, "tokens d_in"]
 Values = Float[Tensor, "tokens d_out"]
 Y = Float[Tensor, "*batch d_out"]
 
-TRITON: Any = None
-"""The module of Triton kernels if FORMERLAB_NORM_GELU=triton and CUDA is available, otherwise None. The kernels are off
-by default because their speed has not been measured."""
-if os.environ.get("FORMERLAB_NORM_GELU") == "triton" and torch.cuda.is_available():
-    from formerlab.kernels import norm_gelu as TRITON
-
 ALIGNED = 64
 """On tensor cores, the number of parameter tokens is padded to a multiple of this number for speed."""
 
@@ -173,17 +165,15 @@ class _Pattention(torch.autograd.Function):
         return grad_products @ keys, grad_products.T @ x, scores.T @ grad, None
 
 
-def _kernels(scores: Scores) -> Any:
-    """Return the module of fused kernels for these scores, or None if torch computes them."""
-    if TRITON is not None and scores.device.type == "cuda" and TRITON.fits(scores):
-        return TRITON
-    return norm_gelu_cpu if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(scores) else None
+def _fused(scores: Scores) -> bool:
+    """Return whether a C++ kernel computes these scores."""
+    return not torch.compiler.is_compiling() and norm_gelu_cpu.fits(scores)
 
 
 def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFactor, Scores]:
     """Return (Z, tau / ||A||, gelu(Z)) with Z = tau A / ||A||; Z overwrites A."""
-    if (kernels := _kernels(products)) is not None:
-        return products, *kernels.normalise_and_activate(products, tau, SMALLEST_NORM)
+    if _fused(products):
+        return products, *norm_gelu_cpu.normalise_and_activate(products, tau, SMALLEST_NORM)
     factor = row_factor(products, tau)
     z = products.mul_(factor)
     return z, factor, F.gelu(z)
@@ -194,9 +184,8 @@ def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, S
 
     `grad` is the gradient of gelu(Z) times tau / ||A||, so dA is the gradient of Appendix A.
     """
-    if (kernels := _kernels(z)) is not None:
-        scores, gradient = kernels.scores_and_gradient(grad, z, tau)
-        return scores, gradient
+    if _fused(z):
+        return norm_gelu_cpu.scores_and_gradient(grad, z, tau)
     # Under torch.compile, write GeLU with ndtr; otherwise the compiler would save gelu(Z) from the forward pass.
     scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)

@@ -228,8 +228,6 @@ def _without_imports(source: str, imports: dict[str, set[str]], package_names: s
                 package_names.update(alias.asname or alias.name for alias in statement.names)
             else:
                 imports.setdefault(name, set()).update(ast.unparse(alias) for alias in statement.names)
-        elif isinstance(statement, ast.If) and all(isinstance(inner, ast.ImportFrom) for inner in statement.body):
-            continue  # a conditional import of a kernel
         elif not (isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith("Annotated[")):
             first = min([statement.lineno, *(line.lineno for line in getattr(statement, "decorator_list", ()))])
             statements.append("".join(lines[first - 1 : statement.end_lineno]))
