@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 
@@ -90,8 +89,8 @@ def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
 
 def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
     families = {
-        BLUE: "Tokenformer|grown|final size|random keys",
-        GREEN: "decay",
+        BLUE: "Tokenformer|grown|final size|random keys|parent",
+        GREEN: "decay|Decay",
         VERMILION: "h2o",
         ORANGE: "DenseFormer 1x1",
     }
@@ -151,11 +150,13 @@ def test_a_caption_says_how_many_seeds_and_which_runs_diverged(rows):
     assert "bootstrap interval over test examples" in seed_notes(rows.assign(seeds=1, interval="windows"))[0]
 
 
-def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
+def test_bars_longer_than_the_range_of_the_means_end_in_an_arrow_with_their_value(rows):
     rows.loc[0, ["loss_nats_low", "loss_nats_high"]] = [-50.0, 50.0]
     (axes,) = layout(panel())(rows).axes
     low, high = axes.get_ylim()
     assert 3 < low < high < 5
+    arrows = {text.get_text() for text in axes.texts} - {"Transformer", "Tokenformer"}
+    assert arrows == {"50", "\N{MINUS SIGN}50"}
 
 
 @pytest.mark.parametrize(
@@ -167,25 +168,25 @@ def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
         ([np.nan] * 4, []),
     ],
 )
-def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
+def test_values_far_above_most_others_have_an_arrow_at_the_edge(values, far):
     rows = pd.DataFrame({"source": "ours", "variant": "Tokenformer", "size": range(4), "loss_nats": values})
     (axes,) = layout(panel(zero=0.0, outlier_factor=2.0))(rows.assign(part="mean")).axes
-    said = [text.get_text() for text in axes.texts if "\N{BLACK UP-POINTING TRIANGLE}" in text.get_text()]
-    assert said == [f"1 point above:\n{value:g} \N{BLACK UP-POINTING TRIANGLE}" for value in far]
+    arrows = [text for text in axes.texts if text.get_text() != "Tokenformer"]
+    assert [arrow.get_text() for arrow in arrows] == [f"{value:g}" for value in far]
     if far:
         assert axes.get_ylim()[1] < min(far)
+        assert [arrow.xy for arrow in arrows] == [(values.index(value), axes.get_ylim()[1]) for value in far]
 
 
-def test_values_inside_the_final_limits_are_not_written_as_far():
+def test_values_inside_the_final_limits_have_no_arrow():
     near, far = [0.3, 0.2, 0.2, 3.7], [5.0, 4.0, 0.2, 9.0]
     rows = pd.DataFrame({"source": "ours", "part": "mean", "variant": "Tokenformer", "size": [*range(4)] * 2})
     rows = rows.assign(loss_nats=near + far, stage=["short"] * 4 + ["long"] * 4)
     left, right = layout(panel(facet="stage", zero=0.0, outlier_factor=2.0, same_limits="y"))(rows).axes
     limit = left.get_ylim()[1]
     for axes, values in ((left, near), (right, far)):
-        notes = [text.get_text() for text in axes.texts if "above" in text.get_text()]
-        count = sum(value > limit for value in values)
-        assert [int(note.split()[0]) for note in notes] == [count] * bool(count)
+        arrows = [text.get_text() for text in axes.texts if text.get_text() != "Tokenformer"]
+        assert arrows == [f"{value:g}" for value in values if value > limit]
     assert limit > 3.7
 
 
@@ -200,26 +201,15 @@ def test_the_note_explains_only_the_marks_that_are_drawn(rows, kind, marks):
     assert layout(panel(kind=kind, y="other_nats"))(other).get_label() == "n = 3 seeds."
 
 
-def test_the_label_of_a_colour_bar_does_not_overlap_the_heading():
-    cells = pd.DataFrame({"source": "ours", "i": [0, 0, 1, 1], "j": [0, 1, 0, 1], "alpha": [0.0, 0.2, 0.4, 1.0]})
-    cells = cells.assign(_data_set="English novels, a long name", _released=None, _blocks=24.0, _wide=64.0)
-    heat = Panel("j", "i", by="alpha", kind="heat", title="1x1", bar="mixing weight from a long label")
-    figure = layout(heat, notes=lambda rows: [])(cells)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    heading = next(text for text in figure.texts if "24 blocks" in text.get_text())
-    label = figure.axes[-1].yaxis.label
-    assert not heading.get_window_extent(renderer).overlaps(label.get_window_extent(renderer))
-
-
-def test_titles_and_headings_name_data_set_and_model(rows):
+def test_the_note_names_data_set_and_model_unless_a_title_does(rows):
     known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
-    titled, plain = layout(panel())(known), layout(panel(title="Loss"))(known)
+    titled, plain = layout(panel(title="{setting}"))(known), layout(panel(title="Loss"))(known)
     assert titled.axes[0].get_title() == "books, 4 blocks, width 64 to 128"
-    note, heading = (text.get_text() for text in plain.texts)
-    assert heading == "books, 4 blocks, width 64 to 128"
-    assert note == "n = 3 seeds; bars: 95 % Student t interval over seeds; dots: seeds"
+    marks = "n = 3 seeds; bars: 95 % Student t interval over seeds; dots: seeds"
+    assert [text.get_text() for text in titled.texts] == [marks]
+    assert [text.get_text() for text in plain.texts] == [f"books, 4 blocks, width 64 to 128; {marks}"]
     released = known.assign(_released="SmolLM2")
-    assert layout(panel())(released).axes[0].get_title() == "books, SmolLM2"
+    assert layout(panel())(released).texts[0].get_text() == f"books, SmolLM2; {marks}"
 
 
 def test_an_axis_with_values_that_have_no_logarithm_is_linear(rows):

@@ -26,18 +26,18 @@ _LEAST_FACTOR = 2.5
 """The limits of a logarithmic axis with few ticks differ by at least this factor."""
 
 
-def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str]) -> list[Label]:
-    """Draw the rows of one panel, and return the names to write beside it.
+def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str]) -> tuple[list[Label], DataFrame]:
+    """Draw the rows of one panel. Return the names to write beside it, and the drawn means for `mark_outside`.
 
     `common` maps the y categories that adjacent forest plots share to colours, from top to bottom; it is empty if they
-    share none. For `kind="line"`, the rows passed to `panel.finish` have a column `_at`: the x position after the
-    offset.
+    share none. The column `_at` has the positions after offsets: x of points (also in the rows for `panel.finish`), y
+    of a forest plot.
     """
     if panel.kind == "heat":
         shades = LinearSegmentedColormap.from_list("", ["white", panel.plot_style("", rows)["color"]])
         heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or {"cmap": shades, "vmin": 0.0, "vmax": 1.0})
         panel.finish(axes, rows)
-        return []
+        return [], rows[:0]
     forest = panel.kind == "forest"
     rows = rows.dropna(subset=panel.x) if forest else rows
     seeds = rows_of_seeds(rows)
@@ -47,7 +47,10 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str])
     if panel.kind == "line":
         rows = rows.assign(_at=pd.concat([_offset_x(panel, means, means), _offset_x(panel, seeds, means, -0.35)]))
         means, seeds = rows.loc[means.index], rows.loc[seeds.index]
-    labels = _forest(axes, panel, means, seeds, common) if forest else _lines(axes, panel, means, seeds)
+    if forest:
+        names = list(common or means[panel.y].unique())[::-1]
+        means, seeds = _forest_positions(panel, means, seeds[seeds[panel.y].isin(names)], names)
+    labels = _forest(axes, panel, means, seeds, names, common) if forest else _lines(axes, panel, means, seeds)
     for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
@@ -58,7 +61,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str])
         axes.set_facecolor(PUBLISHED_GROUND)
     _decorate(axes, panel, means)
     panel.finish(axes, rows)
-    return labels if panel.name == "edge" and not forest else []
+    return labels if panel.name == "edge" and not forest else [], means
 
 
 def _draw_legend(axes: Axes, panel: "Panel", means: DataFrame) -> None:
@@ -220,17 +223,26 @@ def _ends(axes: Axes, panel: "Panel", means: DataFrame) -> list[Label]:
     return labels
 
 
-def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, common: Mapping[Any, str]) -> list[Label]:
-    """Draw one line per y category, from top to bottom; offsets are in units of the distance between lines."""
-    names, series = list(common or means[panel.y].unique())[::-1], list(means[panel.by].unique())
+def _forest_positions(
+    panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any]
+) -> tuple[DataFrame, DataFrame]:
+    """Add the heights of means and seeds; offsets of series are in units of the distance between lines."""
+    series = list(means[panel.by].unique())
     several = panel.by != panel.y and len(series) > 1
     offsets = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
-    means, seeds = means.copy(), seeds[seeds[panel.y].isin(names)].copy()
+    placed = []
     for rows, below in ((means, 0.0), (seeds, 0.1 if several else 0.25)):
         heights = [
             names.index(name) + offsets[line] - below for name, line in zip(rows[panel.y], rows[panel.by], strict=True)
         ]
-        rows.insert(0, "_at", np.array(heights, dtype=float))
+        placed.append(rows.assign(_at=np.array(heights, dtype=float)))
+    return placed[0], placed[1]
+
+
+def _forest(
+    axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any], common: Mapping[Any, str]
+) -> list[Label]:
+    """Draw one line per y category; `names` has the categories from bottom to top."""
     if len(means):
         _plot(axes, panel, means, seeds, panel.x, "_at")
     published = means[means["source"].eq("published")]
@@ -255,7 +267,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, comm
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Set axis limits that exclude outliers, which `note_off_scale` writes as text, and cut very long bars.
+    """Set axis limits that exclude outliers and cut very long bars, which `mark_outside` marks.
 
     The margin is a fraction of the range of the axis, in its units.
     """
@@ -280,35 +292,64 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     axes.set_ylim(bottom - margin, top + margin + 3 * margin * bool((means[column] > top + margin).any()))
 
 
-def note_off_scale(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
-    """Write the outliers above the upper limit of an axis as text. Call this when the limits are final."""
-    if not panel.outlier_factor:
-        return
-    across = panel.kind == "forest"
-    column, limit = (panel.x, axes.get_xlim()[1]) if across else (panel.y, axes.get_ylim()[1])
-    outliers = rows.drop(rows_of_seeds(rows).index).dropna(subset=[panel.x, panel.y])
-    outliers = outliers[outliers[column] > limit]
-    if across:
-        heights = [label.get_text() for label in axes.get_yticklabels()]
-        for name, points in outliers.groupby(panel.y, sort=False):
-            axes.text(limit, heights.index(str(name)), f"off scale: {points[column].max():.2g} ", ha="right",
-                      va="center", color=ink(panel.plot_style(str(name), points)["color"]))  # fmt: skip
-    elif len(outliers):
-        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (outliers[column].min(), outliers[column].max())))
-        words = f"{len(outliers)} point{'s' * (len(outliers) > 1)} above:\n{span} \u25b2"
-        left = outliers[panel.x].median() > rows[panel.x].median()  # away from the curves that leave the panel
-        axes.text(0.02 if left else 0.98, 0.985, words, ha="left" if left else "right", va="top",
-                  transform=axes.transAxes)  # fmt: skip
+def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
+    """Mark values and ends of intervals beyond the limits with arrows (`arrow_outwards`). A curve has one arrow for its
+    furthest value. Call this when the limits are final.
+    """
+    across, at = panel.kind == "forest", panel.x if panel.kind == "band" else "_at"
+    column, limits = (panel.x, axes.get_xlim()) if across else (panel.y, axes.get_ylim())
+    ends = () if panel.ends else ("_pooled", "")
+    outside = []
+    for name, points in means.dropna(subset=[panel.x, panel.y]).groupby(panel.by, sort=False):
+        colour = panel.plot_style(str(name), points)["color"]
+        for side, sign, limit in (("_low", -1, min(limits)), ("_high", 1, max(limits))):
+            columns = [end for kind in ends if (end := f"{column}{kind}{side}") in points]
+            furthest = points[columns].mul(sign).max(axis=1).mul(sign) if columns else points[column]
+            values = points[column].where(sign * points[column] > sign * limit, furthest).astype(float)
+            values = values[sign * values > sign * limit]
+            if panel.kind == "band":
+                values = values[sign * values == (sign * values).max()][:1]
+            places = points.loc[values.index, at].astype(float)
+            outside += [(sign, place, value, colour) for place, value in zip(places, values, strict=True)]
+    previous, length = (0, -np.inf), 0
+    for sign, place, value, colour in sorted(outside):
+        pixel = axes.transData.transform((value, place) if across else (place, value))[int(across)] / axes.figure.dpi
+        near = sign == previous[0] and pixel - previous[1] < (0.12 if across else 0.35)
+        length = length + 1 if near else 0
+        arrow_outwards(axes, place, value, colour, across=across, length=length)
+        previous = sign, pixel
+
+
+def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: bool = False, length: int = 0) -> None:
+    """Draw an arrow at the edge of the panel for a value beyond it, with the value: at the x `at` for a value of y, or
+    at the y `at` if `across`. Arrows side by side have different lengths (0, 1, ...), so that their values do not
+    overlap.
+    """
+    low, high = sorted(axes.get_xlim() if across else axes.get_ylim())
+    sign, edge = (1, high) if value > high else (-1, low)
+    inwards = -sign * (12 + (22 if across else 9) * length)
+    upwards, beside = ("top" if sign > 0 else "bottom"), ("right" if sign > 0 else "left")
+    fraction = (axes.transData.transform((at, edge))[0] - axes.bbox.x0) / axes.bbox.width
+    inside = "left" if fraction < 0.12 else "right" if fraction > 0.88 else "center"
+    start = {"left": 0.0, "center": 0.5, "right": 1.0}
+    point, shift, sides, begin = (
+        ((edge, at), (inwards, 0), {"ha": beside, "va": "center"}, (start[beside], 0.5))
+        if across
+        else ((at, edge), (0, inwards), {"ha": inside, "va": upwards}, (start[inside], 0.5))
+    )
+    axes.annotate(f"{value:.3g}".replace("-", "\N{MINUS SIGN}"), point, shift, textcoords="offset points",
+                  color=ink(colour), fontsize=7, annotation_clip=False, **sides,
+                  bbox={"color": "white", "alpha": 0.7, "pad": 0.2},
+                  arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 0, "shrinkB": 0, "relpos": begin},
+                  )  # fmt: skip
 
 
 def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
-    """Draw the optional elements of a panel: the reference line, notes on outliers (forest plots), the legend inside
-    the panel, and ticks at the values of x.
+    """Draw the optional elements of a panel: the reference line, the legend inside the panel, and ticks at the values
+    of x.
     """
     if panel.zero is not None:
         (axes.axvline if panel.kind == "forest" else axes.axhline)(panel.zero, color=BLACK, linewidth=0.9, zorder=1)
-    if panel.kind == "forest":  # before `finish`, which may rename the ticks
-        note_off_scale(axes, panel, means)
     if panel.name == "inside":
         _draw_legend(axes, panel, means)
     if panel.ticks is None:

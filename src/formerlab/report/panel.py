@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.marks import drawn_marks, mark, note_off_scale
+from formerlab.report.marks import drawn_marks, mark, mark_outside
 from formerlab.report.runs import seed_notes
 from formerlab.report.style import (
     BLACK,
@@ -40,7 +40,6 @@ from formerlab.report.style import (
     wrap,
 )
 
-SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
 
 
@@ -58,8 +57,9 @@ class Panel:
     """Selects rows by column: the wanted value or a list of wanted values."""
     facet: str = ""
     """Facet column: each value has its own panel."""
-    title: str = SETTING
-    """Title. Names in braces are columns of the first row; `{setting}` is the data set and the models of the rows."""
+    title: str = ""
+    """Title: what is compared. Names in braces are columns of the first row; by default, the value of `facet`. The note
+    below the panels has the data set and the models."""
     xlabel: str = ""
     """Label of the x axis, with names in braces as in `title`."""
     ylabel: str = ""
@@ -67,7 +67,7 @@ class Panel:
     """Value of a reference line."""
     outlier_factor: float = 0.0
     """Outlier factor. Values above `zero` (by default the minimum) by more than this factor times the 75 % quantile of
-    the distances are written at the edge, not plotted. 0 turns this off."""
+    the distances are outside the limits: an arrow has the value. 0 turns this off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "inside", "none"] = "edge"
@@ -109,7 +109,7 @@ class Panel:
         data = data.dropna(subset=self.by)
         if not self.facet:
             return [(self, data)] if len(data) else []
-        panel = replace(self, title=f"{{{self.facet}}}" if self.title == SETTING else self.title)
+        panel = replace(self, title=self.title or f"{{{self.facet}}}")
         return [(panel, rows) for _, rows in data.groupby(self.facet, sort=False)]
 
     def plot_style(self, name: str, rows: DataFrame) -> PlotStyle:
@@ -187,7 +187,7 @@ def layout(
 def _figure(
     data: DataFrame, pairs: Sequence[tuple[Panel, DataFrame]], columns: int, height: float, full_width: float, note: str
 ) -> Figure:
-    """Draw panels in rows below a heading and a legend, in a figure that is `full_width` inches wide.
+    """Draw panels in rows below a legend, in a figure that is `full_width` inches wide.
 
     Positions are fixed in inches without a layout engine, so the final size is known when labels are placed.
     """
@@ -198,15 +198,17 @@ def _figure(
     lines = [range(len(pairs))[start : start + len(lefts)] for start in range(0, len(pairs), len(lefts))]
     tops = [0.18 + 0.15 * max(bool(titles[at]) + titles[at].count("\n") for at in line) for line in lines]
     heights = [max(_height(*pairs[at], height, letters) for at in line) for line in lines]
-    setting_text, handles, first = setting(data), _handles(pairs), pairs[0][0]
-    heading = ", ".join(part for part in setting_text.split(", ") if not any(part in title for title in titles))
+    xlabels = [wrap(fill_names(panel.xlabel, rows), int((width + 0.3) / LETTER)) for panel, rows in pairs]
+    handles, first = _handles(pairs), pairs[0][0]
+    settings = ", ".join(part for part in setting(data).split(", ") if not any(part in title for title in titles))
     across = max(1, int(full_width / (0.55 + LETTER * _letters(handles))))
-    head = 0.17 * (-(-len(handles) // across) + bool(heading)) + 0.37 * bool(first.bar)
-    note = fill(note.partition(". ")[0].rstrip("."), int(full_width / LETTER))
+    head = 0.17 * -(-len(handles) // across) + 0.37 * bool(first.bar)
+    note = "; ".join(filter(None, (settings, note.partition(". ")[0].rstrip("."))))
+    note = fill(note, int(full_width / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
-    below = [0.5 + 0.13 * max(pairs[at][0].xlabel.count("\n") for at in line) for line in lines]
+    below = [0.5 + 0.13 * max(xlabels[at].count("\n") for at in line) for line in lines]
     total = head + sum(tops) + sum(heights) + sum(below) + foot
-    figure, y, labels = Figure(figsize=(full_width, total)), total - head, []
+    figure, y, drawn = Figure(figsize=(full_width, total)), total - head, []
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
     for line, over, tall, under in zip(lines, tops, heights, below, strict=True):
         x, y = 0.0, y - over - tall
@@ -214,34 +216,31 @@ def _figure(
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
             (panel, rows), title = pairs[at], titles[at]
-            labels.append(mark(axes, panel, rows, common if panel.share_y else {}))
+            drawn.append(mark(axes, panel, rows, common if panel.share_y else {}))
             shared = panel.share_y and at > line[0]
-            repeated = shared and pairs[at - 1][0].xlabel == panel.xlabel
-            repeated |= panel.same_limits == "x" and at + len(lefts) < len(pairs)
+            repeated = panel.same_limits == "x" and at + len(lefts) < len(pairs)
             axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))
             axes.tick_params(axis="y", labelleft=not shared)
-            axes.set_xlabel("" if repeated else fill_names(panel.xlabel, rows))
+            axes.set_xlabel("" if repeated else xlabels[at])
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under
-    figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
-    _finish_limits(figure, pairs)
-    for axes, names in zip(figure.axes, labels, strict=True):
-        label_at_edge(axes, names, letters)
+    _equalize_limits(figure, pairs)
+    for axes, (panel, _), (labels, means) in zip(figure.axes, pairs, drawn, strict=True):
+        mark_outside(axes, panel, means)
+        label_at_edge(axes, labels, letters)
     if first.bar:
-        _draw_bar(figure, figure.axes[0].images[0], first.bar, top=0.17 * bool(heading))
-
+        _draw_bar(figure, figure.axes[0].images[0], first.bar)
     if handles:
-        top = 1 - 0.17 * bool(heading) / total
         left = next((k for k, pair in enumerate(pairs[: len(lefts)]) if pair[0].name == "legend"), 0)
         beside = figure.axes[left].get_position().x0 if left else 0.0
-        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(beside, top), ncols=across,
+        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(beside, 1), ncols=across,
                       borderaxespad=0.1)  # fmt: skip
     return figure
 
 
-def _finish_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
-    """Give the panels that ask for it the same limits, then write the values beyond the limits."""
+def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
+    """Give the panels that ask for it the same limits."""
     alike = defaultdict(list)
     for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
         alike[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
@@ -249,9 +248,6 @@ def _finish_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> 
         ends = [getattr(axes, f"get_{letter}lim")() for axes in group] if letter else []
         for axes in group if letter else ():
             axes.set(**{f"{letter}lim": (np.min(ends), np.max(ends))})
-    for axes, (panel, rows) in zip(figure.axes, pairs, strict=True):
-        if panel.kind != "forest":
-            note_off_scale(axes, panel, rows)
 
 
 def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
@@ -292,10 +288,10 @@ def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
     return handles
 
 
-def _draw_bar(figure: Figure, image: Any, words: str, top: float) -> None:
-    """Draw the colour bar of a heat map above all panels, `top` inches below the upper edge."""
+def _draw_bar(figure: Figure, image: Any, words: str) -> None:
+    """Draw the colour bar of a heat map above all panels."""
     height = figure.get_figheight()
-    beside = figure.add_axes((0.6, 1 - (top + 0.17) / height, 0.37, 0.1 / height))
+    beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
     ticks = [value for value in (-1, -0.1, 0, 0.1, 1) if image.norm.vmin <= value <= image.norm.vmax]
     figure.colorbar(image, beside, orientation="horizontal", ticks=ticks, format="%g").minorticks_off()
     beside.set_ylabel(words, rotation=0, ha="right", va="center")

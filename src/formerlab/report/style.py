@@ -1,9 +1,11 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
 The main variants have one hue in all figures: Transformers black, Tokenformers blue (light blue if grown with zero
-keys, pink if a parent is trained further), DenseFormers orange or brown, Hyper-Connections teal, Decay green (light
-green if half of the budget is recent), H2O vermilion, TOVA violet. Other variants are grey, with names or markers that
-differ. Settings of one variant are shades of its colour. Published values are hollow on a tinted background.
+keys, pink if a parent is trained further), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green
+(hollow and dashed if half of the budget is recent), H2O vermilion, TOVA violet. The green is much darker than the greys
+and vermilion, so that readers who see no green can tell them apart. Other variants are grey, with names or markers that
+differ. Settings of one variant are shades of its colour. Published values are hollow on a tinted background. A grown
+model is a triangle, and its parent is a circle.
 """
 
 import textwrap
@@ -21,8 +23,8 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, GREY, TAN, RUST, LEAF, PINK = "#222222", "#595959", "#B5651D", "#8C3B00", "#66A61E", "#A0307A"
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
+BLACK, GREY, TAN, RUST, GREEN, PINK = "#222222", "#595959", "#B5651D", "#8C3B00", "#005C3E", "#A0307A"
+BLUE, ORANGE, _, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
 """The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text uses
 `ink(colour)`, a darker shade of the colour of its series.
 """
@@ -60,9 +62,9 @@ PlotStyle = dict[str, Any]
 HOLLOW: PlotStyle = {"markerfacecolor": "white"}
 
 
-def _style(colour: str, marker: str, line: str = "-") -> PlotStyle:
+def _style(colour: str, marker: str, line: str = "-", **style: Any) -> PlotStyle:
     # dashed lines are drawn over solid lines of the same values, which stay visible between the dashes
-    return {"color": colour, "marker": marker, "linestyle": line, "zorder": 2 if line == "-" else 2.1}
+    return {"color": colour, "marker": marker, "linestyle": line, "zorder": 2 if line == "-" else 2.1} | style
 
 
 _GROUPS = {
@@ -85,7 +87,8 @@ _GROUPS = {
     "grown: Net2Net by padding; Net2Net by padding; in width by new blocks (the paper's Net2Net)": _style(GREY, "v"),
     "Tokenformer, trained further; parent trained further; parent trained further, equal FLOPs": _style(PURPLE, "*"),
     "final size from scratch, steps of the stage": _style(BLUE, "d", ":"),
-    "final size from scratch; Tokenformer, not grown": _style(BLUE, "s"),
+    "final size from scratch": _style(BLUE, "s"),
+    "parent; Tokenformer, not grown": _style(BLUE, "o"),
     "Transformer, trained further": _style(BLACK, "*"),
     "DenseFormer 1x1": _style(ORANGE, "s"),
     "DenseFormer 4x1": _style(BROWN, "v"),
@@ -97,7 +100,9 @@ _GROUPS = {
     "DenseFormer 4x8": _style(TAN, "<"),
     "h2o variant=global_statistics": _style(VERMILION, "<"),
     "dynamic_cache": _style(GREY, "<"),
-    "Decay, half recent": _style(LEAF, "o"),
+    "Decay 0.2, half recent": _style(GREEN, "s", "--", **HOLLOW),
+    "Decay 0.95, half recent": _style(GREEN, "o", "--", **HOLLOW),
+    "plain sum (alpha 1)": _style(BLACK, "s", ":"),
     "h2o variant=local_statistics": _style(VERMILION, ">"),
     "streaming_llm positions=reindexed": _style("#A6A6A6", "h"),
     "Transformer, full budget; Transformer, 300B tokens": _style(BLACK, "o", "--"),

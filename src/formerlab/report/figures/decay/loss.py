@@ -41,7 +41,7 @@ def with_half_recent(results: Results, table: DataFrame) -> DataFrame:
 
 def style_keys(rows: DataFrame) -> "Series[str]":
     """Return the key of the plot style of each row."""
-    return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay, half recent")
+    return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay 0.2, half recent")
 
 
 @plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=layout(
@@ -165,7 +165,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         source="ours",
         _percent=100 * rows["budget"].astype(float),
-        _style=styles.mask(rows["configuration"] == COMPARED_POLICIES[0], "Decay, half recent"),
+        _style=styles.mask(rows["configuration"] == COMPARED_POLICIES[0], COMPARED_POLICIES[0]),
     )
 
 
