@@ -14,7 +14,8 @@ from formerlab.plan.attempts import remove_stale_locks
 from formerlab.plan.staleness import Staleness, run_jobs
 from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan, typed
 
-# The rules call `python`. If no environment is active, this is the python next to Snakemake.
+# The rules call `python`. If the folder of Snakemake's interpreter is missing in PATH, put it first, so that `python` is
+# this interpreter.
 ENVIRONMENT_BIN = str(Path(sys.executable).parent)
 if ENVIRONMENT_BIN not in os.get_exec_path():
     os.environ.update(PATH=os.pathsep.join([ENVIRONMENT_BIN, *os.get_exec_path()]))
@@ -24,7 +25,7 @@ if ENVIRONMENT_BIN not in os.get_exec_path():
 ROOT = Path(workflow.basedir)
 if workflow.is_main_process:
     HELD_LOCK = remove_stale_locks(Path(".snakemake"))
-    try:  # `config` contains the values of the command line; the plan reads config.yaml itself
+    try:  # `config` has the values of --config and of a profile's configfile; the plan reads config.yaml itself
         os.environ[PLAN_VARIABLE] = str(ensure_plan(ROOT, typed(config)))
     except UserError as error:
         raise WorkflowError(f"{error}") from None
@@ -40,8 +41,8 @@ except UserError as error:
     raise WorkflowError(f"{error}") from None
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
 
-# This prefix replaces Snakemake's prefix. `pipefail` makes a stage that fails in front of `| keep` fail. `keep` writes
-# the output of a stage to its log, and in a cluster job also to Slurm's log.
+# This prefix replaces Snakemake's prefix. With `pipefail`, the pipeline `stage | keep` fails if the stage fails. `keep`
+# writes the output of a stage to its log, and in a cluster job also to the log of the scheduler.
 REDIRECT = ">/dev/null" if workflow.is_main_process else ""
 shell.prefix(f'set -euo pipefail; keep() (exec tee -i "$1" {REDIRECT}); ')
 
@@ -67,7 +68,7 @@ rule all:
 if workflow.is_main_process:
     for number, default_handler in (
         (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),  # not under nohup
+        (signal.SIGHUP, signal.SIG_DFL),  # nohup sets SIG_IGN; keep this handler
     ):
         if signal.getsignal(number) == default_handler:
             signal.signal(number, interrupt)
@@ -84,8 +85,8 @@ include: "workflow/rules/track.smk"
 
 onstart:
     refuse_running_jobs()
-    here = "--here" if workflow.local_exec else ""
-    shell("python -m formerlab check {here}")
+    local_option = "--here" if workflow.local_exec else ""
+    shell("python -m formerlab check {local_option}")
 
 
 onerror:
@@ -94,4 +95,4 @@ onerror:
 
 onsuccess:
     track_after_training()
-    count_failed_entries()
+    raise_for_failed_figures()

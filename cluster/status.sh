@@ -1,5 +1,5 @@
-# Usage: sh status.sh JOB. Print running, success or failed for a job of LSF (bjobs) or PBS (qstat). A scheduler that
-# does not answer counts as running.
+# Usage: sh status.sh JOB. Print running, success or failed for a job of LSF (bjobs) or PBS (qstat). If the scheduler does
+# not answer, print running.
 if command -v bjobs >/dev/null; then
     case $(bjobs -noheader -o stat "$1" 2>&1) in
         DONE) echo success ;;

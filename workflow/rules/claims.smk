@@ -1,9 +1,10 @@
-# The registered claims: exact claims are computed without training, all others are evaluated on rows of finished runs.
+# The registered claims. Exact claims are computed without training. All other claims are evaluated on the metrics of
+# finished runs.
 
 
 rule exact:
     input:
-        reading("exact"),
+        input_function("exact"),
     output:
         expand(f"{RESULTS}/{{file}}", file=STAGES["exact"].written),
     log:

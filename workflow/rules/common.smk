@@ -13,10 +13,11 @@ from formerlab.report.catalogue import failure_file
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 STALENESS = Staleness(PLAN)
 ATTEMPTS = Attempts(STALENESS.folder)
-# Only the main process checks staleness; the process of a submitted job always runs its job.
+# Only the main process checks which outputs are stale. The process of a submitted job always runs its job.
 STALE = STALENESS.stale() if workflow.is_main_process else {}
 
-# A cluster ends a job at its runtime. Training stops before, and the resubmitted job continues it.
+# The scheduler kills a job at its time limit (`runtime`). Training stops one minute earlier, and the resubmitted job
+# resumes it.
 TIME_LIMIT = (
     ""
     if workflow.is_main_process
@@ -24,22 +25,22 @@ TIME_LIMIT = (
 )
 
 
-def failed_entries(job):
-    """Return the error notes of the figures and tables of a job that failed, by name."""
+def failed_figures(job):
+    """Return the paths of the error notes of a job's failed figures and tables, by figure or table name."""
     notes = {name: failure_file(Path(FIGURES), name) for name in job["drawings"]}
     return {name: note for name, note in notes.items() if note.exists()}
 
 
 FAILURES = [
-    note for job in PLAN["draw"].values() for note in failed_entries(job).values()
+    note for job in PLAN["draw"].values() for note in failed_figures(job).values()
 ]
 STALE_LIST = None
 if workflow.is_main_process and (STALE or FAILURES):
     STALE_LIST = STALENESS.write_stale(ROOT / ".formerlab/stale", FAILURES)
 
 
-def name_of(wildcards):
-    """Return the name of a job within its stage: a run, a study or a data set."""
+def job_name(wildcards):
+    """Return the name of a job within its stage: a run, a study or a data set, or CLAIMS for a rule without wildcards."""
     return str(wildcards[0]) if len(wildcards) else CLAIMS
 
 
@@ -57,18 +58,19 @@ def records(*stages):
     ]
 
 
-def reading(stage, *functions):
+def input_function(stage, *functions):
     """Return the input function of a stage.
 
-    It returns the records of the jobs that a job depends on, and the files that `functions` return.
+    The input function returns the records of the jobs that a job depends on, and the files that `functions` return.
 
     With these inputs Snakemake runs exactly the jobs that are not up to date. A stale job also reads the list of stale
-    outputs, which is newer than its output. For a job that is up to date, modification times are ignored, because
-    copying changes them. All other jobs have no output.
+    outputs, which is newer than its output. The inputs of an up-to-date job are marked `ancient`, so Snakemake ignores
+    their modification times, which a copy changes. A job that is neither stale nor up to date has no output yet, so
+    Snakemake runs it.
     """
 
     def files(wildcards):
-        job = (stage, name_of(wildcards))
+        job = (stage, job_name(wildcards))
         dependencies = [
             STALENESS.record(*dependency).relative_to(RESULTS)
             for dependency in STALENESS.dependencies(*job)
@@ -77,20 +79,23 @@ def reading(stage, *functions):
         inputs = [*(f"{RESULTS}/{record}" for record in dependencies), *added]
         if job in STALE:
             return [*inputs, STALE_LIST]
-        current = workflow.is_main_process and STALENESS.check(*job).current
-        return [ancient(file) for file in inputs] if current else inputs
+        up_to_date = workflow.is_main_process and STALENESS.check(*job).current
+        return [ancient(file) for file in inputs] if up_to_date else inputs
 
     return files
 
 
 def weights(wildcards):
-    """Return the weights of a trained run; return no file for a released model."""
+    """Return the weights file of a trained run, or an empty list for a released model."""
     trained = wildcards.id not in PLAN["load"]
     return [f"{RESULTS}/{wildcards.id}/weights.safetensors"] if trained else []
 
 
 def all_cores(wildcards):
-    """Return all cores, so that no other job runs at the same time; a cluster job has an exclusive node."""
+    """Return the number of Snakemake's cores, so that no other local job runs at the same time.
+
+    A cluster job gets the threads of the plan; on Slurm it has an exclusive node.
+    """
     return workflow.cores if workflow.local_exec else PLAN["threads"]
 
 
@@ -105,13 +110,16 @@ def timing_memory(stage):
 
 
 def memory(stage, first):
-    """Return a function that returns the host memory of a job in MiB: `first`, plus half of `first` for each time that
-    Slurm killed the job for its memory, at most three times `first`."""
+    """Return a function that returns the host memory of a job in MiB.
+
+    The memory is `first(wildcards)`, and grows by half of it after each out-of-memory kill by Slurm, to at most three
+    times `first(wildcards)`.
+    """
 
     def requested(wildcards, attempt):
         kills = 0
         if workflow.is_main_process:
-            kills = ATTEMPTS.memory_kills(stage, name_of(wildcards), attempt)
+            kills = ATTEMPTS.memory_kills(stage, job_name(wildcards), attempt)
         return int(first(wildcards) * min(3, 1 + 0.5 * kills))
 
     return requested
@@ -138,24 +146,24 @@ def training_memory(wildcards):
 
 
 def processes_per_node(wildcards):
-    """Return the number of processes of a run on each machine."""
+    """Return the number of processes per machine of a run."""
     job = PLAN["train"][wildcards.id]
     return job["gpus"] // job["nodes"]
 
 
 def gpus(wildcards):
-    """Return the number of GPUs of a run on one machine; for several machines, `slurm_gpus` requests them."""
+    """Return the number of GPUs of a run on one machine, or 0 for a run on several machines (see `slurm_gpus`)."""
     job = PLAN["train"][wildcards.id]
     return job["gpus"] if PLAN["device"] == "cuda" and job["nodes"] == 1 else 0
 
 
 def nodes(wildcards):
-    """Return the number of machines of a run; without this request, Slurm may spread its GPUs over several machines."""
+    """Return the number of machines of a run. Without this request, Slurm may spread its GPUs over several machines."""
     return PLAN["train"][wildcards.id]["nodes"]
 
 
 def tasks(wildcards):
-    """Return the number of Slurm tasks of a run on several machines, one per machine."""
+    """Return the number of Slurm tasks of a run on several machines (one per machine), otherwise None."""
     return nodes(wildcards) if nodes(wildcards) > 1 else None
 
 
@@ -165,14 +173,17 @@ def launcher(wildcards):
 
 
 def slurm_gpus(wildcards):
-    """Return Slurm's option for the GPUs per machine of a run on several machines."""
+    """Return Slurm's option for the GPUs per machine of a run on several machines, otherwise None."""
     several = tasks(wildcards) and PLAN["device"] == "cuda"
     return f"--gpus-per-node={processes_per_node(wildcards)}" if several else None
 
 
 def minutes(stage):
-    """Return a function that returns the time limit of a job in minutes: twice the predicted time plus 10, at most the
-    limit of the scale; without a prediction, the limit of the scale."""
+    """Return a function that returns the time limit of a job in minutes.
+
+    The time limit is twice the predicted time plus 10 minutes, at most the limit of the scale. A job without a prediction
+    gets the limit of the scale.
+    """
 
     def requested(wildcards):
         cost = PLAN[stage][wildcards.id].get("cost")
@@ -182,8 +193,8 @@ def minutes(stage):
     return requested
 
 
-# Snakemake would delete the files of a stage before a job starts and after it fails, even while another process runs
-# this job.
+# Without this patch, Snakemake deletes the files of a job before it starts and after it fails, even while another process
+# runs the same job.
 async def keep_files(job, *arguments):
     """Delete nothing."""
 
@@ -191,44 +202,45 @@ async def keep_files(job, *arguments):
 Job.remove_existing_output = Job.cleanup = keep_files
 
 
-# `--until train` would end at every run, even at the parent of another run, and Snakemake would report an internal
-# error. With this patch, `--until train` ends at runs that are not parents.
-ends_at = DAG.in_until
+# Without this patch, `--until train` ends at every run, even at the parent of another run, and Snakemake reports an
+# internal error. With this patch, `--until train` ends only at runs that are not parents.
+original_in_until = DAG.in_until
 
 
-def ends_at_last(dag, job):
-    """Return whether `--until` ends at a job and no other job of the same rule reads its output."""
-    return ends_at(dag, job) and not any(
+def in_until_last(dag, job):
+    """Return whether `--until` ends at a job and no other job of the same rule reads the output of this job."""
+    return original_in_until(dag, job) and not any(
         reader.rule is job.rule for reader in dag.depending[job]
     )
 
 
-DAG.in_until = ends_at_last
+DAG.in_until = in_until_last
 
 
-# Snakemake repeats every failed job up to `retries` times. This patch repeats only stages, and only if a new attempt
-# may succeed.
-retries_allowed = Job.restart_times.fget
+# Snakemake retries every failed job up to `retries` times. With this patch, only stages are retried, and only if a new
+# attempt may succeed.
+original_restart_times = Job.restart_times.fget
 
 
-def retries_left(job):
-    """Return how often a job may be retried; 0 if a retry would fail as well."""
+def restart_times(job):
+    """Return how often a job may be retried: 0 if a retry would fail as well."""
     stage = job.rule.name
     retry = stage in STAGES and ATTEMPTS.should_retry(
-        stage, name_of(job.wildcards), job.attempt
+        stage, job_name(job.wildcards), job.attempt
     )
-    return retries_allowed(job) if retry else 0
+    return original_restart_times(job) if retry else 0
 
 
 if workflow.is_main_process:
-    Job.restart_times = property(retries_left)
+    Job.restart_times = property(restart_times)
 
 
 def submitted_before(job):
-    """Return the id of a cluster job that an earlier call submitted and that waits, or None.
+    """Return the id of a cluster job that an earlier call submitted and that is still in the scheduler's queue, or None.
 
-    The executor's status command prints `running` for waiting and running jobs; the Slurm executor has no such command.
-    Snakemake forgets the id when the job starts. From then on the job's note names its process.
+    The status command of the executor prints `running` for pending and running jobs. The Slurm executor has no such
+    command, so the function returns None. Snakemake forgets the id when the job starts; from then on the job's note
+    names its process.
     """
     command = getattr(workflow.executor_settings, "status_cmd", None)
     for number in workflow.persistence.external_jobids(job) if command else ():
@@ -241,7 +253,7 @@ def submitted_before(job):
 def refuse_running_jobs():
     """Raise WorkflowError if another process runs a job of this call, for example after Snakemake was killed."""
     stages = {
-        (job.rule.name, name_of(job.wildcards)): submitted_before(job)
+        (job.rule.name, job_name(job.wildcards)): submitted_before(job)
         for job in workflow.dag.needrun_jobs()
         if job.rule.name in STAGES
     }
@@ -258,31 +270,34 @@ def draw_jobs():
 def track_after_training():
     """Track the runs in MLflow after a call that includes training but not the rule `track`."""
     rules_of_call = {job.rule.name for job in workflow.dag.jobs}
-    left_out = "track" not in rules_of_call and rules_of_call & {*MAKING}
-    if PLAN["tracking_uri"] and left_out:
+    untracked = "track" not in rules_of_call and rules_of_call & {*MAKING}
+    if PLAN["tracking_uri"] and untracked:
         shell("python -m formerlab track")
 
 
-def count_failed_entries():
+def raise_for_failed_figures():
     """Raise WorkflowError if figures or tables of this call failed."""
-    if failed := [name for job in draw_jobs() for name in failed_entries(job)]:
+    if failed := [name for job in draw_jobs() for name in failed_figures(job)]:
         problem = f"{len(failed)} of the figures and tables could not be rendered ({some(failed)})"
-        again = "the same command renders them again"
-        raise WorkflowError(f"{problem}: python -m formerlab status says why; {again}")
+        remedy = "the same command renders them again"
+        raise WorkflowError(f"{problem}: python -m formerlab status says why; {remedy}")
 
 
-# The received signals SIGINT and SIGHUP. At SIGTERM, Snakemake waits for running jobs.
+# The numbers of received signals (SIGINT and SIGHUP). After SIGTERM, Snakemake waits for running jobs.
 SIGNALS = []
 
 
 def interrupt(number, frame):
-    """End Snakemake like Ctrl-C, and record the signal."""
+    """Record the signal, and end Snakemake as Ctrl-C does."""
     SIGNALS.append(number)
     raise KeyboardInterrupt
 
 
 def after_a_failure():
-    """Render the figures and tables of this call that have rows, and list failed jobs, unless a signal was received."""
+    """Render the figures and tables of this call whose input metrics exist, and list failed jobs.
+
+    After a signal, only print a message.
+    """
     if SIGNALS or workflow.scheduler._user_kill:
         print(SAFE, file=sys.stderr)
         return

@@ -3,7 +3,7 @@
 
 rule data:
     input:
-        reading("data"),
+        input_function("data"),
     output:
         manifest=f"{RESULTS}/data/{{name}}/manifest.json",
     log:

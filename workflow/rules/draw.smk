@@ -1,5 +1,5 @@
-# Render figures and tables from rows, in local jobs. A job is named after its first figure or table. Any file of a
-# figure or table can be requested by its name.
+# Render figures and tables from the metrics tables, in local jobs. A job is named after its first figure or table. Every
+# file of a figure or table is a target that can be requested by its path.
 
 for name, job in PLAN["draw"].items():
 
@@ -8,7 +8,7 @@ for name, job in PLAN["draw"].items():
             f"draw_{name}"
         input:
             job["inputs"],
-            [STALE_LIST] if STALE_LIST and failed_entries(job) else [],
+            [STALE_LIST] if STALE_LIST and failed_figures(job) else [],
         output:
             job["outputs"],
         log:

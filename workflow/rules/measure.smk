@@ -1,4 +1,4 @@
-# Measurements: one rule for each measuring stage (src/formerlab/results/stages.py).
+# Measurements: one rule per measuring stage (src/formerlab/results/stages.py).
 
 # Measurements of a finished run: questions, cache policies, translations, ...
 for name, stage in MEASURED.items():
@@ -7,12 +7,12 @@ for name, stage in MEASURED.items():
         name:
             name
         input:
-            reading(name, weights),
+            input_function(name, weights),
         output:
             multiext(f"{RESULTS}/{{id}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{id}}.log",
-        priority: 1000000  # before training, because a long measurement at the end would run alone
+        priority: 1000000  # before training, so that no long measurement runs alone at the end
         threads: PLAN["threads"]
         resources:
             mem_mb=memory(name, common_memory),
@@ -25,15 +25,15 @@ for name, stage in MEASURED.items():
             "python -m formerlab {params.stage} {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# Speed and decoding of the runs of a study, timed on an idle machine: the job takes all cores of Snakemake or, on a
-# cluster, an exclusive node.
+# Speed and decoding of the runs of a study, timed on an idle machine. A local job takes all cores of Snakemake, and a
+# Slurm job an exclusive node. For other schedulers, the submit command must request an exclusive node (docs/cluster.md).
 for name, stage in TIMED.items():
 
     rule:
         name:
             name
         input:
-            reading(name),
+            input_function(name),
         output:
             multiext(f"{RESULTS}/{{study}}/", *stage.written),
         log:
@@ -48,5 +48,5 @@ for name, stage in TIMED.items():
         params:
             stage=name,
         shell:
-            # The stage sets the number of threads that the plan gives to every job.
+            # The stage sets the number of threads itself, to the number in the plan.
             "FORMERLAB_LOG={log:q} python -m formerlab {params.stage} {wildcards.study} 2>&1 | keep {log:q}"

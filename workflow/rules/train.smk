@@ -1,9 +1,9 @@
-# A released model, whose files have the names of a training run's files.
+# Load a released model. Its output files have the same names as the files that training writes.
 
 
 rule load:
     input:
-        reading("load"),
+        input_function("load"),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["load"].written),
     log:
@@ -21,12 +21,12 @@ rule load:
         "python -m formerlab load {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# A training run. Its checkpoint is not a declared output, so Snakemake keeps it for the next attempt.
+# Train a run. Its checkpoint is not a declared output, so Snakemake keeps the checkpoint for the next attempt.
 
 
 rule train:
     input:
-        reading("train"),
+        input_function("train"),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["train"].written),
     log:
