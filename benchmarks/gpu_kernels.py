@@ -1,4 +1,4 @@
-"""Items of gpu.py: kernels, decoding, and the end of stopped and failed runs."""
+"""Items of gpu.py: kernels, decoding, and the exit status of stopped and failed runs."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from decoding import Transformers, measure
-from gpu_steps import DEVICE, GPU, Lines, Options, tenth, wait
+from gpu_steps import DEVICE, GPU, Lines, Options, full_or_rehearsal, wait
 from torch.nn import functional as F
 
 from formerlab.cache import Decay, Simulation
@@ -27,7 +27,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
-    """Return the median milliseconds of a call; on a GPU, of the replay of its CUDA graph, without launch overhead."""
+    """Return the median time of a call in milliseconds.
+
+    On a GPU the call is captured in a CUDA graph, and the replay of the graph is timed, which excludes launch overhead.
+    """
     for _ in range(2):
         work()
     wait()
@@ -45,9 +48,9 @@ def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
     return 1000 * statistics.median(times)
 
 
-def ceilings(options: Options) -> Lines:
+def peak_rates(options: Options) -> Lines:
     """Yield the peak rates of matrix products and copies."""
-    n, copied = tenth({"n": 8192, "bytes": 2**30}, {"n": 819, "bytes": 2**26}).values()
+    n, copied = full_or_rehearsal({"n": 8192, "bytes": 2**30}, {"n": 819, "bytes": 2**26}).values()
     for dtype in (torch.bfloat16, torch.float32):
         a, b = (torch.randn(n, n, dtype=dtype, device=DEVICE) for _ in range(2))
         rate = 2 * n**3 / milliseconds(partial(torch.mm, a, b)) / 1e9
@@ -64,7 +67,7 @@ def tests(options: Options) -> Lines:
     for chosen in ("Knorm", "not Knorm"):
         with open(path, "a") as log:
             began, ended = log.tell(), "ended"
-            try:  # without the options of pyproject.toml, because the machine may not have the type checker
+            try:  # `addopts=` drops the options of pyproject.toml, because the machine may not have the type checker
                 remaining = max(0.0, end - time.monotonic())
                 subprocess.run([*command, chosen], cwd=ROOT, stdout=log, stderr=log, timeout=remaining)
             except subprocess.TimeoutExpired:
@@ -93,7 +96,7 @@ VARIATIONS: list[dict[str, Any]] = [
 
 
 def pruning(options: Options) -> Lines:
-    """Yield the times of a simulated pruned layer and of full attention; chains are sequences times 32 heads."""
+    """Yield the times of a simulated pruned layer and of full attention. A chain is one of 32 heads of one sequence."""
     engine = load_triton() if GPU else load_numba()
     for change in VARIATIONS:
         sizes = BASE | change
@@ -118,9 +121,9 @@ def pruning(options: Options) -> Lines:
 
 
 def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
-    """Return a function that launches the kernel of `simulate` with this number of warps.
+    """Return a function that launches only the kernel of `simulate`, with this number of warps.
 
-    A graph cannot capture the code around the kernel.
+    A CUDA graph cannot capture the code around the kernel.
     """
     from formerlab.kernels import pruned_attention
 
@@ -146,7 +149,9 @@ def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]
 
 def decoding(options: Options) -> Lines:
     """Yield the time per decoded token with full and pruned caches, and with transformers' compiled static cache."""
-    size = tenth({"prompt": 1024, "rounds": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
+    size = full_or_rehearsal(
+        {"prompt": 1024, "rounds": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2}
+    )
     for batch in (1, 16):
         settings = {"budgets": [0.4], "device": DEVICE, "compile": False, "transformers": True}
         options_of_batch = argparse.Namespace(**size, batch=batch, **settings)
@@ -154,9 +159,9 @@ def decoding(options: Options) -> Lines:
             times, caches, _ = measure(options_of_batch)
         for name, seconds in times.items():
             ms = 1000 * batch * statistics.median(seconds)
-            yield f"batch {batch}, {name}: {ms:.2f} ms a token, {caches[name].bytes() / 2**20:.0f} MiB"
-    more = size["rounds"] * size["slice"]
-    spec = Decoder(vocabulary=size["vocabulary"], layers=12, width=512, heads=8, context=size["prompt"] + more)
+            yield f"batch {batch}, {name}: {ms:.2f} ms per token, {caches[name].bytes() / 2**20:.0f} MiB"
+    new_tokens = size["rounds"] * size["slice"]
+    spec = Decoder(vocabulary=size["vocabulary"], layers=12, width=512, heads=8, context=size["prompt"] + new_tokens)
     model = Transformers(spec, DEVICE).model
     for batch in (1, 16):
         prompt = torch.randint(size["vocabulary"], (batch, size["prompt"]), device=DEVICE)
@@ -168,20 +173,23 @@ def decoding(options: Options) -> Lines:
             wait()
             return time.perf_counter() - began
 
-        first = seconds(more)  # compiles
-        ms = 1000 * (seconds(more) - seconds(1)) / (more - 1)
-        yield f"batch {batch}, StaticCache of transformers' model: {ms:.2f} ms a token, {first:.0f} s the first time"
+        first = seconds(new_tokens)  # compiles
+        ms = 1000 * (seconds(new_tokens) - seconds(1)) / (new_tokens - 1)
+        yield f"batch {batch}, StaticCache of transformers' model: {ms:.2f} ms per token, {first:.0f} s the first time"
 
 
 def stops(options: Options) -> Lines:
-    """Yield the ends of a run stopped by SIGTERM, of its continuation, and of a run that does not fit on the GPU."""
+    """Yield exit status, time and last message of three runs.
+
+    The first is stopped by SIGTERM, the second resumes it and is stopped again, and the third exceeds the GPU memory.
+    """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
     with tempfile.TemporaryDirectory() as results:
         values = [f"device={DEVICE}", f"results={results}", "tokenformer.steps=1000000"]
         run = "tokenformer/transformer-2/seed0"
 
-        def end(*arguments: str, after_s: float | None = None) -> str:
-            """Run a command, send SIGTERM `after_s` seconds after its stage has started, and describe its end."""
+        def run_command(*arguments: str, after_s: float | None = None) -> str:
+            """Run a command, send SIGTERM `after_s` seconds after its stage has started, and describe how it ended."""
             overrides = [word for value in values for word in ("--set", value)]
             command = [sys.executable, "-m", "formerlab", *arguments, "--scale", "smoke", *overrides]
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -196,12 +204,12 @@ def stops(options: Options) -> Lines:
             errors = process.communicate()[1].strip().splitlines() or [""]
             return f"status {process.returncode} after {time.monotonic() - began:.1f} s: {errors[-1]}"
 
-        end("data", "text")
-        yield f"SIGTERM: {end('train', run, after_s=6)}"
-        yield f"SIGTERM again, after it continued: {end('train', run, after_s=6)}"
+        run_command("data", "text")
+        yield f"SIGTERM: {run_command('train', run, after_s=6)}"
+        yield f"SIGTERM again, after it resumed: {run_command('train', run, after_s=6)}"
         if not GPU:
             yield "out of memory: not tried without a GPU"
             return
         large = {"task.context": 8192, "model.context": 8192, "model.width": 64, "task.batch": 4096}
         values += [f"tokenformer.{key}={value}" for key, value in (large | {"task.valid_windows": 1}).items()]
-        yield f"out of memory: {end('train', 'tokenformer/tokenformer-1/seed0')}"
+        yield f"out of memory: {run_command('train', 'tokenformer/tokenformer-1/seed0')}"

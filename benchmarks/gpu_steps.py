@@ -1,4 +1,4 @@
-"""Items of gpu.py: time, memory and compilation of training steps, run by `train()` itself."""
+"""Items of gpu.py: time, memory and compilation of training steps, which `train()` itself runs."""
 
 import argparse
 import fcntl
@@ -31,8 +31,8 @@ Lines = Iterator[str]
 Options = argparse.Namespace
 
 
-def tenth(full: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes `full` on a GPU, and otherwise the sizes of a rehearsal."""
+def full_or_rehearsal(full: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes `full` on a GPU; otherwise replace some of them by the sizes `small` of a rehearsal."""
     return full if GPU else full | small
 
 
@@ -43,7 +43,10 @@ def wait() -> None:
 
 
 class Clock:
-    """Records the time before every step of `train()`; processes compile in parallel but measure one at a time."""
+    """Records the time before every step of `train()`.
+
+    Processes compile in parallel, but only one measures at a time.
+    """
 
     def __init__(self, lock: Any) -> None:
         self.times, self.lock = [time.perf_counter()], lock
@@ -51,7 +54,7 @@ class Clock:
     def __call__(self) -> None:
         """Record the time; return None, so that training continues."""
         wait()
-        if len(self.times) == 2:  # the first step is done, and with it the compilation
+        if len(self.times) == 2:  # after the first step, which includes compilation
             self.compiled_s = time.perf_counter() - self.times[0]
             fcntl.flock(self.lock, fcntl.LOCK_EX)
             if GPU:
@@ -59,8 +62,8 @@ class Clock:
         self.times.append(time.perf_counter())
 
 
-def case(label: str, run: Run, data: Any, lock: Path) -> str:
-    """Run twelve steps; return a line with time and memory of a step, and the time until the first step is done."""
+def measure_case(label: str, run: Run, data: Any, lock: Path) -> str:
+    """Run twelve steps; return a line with time and memory of a step, and the time until the end of the first step."""
     built: Any = run.model.build(0).to(DEVICE)
     with open(lock, "a") as file:
         clock = Clock(file)
@@ -71,7 +74,7 @@ def case(label: str, run: Run, data: Any, lock: Path) -> str:
     peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if GPU else "unknown"
     planned = memory_bytes(run, Hardware(**TABLE["H100"])) / 1e9
     return (
-        f"{label}: {ms:.1f} ms a step ({min(steps):.1f} to {max(steps):.1f}), "
+        f"{label}: {ms:.1f} ms per step ({min(steps):.1f} to {max(steps):.1f}), "
         f"{run.task.step_tokens / ms:.1f} k tokens/s, "
         f"{peak} GB (planned {planned:.1f}), first step done after {clock.compiled_s:.0f} s"
     )
@@ -85,15 +88,15 @@ def language_run(model: Decoder, **task: Any) -> tuple[Run, Any]:
 
 
 def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) -> Lines:
-    """Start a process of the item for every case, with the environment of the case.
+    """Start one process of the item per case, with the environment variables of the case.
 
-    Without a GPU the cases run one after another, because parallel compilations on a few cores would exceed the time.
+    Without a GPU the cases run one after another, because parallel compilation on a few cores would exceed the time.
     """
     script = str(Path(__file__).with_name("gpu.py"))
     command = [sys.executable, script, "--item", item, "--out", str(options.out), "--case"]
     started = {}
-    for name, more in cases.items():
-        started[name] = subprocess.Popen([*command, name], env=os.environ | more)
+    for name, variables in cases.items():
+        started[name] = subprocess.Popen([*command, name], env=os.environ | variables)
         if not GPU:
             started[name].wait()
     for name, process in started.items():
@@ -102,26 +105,27 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 
 
 def tokenformer(options: Options) -> Lines:
-    """Yield the step times of the 354M Tokenformer with inductor's kernels, and its multi-kernels, and the kernels that
-    take the most time.
+    """Yield the step times of the 354M Tokenformer, and then the kernels that take the most time.
+
+    The steps run with inductor's kernels, and with inductor's multi-kernels.
     """
     if options.case is None:
         cases = {"as usual": {}, "multi-kernels": {"TORCHINDUCTOR_MULTI_KERNEL": "1"}}
         yield from side_by_side("tokenformer", cases, options)
         return
     full = {"vocabulary": 50304, "layers": 12, "width": 768, "heads": 12, "context": 1024}
-    size = tenth(full, {"vocabulary": 5030, "layers": 1, "width": 72, "context": 102})
-    tokens, batch = tenth({"tokens": 2140, "batch": 32}, {"tokens": 214, "batch": 3}).values()
-    patterns = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
-    model = Decoder(**size, norm=LayerNorm(gain=False, bias=False), **patterns)
+    size = full_or_rehearsal(full, {"vocabulary": 5030, "layers": 1, "width": 72, "context": 102})
+    tokens, batch = full_or_rehearsal({"tokens": 2140, "batch": 32}, {"tokens": 214, "batch": 3}).values()
+    pattention_layers = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+    model = Decoder(**size, norm=LayerNorm(gain=False, bias=False), **pattention_layers)
     run, stream = language_run(model, batch=batch, valid_windows=batch)
-    yield case(options.case, run, stream, options.out / "turn.lock")
+    yield measure_case(options.case, run, stream, options.out / "turn.lock")
     if options.case == "as usual":
         activities, key = [ProfilerActivity.CPU], "self_cpu_time_total"
         if GPU:
             activities, key = [ProfilerActivity.CUDA], "self_device_time_total"
         with profile(activities=activities) as profiler:
-            yield case("the same, profiled", run, stream, options.out / "profiled.lock")
+            yield measure_case("the same, profiled", run, stream, options.out / "profiled.lock")
         events = profiler.key_averages()
         total = sum(getattr(event, key) for event in events)
         for event in sorted(events, key=lambda event: -getattr(event, key))[:10]:
@@ -129,26 +133,29 @@ def tokenformer(options: Options) -> Lines:
 
 
 def depth(options: Options) -> Lines:
-    """Yield steps of DenseFormers of 48 blocks; with `dynamic`, validation at another size makes shapes symbolic."""
-    patterns = {"plain": Identity(), "4x5": DepthWeightedAverage(dilation=4, period=5), "1x1": DepthWeightedAverage()}
+    """Yield the step times of DenseFormers of 48 blocks, with static and dynamic shapes.
+
+    With `dynamic`, validation with another batch size makes shapes symbolic.
+    """
+    mixers = {"plain": Identity(), "4x5": DepthWeightedAverage(dilation=4, period=5), "1x1": DepthWeightedAverage()}
     if options.case is None:
-        cases = {f"{name}, {shapes}": {} for shapes in ("static", "dynamic") for name in patterns}
+        cases = {f"{name}, {shapes}": {} for shapes in ("static", "dynamic") for name in mixers}
         yield from side_by_side("depth", cases, options)
         return
     name, shapes = options.case.split(", ")
     if shapes == "dynamic":
         LanguageModeling.dynamic_shapes = None
     full = {"vocabulary": 50304, "layers": 48, "width": 768, "heads": 12, "context": 256}
-    size = tenth(full, {"vocabulary": 5030, "layers": 5, "width": 72, "context": 25})
-    batch, windows = tenth({"batch": 40, "windows": 64}, {"batch": 4, "windows": 6}).values()
-    run, stream = language_run(Decoder(**size, depth=patterns[name]), batch=batch, valid_windows=windows)
-    yield case(options.case, run, stream, options.out / "turn.lock")
+    size = full_or_rehearsal(full, {"vocabulary": 5030, "layers": 5, "width": 72, "context": 25})
+    batch, windows = full_or_rehearsal({"batch": 40, "windows": 64}, {"batch": 4, "windows": 6}).values()
+    run, stream = language_run(Decoder(**size, depth=mixers[name]), batch=batch, valid_windows=windows)
+    yield measure_case(options.case, run, stream, options.out / "turn.lock")
 
 
 def translator(options: Options) -> Lines:
-    """Yield a step of the base translator of arXiv:1706.03762 with 25000 source and 25000 target tokens."""
+    """Yield the step time of the base translator (arXiv:1706.03762) with 25000 source and 25000 target tokens."""
     full = {"vocabulary": 37000, "layers": 6, "width": 512, "tokens": 25000}
-    size = tenth(full, {"vocabulary": 3700, "layers": 1, "width": 56, "tokens": 2500})
+    size = full_or_rehearsal(full, {"vocabulary": 3700, "layers": 1, "width": 56, "tokens": 2500})
     task = Translation(tokens=size.pop("tokens"), valid_pairs=1)
     random = np.random.default_rng(0)
     sentences = (random.integers(1, size["vocabulary"], length) for length in random.integers(10, 40, 40_000))
@@ -156,4 +163,4 @@ def translator(options: Options) -> Lines:
     pairs = PairStream(tokens.astype(np.uint16), 0)
     model = Translator(**size, heads=8, context=64, dropout=0.1)
     run = Run(study="benchmark", name="translator", model=model, task=task, precision="bfloat16")
-    yield case("base", run, pairs, options.out / "turn.lock")
+    yield measure_case("base", run, pairs, options.out / "turn.lock")

@@ -1,4 +1,4 @@
-"""Baselines for training benchmarks: a minimal decoder, translator and training loop; and our `train()`, step by step.
+"""Baselines for training benchmarks: a minimal decoder, translator and training loop, and our `train()`, step by step.
 
 The decoder has nanoGPT's architecture: one projection for query, key and value, torch's attention, learned positions,
 LayerNorm and GeLU. The loop samples a batch, runs the forward and backward pass, clips gradients, and takes a step of
@@ -63,7 +63,7 @@ class Gpt(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """`torch.nn.Transformer` with embedding, sinusoidal positions and a tied head, which it does not include."""
+    """`torch.nn.Transformer`, completed by an embedding, sinusoidal positions and a tied head."""
 
     def __init__(self, vocabulary, layers, width, heads, context, dropout):
         super().__init__()
@@ -76,16 +76,19 @@ class TorchTransformer(nn.Module):
         self.register_buffer("positions", torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, source, real, target):
-        """Return the logits of the next target tokens."""
+    def forward(self, source, source_mask, target):
+        """Return logits (batch, target, vocabulary) of the next target tokens.
+
+        `source_mask` (batch, source) is False at padding.
+        """
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         out = self.core(
             self._embed(source),
             self._embed(target),
             tgt_mask=causal,
             tgt_is_causal=True,
-            src_key_padding_mask=~real,
-            memory_key_padding_mask=~real,
+            src_key_padding_mask=~source_mask,
+            memory_key_padding_mask=~source_mask,
         )
         return F.linear(out, self.embedding.weight)
 
@@ -95,11 +98,14 @@ class TorchTransformer(nn.Module):
 
 
 def windows(stream, count, context, device="cpu"):
-    """Return random windows of a token stream and the next token of each token, sampled as in nanoGPT."""
+    """Return random windows of a token stream, sampled as in nanoGPT, and their targets (the next tokens).
+
+    Both have the shape (count, context).
+    """
     starts = torch.randint(len(stream) - context, (count,))
     x, y = (
-        torch.stack([torch.from_numpy(stream[i + after : i + after + context].astype(np.int64)) for i in starts])
-        for after in (0, 1)
+        torch.stack([torch.from_numpy(stream[i + offset : i + offset + context].astype(np.int64)) for i in starts])
+        for offset in (0, 1)
     )
     if device == "cpu":
         return x, y
@@ -114,7 +120,7 @@ def adamw(model):
 
 
 class Loop:
-    """A step of the plain loop: forward, backward, clipping, optimizer; `loss(model)` samples the batch."""
+    """A step of the plain loop: forward, backward, clipping, optimizer. `loss(model)` also samples the batch."""
 
     def __init__(self, model, loss, optimizer=None):
         self.model, self.loss = model, loss
@@ -151,7 +157,7 @@ class OurLoop:
         threading.Thread(target=train, args=(run, state, data, data, hooks), daemon=True).start()
         self.taken.acquire()
 
-    def _wait(self):  # the loop asks before every step whether to stop
+    def _wait(self):  # `train()` calls this hook before every step
         self.taken.release()
         self.turn.acquire()
 

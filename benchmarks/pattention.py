@@ -3,10 +3,11 @@
     python benchmarks/pattention.py                    # everything, about ten minutes on 2 cores
     python benchmarks/pattention.py --only layer --no-compile --rounds 15
 
-(a), the baseline, is a bias-free Linear-GELU-Linear of the same shape; (b) is the formula as in the official code.
-Every round runs all variants in another order. Ratios are within a round. The benchmark prints the median over rounds
-and its 95 % interval by order statistics. Memory is the bytes of saved activations, without inputs and parameters. All
-variants run in one process whose allocator keeps freed memory; otherwise page faults take half of the measured time.
+(a), the baseline, is a bias-free Linear-GELU-Linear of the same shape; (b) is the formula as in the official code. A
+round runs every variant once; the order rotates from round to round. A ratio compares times of the same round. The
+benchmark prints the median over rounds and its 95 % interval by order statistics. Memory is the bytes of saved
+activations, without inputs and parameters. All variants run in one process whose allocator keeps freed memory.
+Otherwise page faults would take half of the measured time.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from functools import partial
 
 import torch
 from loops import Loop
-from rounds import Target, begin, option_parser, report, rounds_of, saved_bytes
+from timing import Target, begin, interleaved_seconds, option_parser, report, saved_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,7 +34,7 @@ PRECISIONS = ("float32", "bfloat16")
 
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 Measured = tuple[dict[str, list[float]], dict[str, list[float]]]
-"""The seconds of every variant by round, and the bytes of its saved activations."""
+"""The seconds of every variant and round, and the bytes of saved activations of every variant."""
 
 
 def mlp(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def ours(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return lean_pattention(x, keys, values, math.sqrt(len(keys)))
 
 
-def precise(precision: str, device: str):
+def autocast(precision: str, device: str):
     """Return the autocast context of a precision."""
     return torch.autocast(device, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
@@ -76,7 +77,7 @@ def measure_layers(shape: tuple[int, int, int], precision: str, options: argpars
         layers |= {f"{name}, compiled": compiled(layer) for name, layer in layers.items()}
 
     def forward(layer: Layer) -> Tensor:
-        with precise(precision, options.device):
+        with autocast(precision, options.device):
             return layer(*inputs)
 
     def step(layer: Layer) -> None:
@@ -85,16 +86,18 @@ def measure_layers(shape: tuple[int, int, int], precision: str, options: argpars
         for tensor in inputs:
             tensor.grad = None
 
-    seconds = rounds_of({name: partial(step, layer) for name, layer in layers.items()}, options.rounds, options.device)
+    seconds = interleaved_seconds(
+        {name: partial(step, layer) for name, layer in layers.items()}, options.rounds, options.device
+    )
     return seconds, {name: [saved_bytes(partial(forward, layer), inputs)] for name, layer in layers.items()}
 
 
 def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
     """Measure whole training steps of two models with 9.4 M parameters without embeddings."""
     common = {"vocabulary": 1024, "layers": 12, "width": 256, "heads": 4, "context": STEP_SHAPE[1]}
-    plain = {"norm": LayerNorm(gain=False, bias=False), "projection": Pattention(tokens=192)}
-    transformer = Decoder(**common, norm=plain["norm"], projection=Linear(), feedforward=Mlp())
-    tokenformer = Decoder(**common, **plain, feedforward=Pattention(tokens=768))
+    tokenformer_layers = {"norm": LayerNorm(gain=False, bias=False), "projection": Pattention(tokens=192)}
+    transformer = Decoder(**common, norm=tokenformer_layers["norm"], projection=Linear(), feedforward=Mlp())
+    tokenformer = Decoder(**common, **tokenformer_layers, feedforward=Pattention(tokens=768))
     assert transformer.params() == tokenformer.params()
     text = torch.randint(1024, (STEP_SHAPE[0], STEP_SHAPE[1] + 1), generator=torch.Generator().manual_seed(0))
     text = text.to(options.device)
@@ -102,17 +105,17 @@ def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
     built = {name: spec.build(0).to(options.device) for name, spec in models.items()}
 
     def loss(model: nn.Module) -> Tensor:
-        with precise(precision, options.device):
+        with autocast(precision, options.device):
             return F.cross_entropy(model(text[:, :-1]).float().flatten(0, 1), text[:, 1:].flatten())
 
     steps = {name: Loop(model, loss, AdamW().build(model)) for name, model in built.items()}
-    seconds = rounds_of(steps, options.rounds, options.device)
+    seconds = interleaved_seconds(steps, options.rounds, options.device)
     weights = {name: [*model.parameters(), *model.buffers()] for name, model in built.items()}
     return seconds, {name: [saved_bytes(partial(loss, model), weights[name])] for name, model in built.items()}
 
 
 def report_both(title: str, measured: Measured, baseline: Callable[[str], str], targets: list[Target]) -> None:
-    """Print a table of times and a table of bytes, each with the verdicts on its targets."""
+    """Print a table of times and a table of bytes, and whether each target is met."""
     for numbers, quantity, unit in zip(measured, ("time", "memory"), ("ms", "MB"), strict=True):
         of_quantity = [target for target in targets if target.quantity == quantity]
         report(f"{title}, {quantity}", numbers, baseline, of_quantity, unit)
@@ -124,12 +127,12 @@ def layer_targets(compiled: bool) -> list[Target]:
     return [
         Target(f"ours{mode}", f"(a) MLP{mode}", 1.06 if compiled else 1.18),
         Target(f"ours{mode}", f"(b) formula{mode}", 1.0),
-        Target(f"ours{mode}", f"(a) MLP{mode}", 0.501, "memory"),  # half, plus one number per row of n
+        Target(f"ours{mode}", f"(a) MLP{mode}", 0.501, "memory"),  # half of (a), plus one saved norm per token
     ]
 
 
 def main() -> None:
-    """Print tables and verdicts on the targets."""
+    """Print tables, and whether each target is met."""
     keep_memory()
     parser = option_parser(__doc__, rounds=11)
     parser.add_argument("--only", choices=("layer", "step"))

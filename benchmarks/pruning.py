@@ -2,14 +2,14 @@
 
     python benchmarks/pruning.py [--lengths 32 64 256] [--rounds 15] [--device cuda --precision bfloat16]
 
-The benchmark prints milliseconds per sequence of one layer, from queries, keys and values to the output. The row loop
-has batch size 1, as in the official evaluations. The other variants process a batch.
+The benchmark prints milliseconds per sequence and layer, from queries, keys and values to the output. The row loop has
+batch size 1, as in the official evaluations. The other variants process a batch of sequences.
 """
 
 import statistics
 from unittest.mock import patch
 
-from rounds import Target, begin, option_parser, ratio, rounds_of
+from timing import Target, begin, interleaved_seconds, option_parser, ratio
 
 from formerlab.kernels.native import keep_memory
 
@@ -24,15 +24,15 @@ TARGETS = (
 def row_loop(q, k, v, budget, alpha):
     """Return the output of Decay on one sequence (heads, time, d_head), as in the papers' code for OPT.
 
-    Every query sees the `budget` earlier keys with the highest scores and itself, as a row of a mask over all keys; the
-    mask is applied to the whole matrix at the end.
+    Query t attends to itself and to the `budget` earlier keys with the highest scores. Row t of a (time, time) mask
+    records these keys. The loop applies the mask to the whole matrix at the end.
     """
     import torch
 
     time = q.shape[1]
-    least = torch.finfo(q.dtype).min
+    smallest = torch.finfo(q.dtype).min
     weights = torch.bmm(q * q.shape[-1] ** -0.5, k.transpose(1, 2))
-    weights = weights + torch.full((time, time), least, dtype=q.dtype).triu(1)
+    weights = weights + torch.full((time, time), smallest, dtype=q.dtype).triu(1)
     attention = torch.softmax(weights, -1, dtype=torch.float32).to(q.dtype)
     ages = torch.arange(budget - 1, -1, -1).unsqueeze(1).to(q.dtype)
     scores = (attention[:, :budget] * alpha**ages).sum(-2)
@@ -40,13 +40,13 @@ def row_loop(q, k, v, budget, alpha):
     mask = torch.zeros_like(weights, dtype=torch.bool)
     mask[:, :budget, :budget] = True
     for query in range(budget, time):
-        _, best = scores.topk(budget, dim=-1)
-        seen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
-        seen[:, query] = True
-        mask[:, query] = seen
-        row = weights[:, query].masked_fill(~seen, least)
-        scores = (scores * alpha + torch.softmax(row, -1, dtype=torch.float32).to(q.dtype)) * seen
-    weights[~mask.tril()] = least
+        _, highest = scores.topk(budget, dim=-1)
+        visible = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, highest, True)
+        visible[:, query] = True
+        mask[:, query] = visible
+        row = weights[:, query].masked_fill(~visible, smallest)
+        scores = (scores * alpha + torch.softmax(row, -1, dtype=torch.float32).to(q.dtype)) * visible
+    weights[~mask.tril()] = smallest
     return torch.bmm(torch.softmax(weights, -1), v)
 
 
@@ -57,15 +57,15 @@ def with_warps(number, run):
     launch_options = pruned_attention.launch_options
 
     def tuned():
-        given = {"num_warps": number, "maxnreg": pruned_attention.REGISTERS[number]}
-        with patch.object(pruned_attention, "launch_options", lambda *sizes: launch_options(*sizes) | given):
+        launch_settings = {"num_warps": number, "maxnreg": pruned_attention.REGISTERS[number]}
+        with patch.object(pruned_attention, "launch_options", lambda *sizes: launch_options(*sizes) | launch_settings):
             return run()
 
     return tuned
 
 
 def variants(time, options):
-    """Return the variants on one batch of random tensors; print their differences from the row loop."""
+    """Return functions that run the variants on a batch of random tensors; print differences from the row loop."""
     import torch
     from torch.nn import functional as F
 
@@ -74,8 +74,8 @@ def variants(time, options):
 
     generator = torch.Generator().manual_seed(0)
     shape = options.batch, options.heads, time, options.d_head
-    like = {"device": options.device, "dtype": getattr(torch, options.precision)}
-    q, k, v = (torch.randn(shape, generator=generator, device="cpu").to(**like) for _ in range(3))
+    device_and_dtype = {"device": options.device, "dtype": getattr(torch, options.precision)}
+    q, k, v = (torch.randn(shape, generator=generator, device="cpu").to(**device_and_dtype) for _ in range(3))
     count = resolve_budget(options.budget, time)
 
     def simulation(policy, engine):
@@ -106,7 +106,7 @@ def variants(time, options):
 
 
 def main():
-    """Print a table and the verdicts on the targets."""
+    """Print a table, and whether each target is met."""
     parser = option_parser(__doc__, rounds=15)
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 64, 256])
     parser.add_argument("--batch", type=int, default=16)
@@ -114,7 +114,14 @@ def main():
     parser.add_argument("--d-head", type=int, default=80)
     parser.add_argument("--budget", type=float, default=0.4)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--warps", type=int, nargs="*", default=[], choices=(4, 8, 16), help="of the fused kernel")
+    parser.add_argument(
+        "--warps",
+        type=int,
+        nargs="*",
+        default=[],
+        choices=(4, 8, 16),
+        help="also time the fused kernel with these numbers of warps",
+    )
     options = parser.parse_args()
     import torch
 
@@ -122,14 +129,14 @@ def main():
     for time in options.lengths:
         print(f"T = {time}: batch {options.batch}, {options.heads} heads of {options.d_head}, budget {options.budget}")
         with torch.inference_mode(), torch.device(options.device):
-            times = rounds_of(variants(time, options), options.rounds, options.device)
+            times = interleaved_seconds(variants(time, options), options.rounds, options.device)
         for name, seconds in times.items():
             median, low, high = ratio(seconds, times["row loop"])
             milliseconds = 1000 * statistics.median(seconds)
             print(f"  {name:16}{milliseconds:8.3f} ms  {median:.3f} [{low:.3f}, {high:.3f}] x row loop")
         for target in TARGETS:
             if target.variant in times:
-                print(f"  {target.verdict(ratio(times[target.variant], times[target.baseline]))}")
+                print(f"  {target.describe(ratio(times[target.variant], times[target.baseline]))}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Training at published sizes on a GPU: speed, fraction of the peak, and memory compared with the plan.
+"""Training at published sizes on a GPU: speed, model FLOPs utilisation (MFU), and memory compared with the plan.
 
     python benchmarks/published_sizes.py [--sizes 124M 354M] [--variants ours] [--rounds 11]
 
 A step has one micro-batch of the scale `paper`, compiled in bfloat16. `train()` itself runs it: batch, forward,
-backward, clipping, AdamW. The baseline is a compiled model of nanoGPT's architecture in a plain loop (`loops.py`).
-Every round runs all variants in another order. Ratios are within a round. The fraction of the peak counts only the
-FLOPs of the model. The peak is measured here with bfloat16 matrix products.
+backward, clipping, AdamW. The baseline is a compiled model of nanoGPT's architecture in a plain loop (`loops.py`). A
+round runs every variant once; the order rotates from round to round. A ratio compares times of the same round. MFU
+divides the FLOPs of the model by the peak, which is measured here with bfloat16 matrix products.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, windows
-from rounds import Target, begin, option_parser, report, rounds_of
+from timing import Target, begin, interleaved_seconds, option_parser, report
 from torch.nn import functional as F
 
 from formerlab.evaluation.timing.timing import peak_bytes
@@ -39,12 +39,12 @@ PLAIN, OURS, TOKENS = "plain loop", "ours", "ours, Tokenformer"
 
 
 class Benchmark:
-    """The variants of a size; each is built at its first step."""
+    """The variants of one size. A variant is built before its first step."""
 
     def __init__(self, size, tokens, batch, device):
         self.size, self.device = size, device
-        patterns = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
-        tokenformer = Decoder(**NARROW, norm=LayerNorm(gain=False, bias=False), **patterns)
+        pattention_layers = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+        tokenformer = Decoder(**NARROW, norm=LayerNorm(gain=False, bias=False), **pattention_layers)
         self.models = {PLAIN: Decoder(**size), OURS: Decoder(**size), TOKENS: tokenformer}
         self.task = LanguageModeling(context=size["context"], batch=batch, valid_windows=1)
         self.stream = np.random.default_rng(0).integers(0, size["vocabulary"], 4_000_000).astype(np.uint16)
@@ -82,7 +82,7 @@ class Benchmark:
 
 
 def main():
-    """Print a table and the verdict on the target for each size."""
+    """Print a table for each size, and whether the target is met."""
     parser = option_parser(__doc__, rounds=11)
     parser.set_defaults(device="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
@@ -95,10 +95,10 @@ def main():
         task, models = benchmark.task, benchmark.models
         peaks = {name: benchmark.peak_bytes(name) for name in options.variants}
         steps = {name: partial(benchmark.step, name) for name in options.variants}
-        seconds = rounds_of(steps, options.rounds, "cuda")
+        seconds = interleaved_seconds(steps, options.rounds, "cuda")
         title = f"{size}, {task.batch} windows of {task.context} tokens"
         report(title, seconds, lambda name: options.variants[0], [Target(OURS, PLAIN, 1.05)] if len(steps) > 1 else [])
-        print("\n| variant | tokens/s | fraction of the peak | peak memory, GB | planned, GB |\n|---|---|---|---|---|")
+        print("\n| variant | tokens/s | MFU | peak memory, GB | planned, GB |\n|---|---|---|---|---|")
         for name, times in seconds.items():
             step_s, flops = statistics.median(times), TRAINING_PASSES * task.step_flops(models[name])
             fraction, planned = model_flops_utilisation(flops, step_s, peak), benchmark.planned_bytes(name)

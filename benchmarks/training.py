@@ -6,11 +6,12 @@
 `decoder`: our plain decoder and a Tokenformer with as many parameters, trained by `train()`, compared with a model of
 nanoGPT's architecture in a plain loop (`loops.py`) and with transformers' GPT-2 and LLaMA in the same loop. `vision`:
 our Vision Transformers compared with timm's. `translation`: our translator compared with `torch.nn.Transformer`.
-`prefill`: reading a prompt of 1,024 tokens with our decoder and with transformers' LLaMA on the same weights. All use
-random tokens, one thread and float32. Every round runs all variants in another order. Ratios are within a round. The
-benchmark prints the median over rounds and its 95 % interval by order statistics. Times are of whole steps: batch,
-forward, backward, clipping, optimizer, and for ours also the checks and metrics of `train()`. They are processor times,
-which depend less on other programs. On one thread of an idle machine they equal wall times.
+`prefill`: prefill of 1,024 tokens with our decoder and with transformers' LLaMA on the same weights. All variants use
+random tokens or images, one thread of the CPU and float32. A round runs every variant once; the order rotates from
+round to round. A ratio compares times of the same round. The benchmark prints the median over rounds and its 95 %
+interval by order statistics. Times are of whole steps: batch, forward, backward, clipping, optimizer, and for ours also
+the checks and metrics of `train()`. They are processor times, which depend less on other programs than wall times do.
+On one thread of an idle machine both are equal.
 """
 
 import time
@@ -18,7 +19,7 @@ import time
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, TorchTransformer, windows
-from rounds import Target, begin, option_parser, report, rounds_of
+from timing import Target, begin, interleaved_seconds, option_parser, report
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
@@ -42,14 +43,14 @@ PROMPT = 1024
 
 
 def decoders(size):
-    """Return a function per decoder that runs a training step, for decoders of one size."""
+    """Return one function per decoder that runs a training step; all decoders have the given size."""
     import transformers
 
     stream = np.random.default_rng(0).integers(0, size["vocabulary"], 200_000).astype(np.uint16)
     width, context = size["width"], size["context"]
     task = LanguageModeling(context=context, batch=BATCH, valid_windows=1)
-    tokens = {"projection": Pattention(tokens=width // 2), "feedforward": Pattention(tokens=4 * width)}
-    tokenformer = Decoder(**size, norm=LayerNorm(gain=False, bias=False), **tokens)
+    pattention_layers = {"projection": Pattention(tokens=width // 2), "feedforward": Pattention(tokens=4 * width)}
+    tokenformer = Decoder(**size, norm=LayerNorm(gain=False, bias=False), **pattention_layers)
     assert tokenformer.params(embedding=False) == Decoder(**size).params(embedding=False) - 4 * width * size["layers"]
     common = {"vocab_size": size["vocabulary"], "tie_word_embeddings": True}
     gpt2 = transformers.GPT2Config(
@@ -88,32 +89,32 @@ def llama(size):
     )
 
 
-class DrawnImages(Classification):
-    """Classification with the same images at every step, so that only models and loops differ."""
+class FixedImages(Classification):
+    """Classification with the same images at every step, so that the variants differ only in model and loop."""
 
     def valid_batches(self, data):
         """Return no batches."""
         return []
 
-    def step_batches(self, data, seed, step, start, share):
+    def step_batches(self, data, seed, step, start, shard):
         """Return the same images at every step."""
         return [data]
 
 
 def vision():
-    """Return a function per image model (32 x 32 pixels) that runs a training step."""
+    """Return one function per image model (32 x 32 pixels) that runs a training step."""
     import timm
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(IMAGES, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (IMAGES,), generator=generator)
     spec = VisionTransformer(image=32, patch=4, classes=10, layers=6, width=192, heads=6)
-    tokens = {"projection": Pattention(tokens=96), "feedforward": Pattention(tokens=768)}
-    tokenformer = spec.model_copy(update={"norm": LayerNorm(gain=False, bias=False), **tokens})
+    pattention_layers = {"projection": Pattention(tokens=96), "feedforward": Pattention(tokens=768)}
+    tokenformer = spec.model_copy(update={"norm": LayerNorm(gain=False, bias=False), **pattention_layers})
     timm_model = timm.models.VisionTransformer(
         img_size=32, patch_size=4, num_classes=10, depth=6, embed_dim=192, num_heads=6
     )
-    task, batch = DrawnImages(batch=IMAGES, augmentation=None), ImageBatch(images, labels)
+    task, batch = FixedImages(batch=IMAGES, augmentation=None), ImageBatch(images, labels)
     return {
         "timm's": Loop(timm_model, lambda model: F.cross_entropy(model(images), labels)),
         "ours": OurLoop(spec, task, batch, LayerwiseAdamW()),
@@ -122,7 +123,7 @@ def vision():
 
 
 def translation():
-    """Return a function per translator that runs a training step."""
+    """Return one function per translator that runs a training step."""
     random = np.random.default_rng(0)
     sentences = [ids for _ in range(4000) for ids in (random.integers(1, 2048, random.integers(5, 40)), [0])]
     pairs = PairStream(np.concatenate(sentences).astype(np.uint16), 0)
@@ -140,7 +141,7 @@ def translation():
 
 
 def prefill():
-    """Return two functions that read a prompt with the same weights and return the logits after it."""
+    """Return two functions that run prefill with the same weights and return the logits of the last token."""
     import transformers
 
     size = {"vocabulary": 8192, "layers": 12, "width": 512, "heads": 8, "context": PROMPT}
@@ -173,21 +174,23 @@ BENCHMARKS = {
     "prefill of 1024 tokens, 12 x 512": (prefill, [
         Target(OURS, "transformers' LLaMA", 1.00)]),
 }  # fmt: skip
-"""The benchmarks by title, with the functions of their steps and their targets; `--only` takes the first word."""
+"""The benchmarks by title: a function that returns the variants, and the targets. `--only` takes the first word."""
 
 
 def main():
-    """Print tables and verdicts on the targets."""
+    """Print tables, and whether each target is met."""
     keep_memory()
     names = list(dict.fromkeys(title.split()[0] for title in BENCHMARKS))
     parser = option_parser(__doc__, rounds=21, threads=1)
     parser.add_argument("--only", choices=names, action="append", help="may be repeated; default: all")
     options = parser.parse_args()
+    if options.device != "cpu":
+        parser.error("--device: this benchmark runs on the CPU only")
     ensure_torchvision_imports()
     begin(options)
     for title, (steps, targets) in BENCHMARKS.items():
         if title.split()[0] in (options.only or names):
-            seconds = rounds_of(steps(), options.rounds, clock=time.process_time)
+            seconds = interleaved_seconds(steps(), options.rounds, clock=time.process_time)
             report(title, seconds, dict.fromkeys(seconds, next(iter(seconds))).__getitem__, targets)
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Train, grow and prune one decoder with parameter tokens and averages over depth.
+"""Train, grow and prune a decoder with parameter tokens and averages over depth.
 
     python examples/one_decoder.py [TEXT] [--steps 300]
 
 The script trains a small model on the bytes of a text (default: the source of Python's standard library), grows it to
-twice its parameter tokens, trains it further, and prunes its cache. It takes two minutes on two CPU cores.
+twice its parameter tokens, trains it further, and evaluates it with simulated cache eviction. It takes two minutes on
+two CPU cores.
 """
 
 import argparse
@@ -38,7 +39,7 @@ SPEC = Decoder(
 
 
 def read(path: Path | None) -> tuple[Tensor, Tensor]:
-    """Return a text as bytes, (bytes,): the first nine tenths for training and the last tenth held out."""
+    """Return the bytes of a text as two tensors (bytes,): nine tenths for training, and the held-out last tenth."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     files = [path] if path else sorted(standard_library.glob("*.py"))
     text = torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
@@ -70,13 +71,13 @@ def train(model: nn.Module, text: Tensor, steps: int) -> None:
 
 
 @torch.no_grad()
-def held_out(model: nn.Module, text: Tensor, attend: Attend = causal_attention) -> float:
-    """Return the loss on fixed held-out windows, nats per byte; `attend` determines the keys that a query sees."""
+def held_out_loss(model: nn.Module, text: Tensor, attend: Attend = causal_attention) -> float:
+    """Return the loss on fixed held-out windows, in nats per byte; `attend` determines the keys that a query sees."""
     batch = windows(text, 64, torch.Generator().manual_seed(1))
     return float(model(batch[:, :-1], targets=batch[:, 1:], attend=attend))
 
 
-def parsed(description: str | None) -> argparse.Namespace:
+def parse_arguments(description: str | None) -> argparse.Namespace:
     """Parse the command line: the text and the number of training steps."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", type=Path, help="a text file")
@@ -86,25 +87,26 @@ def parsed(description: str | None) -> argparse.Namespace:
 
 def main() -> None:
     """Train, grow, train further, and prune."""
-    arguments = parsed(__doc__)
+    arguments = parse_arguments(__doc__)
     training, test = read(arguments.text)
     rows: dict[str, float] = {}
 
     print(f"a decoder of {SPEC.params():,} parameters")
     model = SPEC.build(seed=0)
     train(model, training, arguments.steps)
-    rows["trained"] = held_out(model, test)
+    rows["trained"] = held_out_loss(model, test)
 
     print("grown to twice its parameter tokens, and trained further")
-    larger = grow(model, factor=2)  # zero keys and the same tau keep the function of the model; the new tokens learn
-    rows["grown, not trained further"] = held_out(larger, test)
+    # With zero keys and unchanged tau, the grown model computes the same function. Training changes its new tokens.
+    larger = grow(model, factor=2)
+    rows["grown, not trained further"] = held_out_loss(larger, test)
     train(larger, training, arguments.steps)
-    rows["grown, trained further"] = held_out(larger, test)
+    rows["grown, trained further"] = held_out_loss(larger, test)
 
     for budget in (0.4, 0.1):
         for policy in (Local(), Decay(alpha=0.2)):
             name = f"{budget:.0%} of the cache, {type(policy).__name__}"
-            rows[name] = held_out(larger, test, Simulation(policy, budget))
+            rows[name] = held_out_loss(larger, test, Simulation(policy, budget))
 
     print("\nheld-out loss, nats per byte")
     for name, loss in rows.items():

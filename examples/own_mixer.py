@@ -3,12 +3,12 @@
 
     python examples/own_mixer.py [TEXT] [--steps 300]
 
-All three models start from the same weights and read the same batches (as in one_decoder.py). CONTRIBUTING.md shows how
-to add a mixer that configurations can choose by name.
+All three models start from the same weights and read the same batches, as in one_decoder.py. CONTRIBUTING.md shows how
+to add a mixer that configurations can select by name.
 """
 
 import torch
-from one_decoder import SPEC, held_out, parsed, read, train
+from one_decoder import SPEC, held_out_loss, parse_arguments, read, train
 from torch import Tensor, nn
 
 from formerlab.layers import DepthWeightedAverage, Identity, Mixer
@@ -19,20 +19,20 @@ class Anchor(Mixer):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.betas = nn.Parameter(torch.zeros(layers))  # zero: a plain Transformer at the start
+        self.betas = nn.Parameter(torch.zeros(layers))  # zeros: training starts from a plain Transformer
 
     def begin(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return X_0 as the input of the first block and as the history for `mix`."""
+        """Return X_0 (batch, time, width) as the input of the first block and as the history for `mix`."""
         return x, x
 
     def mix(self, index: int, x: Tensor, history: Tensor) -> Tensor:
-        """Return the input of block index + 1."""
+        """Return the input (batch, time, width) of block index + 1; x is the output of block `index`, from 1."""
         return x + self.betas[index - 1] * history
 
 
 def main() -> None:
     """Train three models and print their held-out losses."""
-    arguments = parsed(__doc__)
+    arguments = parse_arguments(__doc__)
     training, test = read(arguments.text)
     spec = SPEC.model_copy(update={"depth": Identity(), "layers": 8})
     mixers = {
@@ -46,7 +46,7 @@ def main() -> None:
         model = spec.build(seed=0)
         model.mixer = mixer
         train(model, training, arguments.steps)
-        losses[name] = held_out(model, test)
+        losses[name] = held_out_loss(model, test)
     print("\nheld-out loss, nats per byte (one seed, so only a first impression)")
     for name, loss in losses.items():
         print(f"  {name:26s} {loss:.4f}")

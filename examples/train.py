@@ -19,7 +19,7 @@ WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 64, 4, 4, 128, 16
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward; `projection` builds the layers from d_in to d_out channels."""
+    """Pre-norm attention and feed-forward layer; `projection` builds the linear maps or Pattention layers."""
 
     def __init__(self, projection: Linear | Pattention) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Block(nn.Module):
         batch, time, width = x.shape
         heads = self.qkv(self.norms[0](x)).view(batch, time, 3 * HEADS, -1).transpose(1, 2)  # (batch, 3 heads, time, d)
         q, k, v = heads.chunk(3, dim=1)  # (batch, heads, time, d) each
-        mixed = causal_attention(layer, position.rotate(q, 0), position.rotate(k, 0), v)  # (batch, heads, time, d)
-        x = x + self.output(mixed.transpose(1, 2).reshape(batch, time, width))
+        attended = causal_attention(layer, position.rotate(q, 0), position.rotate(k, 0), v)  # (batch, heads, time, d)
+        x = x + self.output(attended.transpose(1, 2).reshape(batch, time, width))
         return x + self.feedforward(self.norms[1](x))
 
 
@@ -63,8 +63,8 @@ def loss(model: Decoder, windows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def continued(model: Decoder, text: bytes, count: int) -> str:
-    """Return a text with `count` sampled bytes appended."""
+def generate(model: Decoder, text: bytes, count: int) -> str:
+    """Return `text` with `count` sampled bytes appended."""
     tokens = list(text)
     for _ in range(count):
         logits = model(torch.tensor([tokens[-CONTEXT:]]))[0, -1]  # (256,)
@@ -83,7 +83,7 @@ def main() -> None:
     data = torch.tensor(list(arguments.text.read_bytes()))  # (bytes,)
     train, held_out = data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]
     if len(held_out) <= CONTEXT:
-        parser.error(f"{arguments.text} has {len(data)} bytes; give a text of more than {10 * (CONTEXT + 1)}")
+        parser.error(f"{arguments.text} has {len(data)} bytes; give a text of more than {10 * CONTEXT} bytes")
     torch.manual_seed(0)
     projection = Pattention(tokens=128) if arguments.projection == "pattention" else Linear()
     model = Decoder(projection, DepthWeightedAverage() if arguments.depth == "dwa" else Identity())
@@ -100,7 +100,7 @@ def main() -> None:
         if step % 50 == 0 or step == arguments.steps:
             with torch.no_grad():
                 print(f"step {step}: loss {training_loss:.3f}, held-out loss {loss(model, valid):.3f} nats per byte")
-    print(continued(model, arguments.text.read_bytes()[:CONTEXT], 80))
+    print(generate(model, arguments.text.read_bytes()[:CONTEXT], 80))
 
 
 if __name__ == "__main__":

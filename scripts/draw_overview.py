@@ -1,4 +1,4 @@
-"""Draw docs/overview.svg: a decoder, the modules that three papers change, and one measured result per paper.
+"""Render docs/overview.svg: a decoder, the modules that three papers change, and one measured result per paper.
 
     python scripts/draw_overview.py
 
@@ -23,7 +23,7 @@ PANELS = (
     ("KV-cache eviction", "Decay", BLUE,
      "decay-beats-h2o", "accuracy minus accuracy of H2O"),
 )  # fmt: skip
-"""Title, paper, colour, claim, and meaning of the claim's number."""
+"""Title, paper, colour, claim, and meaning of the claim's value."""
 
 
 def text(x: float, y: float, content: str, size: int = 13, colour: str = "#1f2328", style: str = "") -> str:
@@ -37,7 +37,7 @@ def box(x: float, y: float, width: float, height: float, colour: str, fill: str 
 
 
 def decoder() -> list[str]:
-    """Draw the blocks of the decoder; modules that a paper changes have the colour of its panel."""
+    """Return the shapes of the decoder's blocks; modules that a paper changes have the colour of the paper's panel."""
     shapes = [text(92, 62, "one decoder", 14, style='text-anchor="middle" font-weight="bold"')]
     for row, name in enumerate(("block 3", "block 2", "block 1")):
         y = 78 + row * 62
@@ -52,8 +52,8 @@ def decoder() -> list[str]:
     return [*shapes, text(92, 282, "tokens in", 11, GREY, 'text-anchor="middle"')]
 
 
-def tokens(x: float) -> list[str]:
-    """Draw rows of K and V; new rows are dashed."""
+def parameter_tokens(x: float) -> list[str]:
+    """Return the shapes of rows of K and V; new rows are dashed."""
     shapes = [text(x, 88, "y = gelu(tau x Kᵀ / ‖x Kᵀ‖) V", 12, RED)]
     for row in range(6):
         dashed = 'stroke-dasharray="3 2"' if row > 3 else ""
@@ -63,7 +63,7 @@ def tokens(x: float) -> list[str]:
 
 
 def averages(x: float) -> list[str]:
-    """Draw the outputs of the blocks, and arcs from the outputs that the last average reads."""
+    """Return the shapes of the outputs of the blocks, and arcs from the outputs that the last average reads."""
     shapes = [text(x, 88, "Yᵢ = Σⱼ αᵢⱼ Xⱼ", 12, GREEN)]
     for block in range(5):
         centre = x + 22 + block * 46
@@ -77,7 +77,7 @@ def averages(x: float) -> list[str]:
 
 
 def cache(x: float) -> list[str]:
-    """Draw the keys of a cache; evicted keys are pale."""
+    """Return the shapes of the keys of a cache; evicted keys are pale."""
     shapes = [text(x, 88, "Sₖ ← α Sₖ + pₖ, evict the lowest score", 12, BLUE)]  # noqa: RUF001
     heights = (44, 8, 12, 40, 6, 20, 9, 30, 48)
     for key, height in enumerate(heights):
@@ -97,7 +97,7 @@ def render_svg() -> str:
         verdict = verdicts[claim]
         item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.texts)
         shapes += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
-        shapes += (tokens, averages, cache)[column](x)
+        shapes += (parameter_tokens, averages, cache)[column](x)
         word = outcome_text(verdict.outcome, verdict.items)
         shapes += [
             text(x, 234, f"{meaning}:", 12),

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Run one study of a scale in the order of the scale's key `only`, parents first, and export the rows of each run when
-it is finished.
+"""Run one study of a scale, and export the metrics of each run when it finishes.
+
+Runs train in the order of the scale's key `only`, parents first.
 
     scripts/evidence.py STUDY [--runs PATTERN ...] [--missing | --committed] [--workers 2] [--to CHECKOUT] [--commit]
-                        [--scale NAME] [--set KEY=VALUE] [--plan FILE]
+                        [--scale NAME] [--overlay FILE] [--set KEY=VALUE] [--plan FILE]
 
-A repeated command skips finished work and continues stopped runs. --committed repeats only runs that have rows in
-CHECKOUT (default: this checkout), and --missing leaves these runs out. Each worker trains one run at a time, after its
-parent, and then runs its measurements. After each run the rows of all complete runs are exported to results/cached of
-CHECKOUT; with --commit they are committed there. Weights of the runs that the scale lists as `given` come from
-results/weights/*-<study>-weights.zip. All processes run at nice 19. Timings need an idle machine: run them
-last, with separate commands (python -m formerlab speed STUDY).
+A repeated command skips finished work and resumes stopped runs. CHECKOUT is a checkout of the repository (default: the
+working directory). --committed selects the runs whose metrics are in results/cached of CHECKOUT, and --missing selects
+all other runs. Ancestors of selected runs are always included. Each worker trains one run at a time, after its parent,
+and then runs its measurements. After each run the script exports the metrics of all complete runs to results/cached of
+CHECKOUT; --commit also commits them there. Weights of the runs that the scale lists as `given` come from
+results/weights/*-<study>-weights.zip. All processes run at nice 19. Timings need an idle machine: run them last, with
+separate commands (python -m formerlab speed STUDY).
 """
 
 import argparse
@@ -36,7 +38,7 @@ class StudyQueue:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.study, self.patterns = arguments.study, arguments.runs
-        self.to, self.commit = arguments.to, arguments.commit
+        self.checkout, self.commit = arguments.to, arguments.commit
         self.missing, self.committed = arguments.missing, arguments.committed
         path = find_plan(arguments)
         self.plan = read_plan(path)
@@ -57,24 +59,26 @@ class StudyQueue:
     def runs(self) -> dict[str, Any]:
         """Return the requested training jobs and their ancestors, by descending priority."""
         jobs = {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
-        wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
-        cached = self.to / "results" / "cached" / self.scale
+        selected = {
+            name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)
+        }
+        cached = self.checkout / "results" / "cached" / self.scale
         if self.missing or self.committed:
-            with_rows = {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
-            wanted = wanted - with_rows if self.missing else wanted & with_rows
-        for name in list(wanted):
+            exported = {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
+            selected = selected - exported if self.missing else selected & exported
+        for name in list(selected):
             while name := jobs[name]["init"]:
-                wanted.add(name)
-        return {name: job for name, job in jobs.items() if name in wanted}
+                selected.add(name)
+        return {name: job for name, job in jobs.items() if name in selected}
 
     def prepare(self) -> None:
-        """Unpack given weights that are missing, and prepare the data."""
+        """Unpack missing weights of the runs that the scale lists as `given`, and prepare the data."""
         given = {name for name, job in self.runs().items() if job["given"]}
         given = {name for name in given if not (self.results / name / "run.json").exists()}
         for path in sorted(Path("results", "weights").glob(f"*-{self.study}-weights.zip")):
             with zipfile.ZipFile(path) as archive:
                 files = [name for name in archive.namelist() if name.rpartition("/")[0] in given]
-                files.sort(key=lambda name: name.endswith("run.json"))  # last, because it marks complete weights
+                files.sort(key=lambda name: name.endswith("run.json"))  # last, because run.json marks complete weights
                 archive.extractall(self.results, files)
         staleness = Staleness(self.plan)
         data = {job["data"] for job in self.runs().values()}
@@ -138,15 +142,15 @@ class StudyQueue:
                 self.changed.notify_all()
 
     def export(self, name: str) -> None:
-        """Export the rows of all complete runs, and commit them with --commit."""
-        cached = self.to / "results" / "cached"
+        """Export the metrics of all complete runs; with --commit, also commit them."""
+        cached = self.checkout / "results" / "cached"
         command = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
         result = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         if result.returncode:
             print(result.stderr.strip().splitlines()[-1] if result.stderr.strip() else "export failed", flush=True)
         elif self.commit:
             folder = str((cached / self.scale / self.study).resolve())
-            git = ["git", "-C", str(self.to)]
+            git = ["git", "-C", str(self.checkout)]
             subprocess.run([*git, "add", "--all", "--", folder])
             if subprocess.run([*git, "diff", "--cached", "--quiet", "--", folder]).returncode:
                 message = f"Rows of {self.scale}: {name.rpartition('/')[0]}"
@@ -159,12 +163,13 @@ def main() -> int:
     parser.add_argument("study")
     parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="only these runs, such as 'long-*'")
     selection = parser.add_mutually_exclusive_group()
-    selection.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
-    selection.add_argument("--committed", action="store_true", help="only runs that have rows in CHECKOUT")
+    selection.add_argument("--missing", action="store_true", help="select runs without exported metrics in CHECKOUT")
+    selection.add_argument("--committed", action="store_true", help="select runs with exported metrics in CHECKOUT")
     add_configuration(parser, scale="overnight")
     parser.add_argument("--workers", type=int, default=2, help="number of runs at a time; default: 2")
-    parser.add_argument("--to", type=Path, default=Path(), metavar="CHECKOUT", help="export to its results/cached")
-    parser.add_argument("--commit", action="store_true", help="commit the exported rows in CHECKOUT")
+    text = "checkout whose results/cached gets the exported metrics; default: working directory"
+    parser.add_argument("--to", type=Path, default=Path(), metavar="CHECKOUT", help=text)
+    parser.add_argument("--commit", action="store_true", help="commit the exported metrics in CHECKOUT")
     arguments = parser.parse_args()
     os.nice(19)
     plan_one_study(arguments, arguments.study)

@@ -1,35 +1,36 @@
 #!/usr/bin/env bash
-# Use a machine with a GPU for a given time, unattended: benchmark, train and pack the results.
+# Use a machine with a GPU unattended for a given time: run the benchmark, run jobs, and pack the results.
 #
 #   scripts/gpu_queue.sh SECONDS OUT [SCALE]     (SCALE: default workstation)
 #
-# 1. If the folder CARRIED (default: carried) exists, its wheels are installed and its archives (*.tar, *.tar.gz) are
-#    unpacked into the checkout. The archives contain prepared data sets (results/live/SCALE/data) and the results of an
+# 1. If the folder CARRIED (default: carried) exists, the script installs its wheels and unpacks its archives (*.tar,
+#    *.tar.gz) into the checkout. The archives contain prepared data sets (results/live/SCALE/data) and the results of an
 #    earlier call. torch must already be installed. To fill the folder on another machine:
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
-#    Suites also need lm-eval with its dependencies; several GPUs need torch 2.13. If packages are missing, the script
-#    lists them and exits.
-# 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; peak FLOP/s and memory bandwidth; timings of kernels,
-#    training steps and decoding; failure tests. It is skipped if OUT/gpu.txt exists.
-# 3. In the remaining time, the missing jobs of `python -m formerlab plan --shell` run: timings, then the first seed of
-#    every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops in time; the
-#    next call continues it.
-# The folder OUT gets these files:
-#   rows.tar.gz     all rows, records and YAML files
+#    Question suites also need lm-eval and its dependencies. Runs on several GPUs need torch 2.13 or later. If packages
+#    are missing, the script lists them and exits.
+# 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; peak FLOP/s and memory bandwidth;
+#    timings of kernels, training steps and decoding; failure tests. The script skips it if OUT/gpu.txt exists.
+# 3. In the remaining time, the script runs the missing jobs of `python -m formerlab plan --shell`: timings, then the
+#    first seed of every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops
+#    before the time limit, and the next call resumes it.
+# The script writes these files to the folder OUT:
+#   rows.tar.gz     all metrics tables, records and YAML files, without the prepared data
 #   resume-*.tar    all checkpoints and weights, in archives of at most PART_MB; a larger file has its own archive
-#   gpu.txt         a line for every number of the benchmark, written as soon as it is measured
-#   gpu.log         errors of the benchmark; tests.log has the output of the kernel tests
-#   log             the jobs with end time (seconds since the start) and exit status
-# To continue on another machine, copy rows.tar.gz and resume-*.tar into CARRIED.
+#   gpu.txt         one line per number of the benchmark, written as soon as the number is measured
+#   gpu.log         errors of the benchmark
+#   tests.log       output of the kernel tests
+#   log             end time (seconds since the start) and exit status of every job
+# To continue on another machine, copy rows.tar.gz and resume-*.tar into CARRIED, next to the archives of prepared data.
 set -uo pipefail
 
 budget=${1:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 out=${2:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 scale=${3:-workstation}
 margin=${MARGIN_S:-60}    # seconds reserved for packing
-part_mb=${PART_MB:-15}    # largest size of a resume-*.tar of several files, MB
+archive_mb=${PART_MB:-15} # maximum size in MB of a resume-*.tar with several files
 benchmark_s=${BENCHMARK_S:-560}
-carried=${CARRIED:-carried}
+input_folder=${CARRIED:-carried}
 python=${PYTHON:-python3}
 results=results/live/$scale
 started=$SECONDS
@@ -38,7 +39,7 @@ mkdir -p "$out"
 note() { printf '%6ds  %s\n' "$((SECONDS - started))" "$*" | tee -a "$out/log"; }
 left() { echo $((budget - margin - (SECONDS - started))); }
 
-# Run a command, at most until the deadline (seconds from the start).
+# Run a command, and end it at the deadline, which is in seconds after the start of the script.
 until_second() {
     local remaining=$(($1 - (SECONDS - started)))
     ((remaining > 0)) || return 124
@@ -46,15 +47,15 @@ until_second() {
 }
 
 unpack() {
-    [ -d "$carried" ] || return 0
+    [ -d "$input_folder" ] || return 0
     local file wheels=()
-    for file in "$carried"/*.tar "$carried"/*.tar.gz; do [ ! -e "$file" ] || tar xf "$file"; done
-    for file in "$carried"/*.whl; do [ ! -e "$file" ] || wheels+=("$file"); done
+    for file in "$input_folder"/*.tar "$input_folder"/*.tar.gz; do [ ! -e "$file" ] || tar xf "$file"; done
+    for file in "$input_folder"/*.whl; do [ ! -e "$file" ] || wheels+=("$file"); done
     if ((${#wheels[@]})); then
         "$python" -m pip install --quiet --no-index --no-deps --upgrade --target .carried "${wheels[@]}" || exit $?
         export PYTHONPATH="$PWD/.carried:$PYTHONPATH"
     fi
-    note "unpacked $carried: ${#wheels[@]} wheels"
+    note "unpacked $input_folder: ${#wheels[@]} wheels"
 }
 
 pack() {
@@ -62,10 +63,10 @@ pack() {
     find "$results" -type f \( -name '*.csv' -o -name '*.json' -o -name '*.yaml' \) ! -path "$results/data/*" -print0 |
         tar czf "$out/rows.tar.gz" --null -T -
     rm -f "$out"/resume-*.tar
-    # An archive has as many files as fit; a larger file has its own archive.
+    # An archive has as many files as fit into archive_mb. A larger file has its own archive.
     find "$results" -type f \( -name '*.pt' -o -name '*.safetensors' \) -printf '%s %p\n' | sort -n |
-        awk -v limit="$((part_mb * 1000000))" '{ if (!part || size + $1 > limit) { part++; size = 0 } size += $1; print part, substr($0, index($0, $2)) }' |
-        while read -r part path; do tar rf "$out/resume-$part.tar" "$path"; done
+        awk -v limit="$((archive_mb * 1000000))" '{ if (!archive || size + $1 > limit) { archive++; size = 0 } size += $1; print archive, substr($0, index($0, $2)) }' |
+        while read -r archive path; do tar rf "$out/resume-$archive.tar" "$path"; done
     note "packed: $(du -sh "$out" | cut -f1) in $out"
 }
 
@@ -76,11 +77,11 @@ measure() {
     note "the benchmark ended with status $?; every line is in gpu.txt"
 }
 
-# Select the stages that need a model and sort them: timings first, then by seed. Within a seed, missing measurements of
-# finished runs come first; every other run is followed by its measurements.
+# Select the stages that need a model, and sort them: timings first, then by seed. Within a seed, the missing measurements
+# of finished runs come first, and then every other run with its measurements.
 by_priority() {
     grep '^python -m formerlab ' | grep -vE '^python -m formerlab (data|exact|draw|claims|runs|track)( |$)' |
-        awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if ($4 ~ /^(train|load)$/) place[$5] = NR; print seed, place[$5] + 0, NR, $4, $5 }' |
+        awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if ($4 ~ /^(train|load)$/) line[$5] = NR; print seed, line[$5] + 0, NR, $4, $5 }' |
         sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
 }
 
@@ -88,7 +89,7 @@ by_priority() {
 check_packages() {
     local missing
     missing=$("$python" -c 'import importlib.util as u; print(*(n for n in "torch numpy pydantic annotated_types typing_inspection babel jaxtyping psutil filelock tqdm yaml tabulate safetensors tokenizers pytest hypothesis".split() if u.find_spec(n) is None))') || exit $?
-    [ -z "$missing" ] || { note "missing packages: $missing; put their wheels into $carried (see the top of this script)"; exit 2; }
+    [ -z "$missing" ] || { note "missing packages: $missing; put their wheels into $input_folder (see the top of this script)"; exit 2; }
 }
 
 trap 'pack; exit 143' TERM INT

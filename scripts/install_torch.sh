@@ -6,7 +6,7 @@
 # TORCH_INDEX  package index; default: torch's index of CPU builds, if this machine has neither an NVIDIA GPU nor Slurm
 #              (other nodes of a cluster may have GPUs).
 #
-# If the index does not answer within seconds or does not have the version, nothing is installed here; setup.sh then
+# If the index does not answer within seconds or does not have the version, this script installs nothing, and setup.sh
 # installs torch from the configured package index.
 set -euo pipefail
 python=$1/bin/python lock=$2
@@ -36,7 +36,8 @@ trap 'rmdir "$empty_folder"' EXIT
 from_index() {
     PIP_EXTRA_INDEX_URL=$index PIP_FIND_LINKS=$empty_folder "$@" --index-url "$index" --disable-pip-version-check
 }
-# pip's timeout applies to a single read; a name server or a slow answer may take longer, so `timeout` limits the call.
+# pip's timeout applies to a single read. A name server or a slow answer may take longer, so `timeout` limits the whole
+# call.
 offers_torch() {
     local versions
     versions=$(from_index timeout --foreground 20 "$python" -m pip index versions torch --timeout 5 --retries 0 2>/dev/null)

@@ -20,7 +20,7 @@ def findings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Print the advice that is not declined; return 1 if there is any."""
+    """Print advice that is not in DECLINED, and return 1 if there is any."""
     result = subprocess.run([sys.executable, "-m", "snakemake", "--lint"], capture_output=True, text=True)
     advice = list(findings(result.stdout + result.stderr))
     if result.returncode and not advice:

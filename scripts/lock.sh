@@ -5,9 +5,9 @@
 #   scripts/lock.sh --upgrade    move every pin to the newest release
 #
 # uv resolves for all platforms and all Python versions from 3.11. requirements.lock has the packages that formerlab
-# needs at run time, requirements-develop.lock the packages for tests and development. The CUDA libraries are left out:
-# torch's metadata pins them, and a CPU build of torch must not install them. Triton, at the release that the CUDA build
-# of torch pins, is for the tests.
+# needs at run time, and requirements-develop.lock the packages for tests and development. Both leave out the CUDA
+# libraries: torch's metadata pins them, and a CPU build of torch must not install them. requirements-develop.lock
+# includes Triton for the tests, at the version that the CUDA build of torch pins.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -16,7 +16,7 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/uv"
 "$work/uv/bin/python" -m pip install --disable-pip-version-check --quiet uv
 
-compile() { # OUTPUT [OPTION...]: existing pins in OUTPUT are preferred
+compile() { # OUTPUT [OPTION...]; uv keeps the existing pins of OUTPUT if possible
     "$work/uv/bin/uv" pip compile pyproject.toml --extra pipeline --universal --python-version 3.11 \
         --annotation-style line --no-header --quiet --output-file "$@"
 }

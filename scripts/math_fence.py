@@ -1,4 +1,4 @@
-"""Formulas of the site: convert a fenced block `math` of LaTeX to MathML, which browsers render without a script."""
+"""Formulas of the site: convert fenced `math` blocks of LaTeX to MathML, which browsers render without a script."""
 
 from typing import Any
 

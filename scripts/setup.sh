@@ -56,7 +56,7 @@ show_progress() {
     done
 }
 
-# Every script of an environment contains its path, so the environment of a moved or copied checkout is created again.
+# The scripts of an environment contain its path, so the environment of a moved or copied checkout must be created again.
 if [[ $environment != /* && -f $environment/pyvenv.cfg && -f $environment/.ready && $(<"$environment/.ready") != "$(pwd -P)" ]]; then
     rm -rf "$environment"
 fi
@@ -78,6 +78,6 @@ try:
 except RuntimeError:
     print(
         "setup: torchvision was built for another build of torch; formerlab works around this.",
-        "In your own code, put `from formerlab import prune` before model classes of transformers",
+        "In your own code, run `from formerlab import prune` before you import model classes from transformers.",
     )
 PYTHON

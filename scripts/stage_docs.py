@@ -45,7 +45,7 @@ UNIONS = {
     "Depth mixers": (DepthMixer,),
     "Cache policies": (CachePolicy,),
 }
-FUNCTIONS = {
+API_OBJECTS = {
     "Growth": ("formerlab.growth.stage.Growth", "formerlab.growth.width.widen"),
     "Caches": (
         "formerlab.cache.evicting.PrunedCache",
@@ -55,7 +55,7 @@ FUNCTIONS = {
 }
 """Functions and classes on the API page in addition to the public API and the unions."""
 STYLE = ".md-grid { max-width: 80rem }\n.md-typeset table:not([class]) code { white-space: nowrap }\n"
-"""Styles for wide tables whose names stay on one line."""
+"""CSS: a wider page, and no line breaks inside `code` in tables."""
 
 
 def pages() -> dict[Path, Path]:
@@ -78,10 +78,10 @@ def rewrite_links(page: Path, site_paths: dict[Path, Path]) -> str:
             raise SystemExit(
                 f"{page.relative_to(ROOT)}: the file of the link to {target} does not exist; correct the link"
             )
-        up = "../" * (len(site_paths[page].parts) - 1)
+        prefix = "../" * (len(site_paths[page].parts) - 1)
         if path in site_paths:
-            return f"{match[1]}{up}{site_paths[path]}{match[3]}"
-        return f"{match[1]}{up}{copy_to_site(path)}{match[3]}"
+            return f"{match[1]}{prefix}{site_paths[path]}{match[3]}"
+        return f"{match[1]}{prefix}{copy_to_site(path)}{match[3]}"
 
     return LINK.sub(link, page.read_text(encoding="utf-8"))
 
@@ -98,16 +98,20 @@ def copy_to_site(path: Path) -> Path:
 
 def api() -> str:
     """Return the API page for mkdocstrings."""
-    lines = ["# API", "", "`import formerlab` provides the public API. The unions list the variants of each key."]
-    sections = {"Public API": [f"{home}.{name}" for name, home in formerlab._MODULES.items()]}
+    lines = [
+        "# API",
+        "",
+        "`import formerlab` provides the public API. The other sections list variants of keys, and functions.",
+    ]
+    sections = {"Public API": [f"{module}.{name}" for name, module in formerlab._MODULES.items()]}
     for title, unions in UNIONS.items():
         names = [f"{variant.__module__}.{variant.__name__}" for union in unions for variant in variants(union)]
         sections[title] = list(dict.fromkeys(names))
-    seen: set[str] = set()
-    for title, names in (sections | {title: list(functions) for title, functions in FUNCTIONS.items()}).items():
+    listed: set[str] = set()
+    for title, names in (sections | {title: list(objects) for title, objects in API_OBJECTS.items()}).items():
         lines += ["", f"## {title}", ""]
-        lines += [line for name in names if name not in seen for line in (f"::: {name}", "")]
-        seen |= set(names)
+        lines += [line for name in names if name not in listed for line in (f"::: {name}", "")]
+        listed |= set(names)
     return "\n".join(lines)
 
 
@@ -126,20 +130,20 @@ def configuration() -> str:
     """Return the page of every key of config.yaml, scales, studies and runs, with default, type and meaning."""
     introduction = "Every key with its default. A section whose title begins with `kind` lists the keys of one variant."
     lines = ["# Configuration", "", introduction, ""]
-    done = list[type[Spec]]()
-    waiting: list[type[Spec]] = [Config, Scale, Study, Run, ExecutionKeys]
-    while waiting:
-        spec = waiting.pop(0)
-        if spec in done:
+    written = list[type[Spec]]()
+    remaining: list[type[Spec]] = [Config, Scale, Study, Run, ExecutionKeys]
+    while remaining:
+        spec = remaining.pop(0)
+        if spec in written:
             continue
-        done.append(spec)
+        written.append(spec)
         kind = spec.model_fields.get("kind")
         title = f"{spec.__name__}" if kind is None else f"kind: {kind.default} ({spec.__name__})"
         lines += [f"## {title}", "", (spec.__doc__ or "").partition("\n\n")[0].strip(), ""]
         lines += ["| key | default | type | meaning |", "|---|---|---|---|"]
         meanings = _meanings(spec)
         for name, field in spec.model_fields.items():
-            waiting += [inner for inner in _specs(field.annotation) if inner not in done]
+            remaining += [inner for inner in _specs(field.annotation) if inner not in written]
             default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
             cells = (f"`{name}`", default, _type(field.annotation), meanings.get(name, ""))
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |")

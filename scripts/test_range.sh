@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Test the library and its integrations at one end of the version ranges in pyproject.toml, in a separate environment.
 #
-#   scripts/test_range.sh oldest    every declared package at the lowest version of its range
+#   scripts/test_range.sh oldest    packages of the library and its integrations at the lowest version of their ranges
 #   scripts/test_range.sh newest    every package at the newest release that the ranges allow
 #
 # PYTHON, TORCH_INDEX  as for `make setup` (scripts/setup.sh)
@@ -39,7 +39,7 @@ pip install --progress-bar off --upgrade --upgrade-strategy eager --constraint "
     { tail -n 20 "$environment/install.log" >&2; exit 1; }
 pip freeze | grep -iE '^(torch|torchvision|transformers|timm|lm_eval|datasets|mlflow|numpy|pandas|snakemake)=='
 
-# The options in pyproject.toml name a plugin that old releases of jaxtyping do not have.
+# `-o addopts=` replaces the options of pyproject.toml, because old releases of jaxtyping do not have the plugin in them.
 exec "$python" -m pytest -p no:cacheprovider -o addopts='-q --strict-markers' -m 'not slow' tests/layers tests/cache \
     tests/models tests/test_growth*.py tests/kernels tests/huggingface tests/training/test_optimizer.py tests/data/test_hub.py \
     tests/evaluation/test_zeroshot.py tests/evaluation/test_suites.py tests/test_tracking.py tests/test_torchvision_shim.py

@@ -38,7 +38,7 @@ TOPICS = {
         "evaluation/timing/complexity.py",
     ),
 }
-"""The tables of the page, with the files or folders of the package that they list."""
+"""Each table of the page, with the files or folders of the package from which it is made."""
 
 HEAD = """# Where is the formula?
 
@@ -57,7 +57,7 @@ class Formula(NamedTuple):
     """Name of the class or function."""
     path: Path
     text: str
-    """The docstring before its source."""
+    """First paragraph of the docstring, up to the source in parentheses."""
     source: str
 
 

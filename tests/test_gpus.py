@@ -8,14 +8,20 @@ import sys
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from formerlab.commands.gpus import JOBS_PER_GPU, LOCKS, VISIBLE, locked_gpus, train_distributed
+from formerlab.commands.gpus import (
+    JOBS_PER_GPU_VARIABLE,
+    LOCKS_VARIABLE,
+    VISIBLE_VARIABLE,
+    locked_gpus,
+    train_distributed,
+)
 from formerlab.errors import UserError
 
 HOLDER = f"""
 import os, sys
 from formerlab.commands.gpus import locked_gpus
 with locked_gpus("cuda", int(sys.argv[1])):
-    print(os.environ["{VISIBLE}"], flush=True)
+    print(os.environ["{VISIBLE_VARIABLE}"], flush=True)
     sys.stdin.readline()
 """
 
@@ -26,9 +32,11 @@ def start(tmp_path):
 
     def holder(count=1, visible="0,3", **variables):
         environment = {
-            key: value for key, value in os.environ.items() if key not in ("SLURM_JOB_ID", "RANK", JOBS_PER_GPU)
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("SLURM_JOB_ID", "RANK", JOBS_PER_GPU_VARIABLE)
         }
-        environment |= {LOCKS: str(tmp_path), VISIBLE: visible} | variables
+        environment |= {LOCKS_VARIABLE: str(tmp_path), VISIBLE_VARIABLE: visible} | variables
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         words = [sys.executable, "-c", HOLDER, str(count)]
         started.append(subprocess.Popen(words, env=environment, text=True, **pipes))
@@ -50,30 +58,30 @@ def test_concurrent_jobs_have_different_gpus_and_a_third_job_waits(start):
 
 
 def test_small_jobs_share_gpus(start):
-    jobs = [start(**{JOBS_PER_GPU: "2"}) for _ in range(4)]
+    jobs = [start(**{JOBS_PER_GPU_VARIABLE: "2"}) for _ in range(4)]
     assigned = [job.stdout.readline() for job in jobs]
     assert sorted(assigned) == ["0\n", "0\n", "3\n", "3\n"]
-    fifth = start(**{JOBS_PER_GPU: "2"})
+    fifth = start(**{JOBS_PER_GPU_VARIABLE: "2"})
     assert fifth.stderr.readline().startswith("waiting for free GPUs (1 needed)")
     jobs[0].kill()
     assert fifth.stdout.readline() == assigned[0]
 
 
 def test_an_invalid_number_of_jobs_per_gpu_is_refused(here, monkeypatch):
-    monkeypatch.setenv(JOBS_PER_GPU, "0")
-    with pytest.raises(UserError, match=f"{JOBS_PER_GPU}=0: set a number of jobs"), locked_gpus("cuda"):
+    monkeypatch.setenv(JOBS_PER_GPU_VARIABLE, "0")
+    with pytest.raises(UserError, match=f"{JOBS_PER_GPU_VARIABLE}=0: set a number of jobs"), locked_gpus("cuda"):
         pass
 
 
 def test_without_a_gpu_a_job_fails_immediately(here, monkeypatch):
-    monkeypatch.delenv(VISIBLE)
+    monkeypatch.delenv(VISIBLE_VARIABLE)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), locked_gpus("cuda"):
         pass
 
 
 def test_a_job_with_more_gpus_than_the_machine_is_refused(here, monkeypatch):
-    monkeypatch.setenv(VISIBLE, "0")
+    monkeypatch.setenv(VISIBLE_VARIABLE, "0")
     with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), locked_gpus("cuda", 4):
         pass
 
@@ -92,13 +100,13 @@ def test_a_job_locks_both_gpus_or_none(start):
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", None), ("cuda", "SLURM_JOB_ID"), ("cuda", "RANK")])
 def test_no_locks_if_a_scheduler_assigns_gpus(device, variable, tmp_path, monkeypatch):
-    for name in ("SLURM_JOB_ID", "RANK", VISIBLE):
+    for name in ("SLURM_JOB_ID", "RANK", VISIBLE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, "1")
-    monkeypatch.setenv(LOCKS, str(tmp_path))
+    monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path))
     with locked_gpus(device):
-        assert VISIBLE not in os.environ
+        assert VISIBLE_VARIABLE not in os.environ
     assert not list(tmp_path.iterdir())
 
 
@@ -113,8 +121,8 @@ def here(tmp_path, monkeypatch):
     """The folder of the locks on a machine with GPU 0 and without a scheduler."""
     for name in ("SLURM_JOB_ID", "RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(VISIBLE, "0")
-    monkeypatch.setenv(LOCKS, str(tmp_path / "locks"))
+    monkeypatch.setenv(VISIBLE_VARIABLE, "0")
+    monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / "locks"))
     return tmp_path / "locks"
 
 
@@ -123,15 +131,15 @@ def test_a_lock_folder_that_others_can_access_is_refused(whose, here, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     FOREIGN[whose](here, other)
-    with pytest.raises(UserError, match=f"{here}: .*set {LOCKS} to another"), locked_gpus("cuda"):
+    with pytest.raises(UserError, match=f"{here}: .*set {LOCKS_VARIABLE} to another"), locked_gpus("cuda"):
         pass
     assert not list(other.iterdir())
 
 
 def test_the_lock_folder_is_private_and_gpu_names_may_have_any_characters(here, monkeypatch):
-    monkeypatch.setenv(VISIBLE, "MIG-GPU-5c1/1/0, 3")
+    monkeypatch.setenv(VISIBLE_VARIABLE, "MIG-GPU-5c1/1/0, 3")
     with locked_gpus("cuda", 2):
-        assert os.environ[VISIBLE] == "MIG-GPU-5c1/1/0,3"
+        assert os.environ[VISIBLE_VARIABLE] == "MIG-GPU-5c1/1/0,3"
     assert here.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in here.iterdir()} == {0o600}
 

@@ -10,7 +10,7 @@ from fixtures.rows import make_run
 from formerlab import errors
 from formerlab.__main__ import main
 from formerlab.commands.context import PLAN_VARIABLE
-from formerlab.commands.reproduce import compared
+from formerlab.commands.reproduce import compare_runs
 from formerlab.files import write_record
 from formerlab.results.read import Results
 
@@ -70,7 +70,7 @@ def test_a_grown_run_and_its_parent_are_reproduced_bit_identically(project, caps
     made = project / "results/reproduced/smoke/small/child/seed0/run.json"
     before = made.stat().st_mtime_ns
     assert main(["reproduce", "small/child/seed0"]) == 0
-    assert made.stat().st_mtime_ns == before, "what is made is only compared"
+    assert made.stat().st_mtime_ns == before, "a run that was already reproduced is only compared"
     assert not (project / "results/live/smoke/small").exists()
 
 
@@ -126,7 +126,7 @@ def test_differences_of_rows_are_listed_by_column(tmp_path):
     window, tokens, loss = first.split(",")
     test.write_text("\n".join([header, f"{window},{tokens},{float(loss) + 0.25!r}", *rest]) + "\n")
     committed, again = (Results(tmp_path / place) for place in "ab")
-    text, equal = compared(committed, again, committed.records()[0])
+    text, equal = compare_runs(committed, again, committed.records()[0])
     assert not equal
     assert "test.csv: loss_nats in 1 of 40 rows, by 0.25 at most" in text
     assert "bit-identical: train.csv (20 rows), eval.csv (" in text
@@ -134,6 +134,6 @@ def test_differences_of_rows_are_listed_by_column(tmp_path):
     test.write_text("\n".join([header, *rest]) + "\n")
     assert (
         "test.csv: 40 rows committed, 39 here"
-        in compared(committed, Results(tmp_path / "b"), committed.records()[0])[0]
+        in compare_runs(committed, Results(tmp_path / "b"), committed.records()[0])[0]
     )
-    assert compared(committed, committed, committed.records()[0])[1]
+    assert compare_runs(committed, committed, committed.records()[0])[1]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import jaxtyping
 import pytest
-from estimates import BARE, TIME, counted_bytes, tracked_bytes
+from estimates import TIME, WITHOUT_BASE_MEMORY, counted_bytes, tracked_bytes
 from variation import label, settings
 
 from formerlab.layers import DepthWeightedAverage, Pattention
@@ -78,7 +78,7 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_uses_the_memory_of_the_estimate(name):
     run = STEPS[name].model_copy(update={"precision": "bfloat16"})
-    assert 0.8 < tracked_bytes(run) / memory_bytes(run, BARE) < 1.2
+    assert 0.8 < tracked_bytes(run) / memory_bytes(run, WITHOUT_BASE_MEMORY) < 1.2
 
 
 def test_recomputed_activations_add_a_third_of_the_matrix_products():
@@ -109,6 +109,6 @@ def test_estimates_match_measured_memory_and_time_on_an_h100(name):
     task = LanguageModeling(context=model.context, batch=windows, valid_windows=1)
     run = Run(study="s", name="n", model=model, task=task, steps=steps, evaluate_every=steps)
     run = run.model_copy(update={"precision": "bfloat16", "compile": True})
-    assert 1.0 < memory_bytes(run, BARE) / 1e9 / gigabytes < 1.15
+    assert 1.0 < memory_bytes(run, WITHOUT_BASE_MEMORY) / 1e9 / gigabytes < 1.15
     planned = 3.6e6 * hours(run, SimpleNamespace(flops_per_s=None, data={run.data: None}), Hardware(**TABLE["H100"]))
     assert planned / steps == pytest.approx(milliseconds, rel=0.25)

@@ -47,7 +47,7 @@ def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None)
     text = "value of one key, such as denseformer.steps=100"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--overlay", help="YAML file merged over config.yaml, with the same keys")
-    text = f"plan file; default: ${PLAN_VARIABLE}, otherwise created from config.yaml"
+    text = "plan file; default: " + ("" if scale else f"${PLAN_VARIABLE}, otherwise ") + "created from config.yaml"
     parser.add_argument("--plan", type=Path, help=text)
 
 
@@ -109,9 +109,9 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
     differ from the plan before it starts or at its end, or if another process runs the same job. If a module that
     the block imports is edited while the job runs, the results are discarded.
     """
-    first = (variable("RANK") or "0") == "0"
+    is_main_process = (variable("RANK") or "0") == "0"
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
-    with stage_note(stage, staleness.folder(stage, name)) if first else nullcontext():
+    with stage_note(stage, staleness.folder(stage, name)) if is_main_process else nullcontext():
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)
         for dependency in staleness.dependencies(stage, name):
             if not (state := staleness.check(*dependency)).current:
@@ -126,7 +126,7 @@ def planned_job(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         modules_before = set(sys.modules)
         with locked_gpus("cpu" if stage in CPU_STAGES else plan["device"]), explain_out_of_memory(stage, name):
             yield output.current
-        if not first:
+        if not is_main_process:
             return
         staleness = Staleness(plan)
         edited = source_hashes.differing_files(source_hashes.AT_START, source_hashes.current_hashes())

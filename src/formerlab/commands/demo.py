@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     status = _snakemake(overrides, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
         return EXIT_USER_ERROR  # Snakemake printed the error
-    results, options = Path(plan["results"]), _options(plan["scale"], arguments)
+    results, options = Path(plan["results"]), _plan_options(plan["scale"], arguments)
     status_command = f"python -m formerlab status {options}"
     report = results / "report.html"
     if results.is_dir():
@@ -79,8 +79,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _options(scale: str, arguments: argparse.Namespace) -> str:
-    """Return the options that select the plan of this call in other commands."""
+def _plan_options(scale: str, arguments: argparse.Namespace) -> str:
+    """Return the options with which other commands find the plan of this demo."""
     overlay = ["--overlay", arguments.overlay] if arguments.overlay else []
     return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 

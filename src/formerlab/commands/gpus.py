@@ -24,10 +24,10 @@ from formerlab.files import read_json, variable
 from formerlab.results.notes import read_note, stage_note
 from formerlab.training.runtime import SHARDED
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-LOCKS = "FORMERLAB_GPU_LOCKS"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+LOCKS_VARIABLE = "FORMERLAB_GPU_LOCKS"
 """Environment variable with the folder of the lock files; default: formerlab-<user id> in the temporary folder."""
-JOBS_PER_GPU = "FORMERLAB_JOBS_PER_GPU"
+JOBS_PER_GPU_VARIABLE = "FORMERLAB_JOBS_PER_GPU"
 """Environment variable with the number of single-GPU jobs that run on one GPU at a time; default: 1."""
 NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -38,7 +38,7 @@ MEMORY_REMEDIES = {
     "load": "choose a smaller model, or hardware with more memory",
 }
 """Remedies for stages that run out of GPU memory. For all other stages, the remedy is a smaller batch size."""
-FAILURE = "FORMERLAB_FAILURE"
+FAILURE_VARIABLE = "FORMERLAB_FAILURE"
 """Environment variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0
 """Time in seconds in which a process can print its own error after another process failed."""
@@ -49,13 +49,13 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait for `count` free GPUs of this machine, lock them, and hide all other GPUs from this process.
 
     The operating system releases the locks when the process ends. Locks separate only the jobs of a single user;
-    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. Nothing is locked on
-    the CPU, in a process of torchrun, and under Slurm. Raises UserError if the machine has fewer than `count` GPUs.
+    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. GPUs are not locked on
+    the CPU, in a torchrun process, or under Slurm. Raises UserError if the machine has fewer than `count` GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
         return
-    visible = os.environ.get(VISIBLE)
+    visible = os.environ.get(VISIBLE_VARIABLE)
     names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(gpu_count())]
     if not names:
         raise UserError(f"{NO_GPU}; set device: cpu, or use a machine with a GPU")
@@ -63,11 +63,11 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
         raise UserError(f"gpus: {count}, but only {len(names)} are available ({', '.join(names)}); lower gpus")
     with ExitStack() as locks:
         chosen = _lock(names, count, locks)
-        os.environ[VISIBLE] = ",".join(chosen)
+        os.environ[VISIBLE_VARIABLE] = ",".join(chosen)
         try:
             yield
         finally:
-            os.environ.pop(VISIBLE) if visible is None else os.environ.update({VISIBLE: visible})
+            os.environ.pop(VISIBLE_VARIABLE) if visible is None else os.environ.update({VISIBLE_VARIABLE: visible})
 
 
 @contextmanager
@@ -91,9 +91,9 @@ def gpu_count() -> int:
 
 def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
     """Wait until `count` GPUs are free, lock all of them together, and return their names."""
-    folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU) or "1"
+    folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU_VARIABLE) or "1"
     if not jobs_per_gpu.isdecimal() or int(jobs_per_gpu) == 0:
-        raise UserError(f"{JOBS_PER_GPU}={jobs_per_gpu}: set a number of jobs, 1 or more")
+        raise UserError(f"{JOBS_PER_GPU_VARIABLE}={jobs_per_gpu}: set a number of jobs, 1 or more")
     slots = [(name, slot) for slot in range(int(jobs_per_gpu) if count == 1 else 1) for name in names]
     while True:
         with ExitStack() as attempt:
@@ -114,7 +114,7 @@ def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
 
 def _lock_folder() -> Path:
     """Return the folder of lock files, writable only by this user; create it if it is missing."""
-    folder = Path(os.environ.get(LOCKS) or Path(tempfile.gettempdir(), f"formerlab-{os.getuid()}"))
+    folder = Path(os.environ.get(LOCKS_VARIABLE) or Path(tempfile.gettempdir(), f"formerlab-{os.getuid()}"))
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.lstat()
@@ -122,7 +122,7 @@ def _lock_folder() -> Path:
             return folder
     raise UserError(
         f"{folder}: GPU locks need a folder that only you can access (mode 0700, not a link); "
-        f"change it, or set {LOCKS} to another folder"
+        f"change it, or set {LOCKS_VARIABLE} to another folder"
     )
 
 
@@ -142,7 +142,7 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
             command.append(f"--{option.replace('_', '-')}={value}")
     command += ["--deterministic"] if arguments.deterministic else []
     # Stopped processes save their work; by default torchrun kills them after 30 s.
-    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | {FAILURE: str(failure.resolve())}
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | {FAILURE_VARIABLE: str(failure.resolve())}
     process = subprocess.Popen(command, env=environment | ({SHARDED: "1"} if job.get("sharded") else {}))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
@@ -157,7 +157,10 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
 
 
 def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> None:
-    """Write the note of a failed training, which the failing process may not have written, and raise its error."""
+    """Write the stage note of a failed training, and raise the error of the process that failed first.
+
+    This process may have ended before it wrote the note.
+    """
     failure.unlink()
     with stage_note("train", out):
         if cause["mistake"]:
@@ -167,16 +170,16 @@ def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> Non
 
 @contextmanager
 def end_all_on_failure() -> Iterator[None]:
-    """End this process soon after another process of the run fails, instead of waiting for that process.
+    """End this process within seconds after another process of the run fails.
 
-    The first process that fails writes its error to the file `FAILURE` as JSON. Only process 0 prints progress; every
-    process prints its error.
+    Otherwise this process would wait forever in a collective operation. The first process that fails writes its error
+    as JSON to the file that FAILURE_VARIABLE names. Only process 0 prints progress; every process prints its error.
     """
-    if FAILURE not in os.environ:
+    if FAILURE_VARIABLE not in os.environ:
         yield
         return
-    path, rank = Path(os.environ[FAILURE]), os.environ["RANK"]
-    threading.Thread(target=_end_after, args=(path,), daemon=True).start()
+    path, rank = Path(os.environ[FAILURE_VARIABLE]), os.environ["RANK"]
+    threading.Thread(target=_exit_after_failure, args=(path,), daemon=True).start()
     null = open(os.devnull, "w")  # noqa: SIM115  (a logger may write to it until the end)
     out, errors = (sys.stdout, sys.stderr) if rank == "0" else (null, null)
     try:
@@ -192,7 +195,7 @@ def end_all_on_failure() -> Iterator[None]:
         raise
 
 
-def _end_after(failure: Path) -> None:
+def _exit_after_failure(failure: Path) -> None:
     """Wait until the file `failure` exists, then end this process after `SECONDS_TO_END` seconds."""
     while not failure.exists():
         time.sleep(1)

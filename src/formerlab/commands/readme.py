@@ -19,7 +19,7 @@ from formerlab.results.stages import STAGES, TABLES
 from formerlab.yaml_files import read_scale, read_yaml, study_names
 
 BEGIN = "<!-- written by `make readme`, not by hand -->"
-END = "<!-- end of what `make readme` writes -->"
+END = "<!-- end of the block written by `make readme` -->"
 PAPERS = {
     "arXiv:1706.03762": "Transformer",
     "arXiv:2410.23168": "Tokenformer",
@@ -89,10 +89,10 @@ PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
 def with_block(path: Path, block: str) -> str:
     """Return the text of a page with a new generated block. Raises UserError if the page has no markers."""
     head, begin, tail = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = tail.partition(END)
+    _, end, text_after_block = tail.partition(END)
     if not begin or not end:
         raise UserError(f"{path}: no markers of the generated block; add the lines '{BEGIN}' and '{END}'")
-    return f"{head}{BEGIN}\n\n{block.strip()}\n\n{END}{after}"
+    return f"{head}{BEGIN}\n\n{block.strip()}\n\n{END}{text_after_block}"
 
 
 def outdated(root: Path) -> dict[str, str]:

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 REPEATED_FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
-"""Files whose rows are bit-identical in a repeated run."""
-CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
+"""Files whose rows are compared. They are bit-identical if machine type, code and data are equal."""
+POSSIBLE_CAUSES = (
+    "device",
+    "threads",
+    "processes",
+    "code_hash",
+    "data.fingerprint",
+    "init.weights_sha256",
+    "versions.",
+)
 """Prefixes of the record keys that may explain differing rows."""
 
 
@@ -63,7 +71,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     for record, child in zip(lineage, [*lineage[1:], None], strict=True):
         parent = _reproduce_run(record, child, parent, out, plan, arguments.other)
     # Read the committed rows again, because an export may have changed them during the training.
-    text, equal = compared(Results(cached), Results(out), lineage[-1])
+    text, equal = compare_runs(Results(cached), Results(out), lineage[-1])
     print(text)
     if not equal:
         raise UserError(f"{arguments.id}: the rows differ from the committed rows, as listed above")
@@ -129,28 +137,28 @@ def _data_folder(record: Record, plan: Plan, allowed: list[str]) -> Path:
     return folder
 
 
-def compared(committed: "Results", reproduced: "Results", record: Record) -> tuple[str, bool]:
+def compare_runs(committed: "Results", reproduced: "Results", record: Record) -> tuple[str, bool]:
     """Return a text that compares a committed run with its reproduction, and whether both are bit-identical."""
     from formerlab.results.read import flatten
 
     new_record = reproduced.all_records[record["id"]]
-    lines, same = list[str](), list[str]()
+    lines, identical_files = list[str](), list[str]()
     for file in REPEATED_FILES:
         old, new = (results.rows_of(file, record["id"]) for results in (committed, reproduced))
         if len(old) and len(new):
             difference = _difference(file, old, new)
-            (lines if difference else same).append(difference or f"{file} ({len(old)} rows)")
+            (lines if difference else identical_files).append(difference or f"{file} ({len(old)} rows)")
         elif len(old) or len(new):
             lines.append(f"{file}: only in the {'committed' if len(old) else 'reproduced'} run")
     if record["weights_sha256"] == new_record["weights_sha256"]:
-        same.append("the weights")
+        identical_files.append("the weights")
     elif not lines:
         lines.append("the weights differ")
-    equal = f"bit-identical: {', '.join(same) or 'nothing'}"
+    equal = f"bit-identical: {', '.join(identical_files) or 'nothing'}"
     if not lines:
         return f"{record['id']}: {equal}", True
     old_values, new_values = flatten(record), flatten(new_record)
-    keys = [key for key in {**old_values, **new_values} if key.startswith(CIRCUMSTANCES)]
+    keys = [key for key in {**old_values, **new_values} if key.startswith(POSSIBLE_CAUSES)]
     causes = [
         f"  {key}: {old_values.get(key)}, {new_values.get(key)}"
         for key in keys

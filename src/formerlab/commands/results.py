@@ -93,7 +93,7 @@ def figures(arguments: argparse.Namespace) -> None:
     in_checkout = Path("workflow", "studies").is_dir()
     scale_folders = sorted(rows.glob(f"{arguments.scale or '*'}/")) if in_checkout else []
     selects = partial(is_committed, Path()) if in_checkout and not arguments.scale else None
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a process for every core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the pool has one process per core
     # The many small objects of a figure live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=collect_rarely) as pool:
@@ -188,10 +188,10 @@ def _write_verdicts(root: Path, out: Path) -> list[Path]:
 
 def headline(arguments: argparse.Namespace) -> None:
     """Print the headline table of every study."""
-    from formerlab.report.headline import headline as text
+    from formerlab.report.headline import headline as format_headline
 
     plan = load_plan(arguments)
-    print(text(Path(plan["results"]), Staleness(plan).staleness_reason))
+    print(format_headline(Path(plan["results"]), Staleness(plan).staleness_reason))
 
 
 def track(arguments: argparse.Namespace) -> None:
@@ -219,7 +219,7 @@ def track(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """Check the rows of finished live runs and copy them to results/cached."""
-    from formerlab.results.export import export as copy
+    from formerlab.results.export import export as export_runs
 
     plan = load_plan(arguments)
     live = Path(plan["results"])
@@ -227,7 +227,7 @@ def export(arguments: argparse.Namespace) -> None:
     seeds: dict[str, set[int]] = {}
     for job in plan["train"].values():
         seeds.setdefault(f"{job['study']}/{job['run']}", set()).add(job["seed"])
-    outcome = copy(live, cached, Staleness(plan).staleness_reason, seeds)
+    outcome = export_runs(live, cached, Staleness(plan).staleness_reason, seeds)
     for run_id in outcome["diverged"]:
         print(f"diverged: {run_id}")
     for name, reason in outcome["unfinished"].items():

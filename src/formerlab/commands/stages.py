@@ -224,8 +224,8 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
         from formerlab.integrations.huggingface.released_run import load_released_model
 
         loaders["load"] = lambda run, device: load_released_model(run, str(device))
-    (module, kind), (file,) = stage.measuring, stage.tables
-    settings = kind.model_validate(job["settings"])
+    (module, settings_class), (file,) = stage.measuring, stage.tables
+    settings = settings_class.model_validate(job["settings"])
     rows, notes = module.measure(runs, settings, device, **loaders)
     write_rows(folder / file, stage.tables[file].names, rows)
     inputs = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}

@@ -133,14 +133,14 @@ def _pages(plan: Plan) -> dict[str, str]:
     """Return the page of each study in MLflow; track the runs first if MLflow has no study."""
     from formerlab.tracking.mlflow import pages, sync
 
-    filters = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
+    arguments = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
     try:
-        tracked = pages(*filters)
+        tracked = pages(*arguments)
     except Exception as error:  # any error of MLflow or its database
         problem = f"not a database of this MLflow version ({reason(error)}); delete it and run `formerlab track`"
         raise UserError(f"{plan['tracking_uri']}: {problem}") from None
     if not tracked:
         with suppress(UserError):
             sync(Path(plan["results"]), plan["tracking_uri"], Path(plan["figures"]))
-        tracked = pages(*filters)
+        tracked = pages(*arguments)
     return tracked

@@ -1,4 +1,4 @@
-"""Retries of failed jobs, jobs that already run in another process, and stale locks of Snakemake.
+"""Retries of failed jobs, detection of jobs that run in another process, and removal of stale Snakemake locks.
 
 A stage writes a note with its state next to its results (`results/notes.py`). A killed stage leaves a note with the
 state "running".
@@ -19,16 +19,16 @@ from formerlab.results.notes import running_process, written_note
 from formerlab.results.stages import STAGES
 
 Note = dict[str, Any]
-Folder = Callable[[str, str], Path]
+FolderOf = Callable[[str, str], Path]
 
 MAX_RETRIES = 3
-"""Largest number of consecutive retries; a stop with progress resets the count."""
+"""Maximum number of consecutive retries; a stop with progress resets the count."""
 
 
 class Attempts:
     """The attempts of this Snakemake process to run its jobs; `folder(stage, name)` returns the folder of a note."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: FolderOf) -> None:
         self._folder = folder
         self._notes_before: dict[tuple[str, str], Note | None] = {}
         self._kills: dict[tuple[str, str, int], int] = {}
@@ -111,7 +111,7 @@ def worker_of(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
     return running_process(stage, folder)
 
 
-def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
+def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: FolderOf, root: Path) -> str | None:
     """Return an error message if another Snakemake in `root` runs or has queued jobs of this plan, otherwise None.
 
     `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None.
@@ -138,8 +138,9 @@ def remove_stale_locks(folder: Path) -> TextIO | None:
     """Remove the locks of a killed Snakemake below `folder`, unless another Snakemake runs in this folder.
 
     Returns a file that must stay open until this Snakemake ends, or None if the folder is read-only or its file system
-    has no locks. Every Snakemake has a shared lock on this file, so an exclusive lock succeeds only if no other
-    Snakemake runs. Locks of another machine are not removed, because some network file systems do not share locks.
+    has no locks. Every Snakemake process holds a shared lock on this file, so an exclusive lock succeeds only if no
+    other Snakemake runs. Locks of another machine are not removed, because some network file systems do not share
+    locks.
     """
     locks = list((folder / "locks").glob("*.lock"))
     with suppress(OSError):  # a read-only folder, or a file system without locks

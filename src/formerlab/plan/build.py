@@ -210,7 +210,7 @@ def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
             if files := _inputs(entry, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
-        if inputs:  # timing tables are per study, so they are added once
+        if inputs:  # speed.csv and decode.csv are written once per study, so they are added once
             files = [f"{stage}.csv" for stage in TIMED if entry.study in plan[stage]]
             inputs += [f"{plan['results']}/{entry.study}/{file}" for file in files if file in entry.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
@@ -234,8 +234,10 @@ def _group_draw_jobs(entries: dict[str, Any], *, by_study: bool) -> dict[str, An
     """
     entries_by_job: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, entry in entries.items():
-        waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in entry["inputs"]))
-        entries_by_job.setdefault((entry["study"], frozenset() if by_study else waits), {})[name] = entry
+        prerequisites = frozenset(
+            (folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in entry["inputs"])
+        )
+        entries_by_job.setdefault((entry["study"], frozenset() if by_study else prerequisites), {})[name] = entry
     return {
         next(iter(job_entries)): {
             "study": study,

@@ -43,7 +43,7 @@ def entries_of_training(run: Any) -> tuple[str, ...]:
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
     """Return the hash (16 hexadecimal digits) of the code that the modules `entries` run for the given specs."""
     classes = {cls for spec in specs for nested in spec.nested_specs() for cls in type(nested).__mro__}
-    return _hash(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
+    return _hash(entries, frozenset(cls.__module__ for cls in classes if _in_package(cls.__module__)))
 
 
 @functools.cache
@@ -79,31 +79,31 @@ def module_of(file: str) -> str:
 def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
     """Return `entries`, `spec_modules` and the modules that they import, directly or indirectly.
 
-    `spec_modules` define the specs of the job. Another module that defines specs is included (1) if a module in
-    `spec_modules` uses one of its specs in a function body or as a base class, or (2) if a function is imported from
-    it and it is not in `ENTRIES_ONLY`. Specs that occur only in defaults, unions or
-    annotations are left out: if the job builds one of them, its module is in `spec_modules`.
+    `spec_modules` define the specs of the job. A module outside `spec_modules` that defines specs is included in two
+    cases: (1) a module in `spec_modules` uses one of its specs in a function body or as a base class; (2) an included
+    module imports a function from it, and it is not in `ENTRIES_ONLY`. Specs that occur only in defaults, unions or
+    annotations do not count: if the job builds one of them, its module is in `spec_modules`.
     """
-    closed: set[str] = set()
-    waiting = [*entries, *spec_modules]
-    while waiting:
-        module = waiting.pop()
-        if module in closed or module in WITHOUT_EFFECT:
+    included: set[str] = set()
+    remaining = [*entries, *spec_modules]
+    while remaining:
+        module = remaining.pop()
+        if module in included or module in WITHOUT_EFFECT:
             continue
-        closed.add(module)
-        built = _names_used(module) if module in spec_modules else frozenset()
-        waiting += [
+        included.add(module)
+        used_names = _names_used(module) if module in spec_modules else frozenset()
+        remaining += [
             target
             for name, target in _imports(module)
             if target in spec_modules
-            or name in built
+            or name in used_names
             or not _defines_specs(target)
             or (name in _functions(target) and target not in ENTRIES_ONLY)
         ]
-    return closed
+    return included
 
 
-def _is_ours(module: str) -> bool:
+def _in_package(module: str) -> bool:
     return module.split(".")[0] == PACKAGE
 
 
@@ -176,13 +176,13 @@ def _imports(module: str) -> tuple[tuple[str, str], ...]:
             targets = [(alias.asname or alias.name, _target(node, alias)) for alias in node.names]
             imports += [(name, target) for name, target in targets if target is not None]
         elif isinstance(node, ast.Import):
-            imports += [(alias.asname or alias.name, alias.name) for alias in node.names if _is_ours(alias.name)]
+            imports += [(alias.asname or alias.name, alias.name) for alias in node.names if _in_package(alias.name)]
     return tuple(imports)
 
 
 def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
     """Return the module of this package that a name is imported from, following re-exports of packages."""
-    if node.module is None or not _is_ours(node.module):
+    if node.module is None or not _in_package(node.module):
         return None
     submodule = f"{node.module}.{alias.name}"
     if _path(submodule).exists():

@@ -36,7 +36,7 @@ NOISE_FACTOR = 1.2
 LOGIT_BYTES = 12
 """Peak bytes per logit of a translator: 8 for the log-probability and its gradient (float32), and 4 for the logit (one
 float32 copy or two bfloat16 copies)."""
-CHECKPOINT_ELEMENTS = 3 * 3
+CHECKPOINT_FILES_ELEMENTS = 3 * 3
 """Float32 values per parameter on disk: weight and two moments in each of three checkpoints (one is being written)."""
 BYTES_PER_TOKEN = 3
 """Approximate bytes of text per token, for text whose number of tokens is unknown."""
@@ -90,8 +90,9 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
     `requested` is the number of GPUs in the configuration of the run. If it is None, the run gets the largest number of
     the scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. If
     `scale.sharded` is None, tensors are split if the run supports sharding and does not fit on one GPU. `carried` means
-    that another run continues with the optimizer state of this run. Raises UserError if micro-batches or machines do
-    not divide evenly, if the run would use only one of several GPUs of the scale, or if tensors cannot be split.
+    that another run continues with the optimizer state of this run. Raises UserError if the GPUs do not divide the
+    micro-batches evenly, if the machines do not divide the GPUs evenly, if the run would use only one of several GPUs
+    of the scale, or if tensors cannot be split.
     """
     nodes, micro_batches = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
     fitting = [gpus for gpus in range(nodes, scale.gpus + 1, nodes) if micro_batches % gpus == 0]
@@ -170,7 +171,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
         "tokens": run.tokens,
         "flops": run.flops,
         "memory_bytes": memory_bytes(run, hardware, shards),
-        "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
+        "disk_bytes": parameters * (1 + CHECKPOINT_FILES_ELEMENTS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware, gpus),
         "processors": gpus,
     }
@@ -180,8 +181,8 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     """Return the cost of loading a released model and evaluating it on held-out text: memory and hours."""
     parameters, stored = run.model.params(), BYTES_WEIGHT if run.measuring_precision == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
-    trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
-    return trained | {"hours": forward_cost(run, run.tokens, hardware)["hours"]}
+    cost = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
+    return cost | {"hours": forward_cost(run, run.tokens, hardware)["hours"]}
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
@@ -200,8 +201,8 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     overhead_s = (blocks(run.model) * hardware.block_us + hardware.micro_batch_us) / 1e6
     speedup = count * (PARALLEL_EFFICIENCY if count > 1 else 1.0)
     tokens = trained / speedup + evaluated / TRAINING_PASSES  # every process validates; training is split
-    recomputed = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
-    matmul_s = (recomputed * run.flops / speedup + evaluated * run.forward_flops) / rate
+    recompute_factor = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
+    matmul_s = (recompute_factor * run.flops / speedup + evaluated * run.forward_flops) / rate
     start_s = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
     mixer_bytes = (
         run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0

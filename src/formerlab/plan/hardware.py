@@ -1,4 +1,4 @@
-"""A table of processors (a GPU, or one CPU thread) and their speeds, which a configuration can extend."""
+"""Speeds and memory of processors (a GPU, or one CPU thread). A configuration can extend the table."""
 
 from typing import Annotated, Any
 

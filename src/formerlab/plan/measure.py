@@ -1,4 +1,4 @@
-"""Build the measurement jobs of a plan: one job per finished run, or one job that times all runs of a study.
+"""Build the measurement jobs of a plan: one job per measured run, or one job that times all runs of a study.
 
 The key `measure` of a study, with the scale's key `measure` merged over it, maps each stage to its settings, `runs`
 (patterns of the measured runs) and `by_run` (settings that differ for some runs).
@@ -29,7 +29,10 @@ Jobs = dict[str, Any]
 
 
 class RequestedMeasurement:
-    """A measurement that a study requests at this scale; its settings are always checked."""
+    """A measurement that a study requests at this scale.
+
+    The settings are checked even if the measurement includes no run of the scale.
+    """
 
     def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
         self.stage = stage

@@ -1,6 +1,6 @@
 """Check the public data files of the shipped scales below $FORMERLAB_DATA against workflow/data.yaml.
 
-Planning fails with the first difference, so a run reads exactly the data of the committed rows.
+Planning fails at the first difference, so runs use exactly the data from which the committed rows were computed.
 """
 
 import hashlib

@@ -31,7 +31,7 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 RELEASED = "released"
-"""The key of a run that names a released model, which the run evaluates without training."""
+"""Key of a run that evaluates a released model instead of training a model; the value is the name of the model."""
 PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )
@@ -42,26 +42,26 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
     """Return the tree of every run of a study by name, including runs outside the scale's key `only`."""
     study, scale = sources.study_trees[name], sources.scale_settings(name)
-    common = [sources.scale_tree.subtree("defaults"), study.subtree("defaults"), scale.subtree("defaults")]
+    defaults = [sources.scale_tree.subtree("defaults"), study.subtree("defaults"), scale.subtree("defaults")]
     trees: dict[str, Tree] = {}
     for template in study.subtree("runs"):
         templates = study.subtree("runs", template), scale.subtree("runs", template)
         for run, study_keys, scale_keys in _instances(*templates, template):
             if run in trees:
                 raise UserError(f"{study.file}: runs.{template}: run {run!r} is defined twice; remove one")
-            others = (pattern for pattern in scale.subtree("runs") if pattern != template)
-            patterns = (pattern for pattern in others if fnmatchcase(run, pattern))
-            special = [study_keys, *(scale.subtree("runs", pattern) for pattern in patterns), scale_keys]
+            other_templates = (pattern for pattern in scale.subtree("runs") if pattern != template)
+            patterns = (pattern for pattern in other_templates if fnmatchcase(run, pattern))
+            run_keys = [study_keys, *(scale.subtree("runs", pattern) for pattern in patterns), scale_keys]
             subject, overrides = f"{name}.runs.{run}", [tree.subtree(name) for tree in sources.overrides]
-            if merge_all(special, subject).get(RELEASED) is None:
+            if merge_all(run_keys, subject).get(RELEASED) is None:
                 run_overrides = [
                     keys for tree in overrides for keys in (tree.select(RUN_KEYS), tree.subtree("runs", run))
                 ]
-                trees[run] = merge_all([*common, *special, *run_overrides], subject)
+                trees[run] = merge_all([*defaults, *run_keys, *run_overrides], subject)
             else:  # a released run uses only `data` of the common keys; the others configure training
-                general = [tree.select({"data"}) for tree in (*common, *overrides)]
+                general = [tree.select({"data"}) for tree in (*defaults, *overrides)]
                 run_overrides = [tree.subtree("runs", run) for tree in overrides]
-                trees[run] = merge_all([*general, *special, *run_overrides], subject)
+                trees[run] = merge_all([*general, *run_keys, *run_overrides], subject)
     _check_patterns(name, list(trees), sources)
     return trees
 
@@ -149,8 +149,8 @@ def execution_keys(run: Run, sources: Sources) -> ExecutionKeys:
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return all runs and the equal-time settings by run id.
 
-    A run with `equal_time` trains as long as the run `arm`. Its number of steps is that of `arm` until the stage
-    `train` computes it from measured times. Raises UserError if `timed`, the jobs of the stage `speed`, do not include
+    A run with `equal_time` trains as long as the run `arm`. It has the number of steps of `arm` until the stage `train`
+    computes the number from measured times. Raises UserError if `timed`, the jobs of the stage `speed`, do not include
     `arm` and `reference`, or if the reference and the run differ in model, task, optimizer, precision or compile.
     """
     by_id = {run.id: run for run in runs}
@@ -194,8 +194,8 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
         raise UserError(f"{key}: {run.context} exceeds the maximum context of {model!r}, {longest} tokens; lower it")
     if run.dtype is None:
         return run
-    narrowed = run.model.model_copy(update={"source": source.model_copy(update={"dtype": run.dtype})})
-    return run.model_copy(update={"model": narrowed})
+    model_with_dtype = run.model.model_copy(update={"source": source.model_copy(update={"dtype": run.dtype})})
+    return run.model_copy(update={"model": model_with_dtype})
 
 
 def _entry_name(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) -> str:

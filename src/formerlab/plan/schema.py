@@ -23,14 +23,14 @@ LONGEST_FOLDER = 200
 """Maximum length of the path of the results or figures folder in bytes."""
 
 
-def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
+def _check_distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
     for value in values:
         if values.count(value) > 1:
             raise ValueError(f"{value!r} is listed twice; keep one")
     return values
 
 
-def _folder(path: str) -> str:
+def _check_folder(path: str) -> str:
     """Check that a path names a folder other than the project, with characters that shells and reports accept."""
     plain = re.fullmatch(r"(?!-)[\w ./+@=,-]+", path) and len(path.encode()) <= LONGEST_FOLDER
     if not plain or not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
@@ -39,7 +39,7 @@ def _folder(path: str) -> str:
     return path
 
 
-def _tracking(uri: str) -> str:
+def _check_tracking_uri(uri: str) -> str:
     """Check that a tracking URI is valid and has no credentials, because plans and reports contain it."""
     address = urlsplit(uri)
     if "@" in address.netloc or address.query:
@@ -54,10 +54,10 @@ def _tracking(uri: str) -> str:
     return uri
 
 
-Folder = Annotated[str, AfterValidator(_folder)]
+OutputFolder = Annotated[str, AfterValidator(_check_folder)]
 ResourceCount = Annotated[int, Field(gt=0, le=10**4)]
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
-Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_check_distinct)]
+Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_check_distinct)]
 
 
 class Config(Spec):
@@ -71,7 +71,7 @@ class Config(Spec):
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
-    """Device for training; null means the scale's device."""
+    """Device for training and measurements; null means the scale's device."""
     threads: ResourceCount | None = None
     """CPU threads of a job; null means the scale's number, or a larger number for GPU jobs that load images."""
     data: dict[Name, dict[str, Any]] = {}
@@ -80,11 +80,11 @@ class Config(Spec):
     """Your own question suites: keys merged over the scale's suites of the same name."""
     released: dict[Name, dict[str, Any]] = {}
     """Your own released models: keys merged over the scale's models of the same name."""
-    results: Folder = "results"
+    results: OutputFolder = "results"
     """Folder for results."""
-    figures: Folder = "figures"
+    figures: OutputFolder = "figures"
     """Folder for figures and tables."""
-    tracking_uri: Annotated[str, AfterValidator(_tracking)] | None = "sqlite:///mlflow.db"
+    tracking_uri: Annotated[str, AfterValidator(_check_tracking_uri)] | None = "sqlite:///mlflow.db"
     """MLflow tracking URI: a sqlite file, an http(s) address, or empty for no tracking. Set credentials in the
     environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN)."""
     hardware: dict[str, dict[str, Any]] = {}
@@ -117,7 +117,7 @@ class MeasuredRuns(Spec):
     """Settings that differ for some runs, by pattern of run names."""
 
 
-def _stages(measurements: dict[str, Item]) -> dict[str, Item]:
+def _check_stages(measurements: dict[str, Item]) -> dict[str, Item]:
     for name in measurements.keys() - {*MEASURED, *TIMED}:
         raise ValueError(f"{name}: no such measurement{near_misses(name, [*MEASURED, *TIMED])}")
     return measurements
@@ -126,7 +126,7 @@ def _stages(measurements: dict[str, Item]) -> dict[str, Item]:
 class Measures(Spec):
     """The measurements of a study; a scale can override them."""
 
-    measure: Annotated[dict[str, dict[str, Any]], AfterValidator(_stages)] = {}
+    measure: Annotated[dict[str, dict[str, Any]], AfterValidator(_check_stages)] = {}
     """Settings by stage (results/stages.py), with the keys of `MeasuredRuns`."""
 
 
@@ -134,7 +134,7 @@ class StudyScale(Measures):
     """The settings of one study at a scale."""
 
     only: tuple[str, ...] = ("*",)
-    """Patterns of run names that exist at this scale. scripts/evidence.py runs them in this order."""
+    """Patterns of run names that exist at this scale. scripts/evidence.py trains the runs in this order."""
     given: tuple[str, ...] = ()
     """Patterns of parent runs with committed weights, which stay up to date if the code changes."""
     seeds: Seeds | None = None
@@ -156,7 +156,7 @@ class Scale(Spec):
     """true: verdicts include the committed rows of the scale, and its figures are committed. rates: only the searches
     for learning rates are committed."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device for training."""
+    """Device for training and measurements."""
     threads: ResourceCount = 1
     """CPU threads of a job."""
     memory_mb: int = Field(default=2000, gt=0, le=10**8)

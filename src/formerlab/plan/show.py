@@ -1,4 +1,7 @@
-"""Print the plan as a table, as shell commands, and as job states: finished, running, failed, stale or missing."""
+"""Print the plan as a table, as shell commands, and as the states of its jobs.
+
+A state is finished, diverged, running, stopped, failed, killed, stale or missing.
+"""
 
 import shlex
 from collections import Counter
@@ -136,7 +139,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job, from its note or, if there is none, from its record."""
+    """Return (stage, job, state, detail) of every job; a job without a note gets the state of its record."""
     staleness = Staleness(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
@@ -154,9 +157,9 @@ def failed_entries(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (name, detail) of the figures and tables that failed; the detail has the reason and the error file."""
     figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
     return [
-        (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; full error in {note}")
+        (name, f"{failure_path.read_text(encoding='utf-8').splitlines()[-1]}; full error in {failure_path}")
         for name in names
-        if (note := failure_file(figures, name)).exists()
+        if (failure_path := failure_file(figures, name)).exists()
     ]
 
 

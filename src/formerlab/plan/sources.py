@@ -114,11 +114,18 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
             )
     for tree in files:
         parse(Config, tree.select({"set"}))
-    keys = [override for tree in files for override in _nested(tree.drop("overlay", "set"), tree.file)]
-    return [*keys, *(override for tree in files for override in _nested(tree.subtree("set"), f"{tree.file}: set"))]
+    keys = [override for tree in files for override in _literal_and_dotted_keys(tree.drop("overlay", "set"), tree.file)]
+    return [
+        *keys,
+        *(
+            override
+            for tree in files
+            for override in _literal_and_dotted_keys(tree.subtree("set"), f"{tree.file}: set")
+        ),
+    ]
 
 
-def _nested(tree: Tree, file: str) -> list[Tree]:
+def _literal_and_dotted_keys(tree: Tree, file: str) -> list[Tree]:
     """Return a tree with the key `hardware` and the name of the scale, and a nested tree of all other (dotted) keys.
 
     Names of processors may contain dots, so the keys of `hardware` stay unchanged.

@@ -1,7 +1,7 @@
 """Staleness check: compare the records of jobs with the plan. This module does not import torch or pydantic.
 
-The output of a job is stale if its record differs from the plan in configuration or code, if its data or parent were
-replaced, or if its data or parent are stale.
+The output of a job is stale if its record differs from the plan in configuration or code, if its data or parent are
+stale or were replaced, or if its files are missing, damaged or edited.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def run_jobs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class OutputState(NamedTuple):
-    """The state of a job's output according to its record."""
+    """State of a job's output: the result of comparing its record with the plan."""
 
     state: str
     """finished, diverged, stale, missing, or failed (the record cannot be read)."""
@@ -209,7 +209,7 @@ def _is_complete(weights: Path) -> bool:
 
 
 def failed_syncs(results: Path) -> int:
-    """Return the number of failed syncs with MLflow, whose increase makes the DAG run the rule `track` again."""
+    """Return the number of failed syncs with MLflow. The DAG reruns the rule `track` when the number increases."""
     try:
         failures = read_json(results / "mlflow.json")["failures"]
     except (UserError, OSError, KeyError, TypeError):

@@ -1,9 +1,9 @@
-"""Write the rows of runs to MLflow.
+"""Write the metrics of runs to MLflow.
 
 Each study at a scale is an experiment with one MLflow run for its figures, one MLflow run per configuration, and one
 nested MLflow run per seed. The tag `formerlab.key` identifies an MLflow run. An MLflow run is updated only if its tag
-`formerlab.content` differs from the hash of the current content. This tag is written last, so the next sync repeats an
-interrupted update.
+`formerlab.content` differs from the hash of the current content. A sync writes this tag last, so the next sync repeats
+an interrupted update.
 """
 
 import logging
@@ -25,11 +25,11 @@ from formerlab.tracking.rows import (
     FOLDERS,
     Entry,
     configuration_entry,
-    content_of,
+    content_hash,
     figure_of_run,
     seed_entry,
     study_entry,
-    unfinished,
+    unfinished_records,
 )
 
 _ENVIRONMENT = {
@@ -41,10 +41,10 @@ LAYOUT = "layout 2, "
 """Version of the names of metrics and folders of artifacts; MLflow runs of another version are written again."""
 TRAINING_VIEW = "workflowType=machine_learning"
 """Query of the URL for the training view; MLflow's default is its view for agents."""
-CONFIGURATIONS = "tags.`formerlab.level` != 'run'"
-"""Filter of a study's page that hides the runs of single seeds."""
+CONFIGURATION_FILTER = "tags.`formerlab.level` != 'run'"
+"""Filter of a study's page that hides the nested runs of single seeds."""
 
-_DAMAGED = ("disk image is malformed", "file is not a database")
+_DAMAGED_DATABASE_MESSAGES = ("disk image is malformed", "file is not a database")
 """Messages of SQLite for a damaged file."""
 
 
@@ -57,7 +57,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
     """
 
     def unreadable(stage: str, name: str) -> str:
-        """Return the error of an unreadable record, or an empty text."""
+        """Return the error message of an unreadable record, or an empty string."""
         path = root / name / "run.json"
         if stage in MAKING and path.exists():
             try:
@@ -67,7 +67,8 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         return ""
 
     lock = root / ".mlflow.lock"
-    training = unfinished(root)  # before `Results`, so that a run that finishes now is included
+    # List the unfinished runs first: a run that finishes between the two calls is then in at least one of the lists.
+    training = unfinished_records(root)
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
@@ -76,14 +77,15 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         except UserError:
             raise
         except Exception as error:  # any error of MLflow, its database or the network
-            damaged = uri.startswith("sqlite:") and any(message in str(error) for message in _DAMAGED)
-            remedy = f"delete {client_of(uri)[1]} and sync again" if damaged else "sync again"
+            damaged = uri.startswith("sqlite:") and any(message in str(error) for message in _DAMAGED_DATABASE_MESSAGES)
+            remedy = f"delete {connect(uri)[1]} and sync again" if damaged else "sync again"
             raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, {remedy}") from None
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
-    """Create or update all studies, configurations and seeds; return the number of runs, and the lists
-    of created, updated, unchanged and refused runs.
+    """Create or update all studies, configurations and seeds.
+
+    Returns the number of runs, and the lists of created, updated, unchanged and refused runs.
     """
     finished, refused = results.records(), results.left_out()
     finished_ids = {record["id"] for record in finished}
@@ -94,36 +96,41 @@ def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", fig
             store.open(results.scale, study)
             entry = study_entry(results.scale, study, figures)
             if entry.files:
-                store.upsert([study], content_of(entry.tags, entry.files), partial(lambda built: built, entry))
+                store.upsert([study], content_hash(entry.tags, entry.files), partial(lambda built: built, entry))
             for _, run_records in groupby(study_records, itemgetter("run")):
                 seeds = list(run_records)
                 try:
                     _configuration(results, store, seeds, figure_of_run(figures, seeds[0]))
-                except UserError as error:  # damaged rows of one configuration do not stop the others
+                except UserError as error:  # a configuration with damaged rows does not stop the sync of the others
                     refused.append(str(error))
                 progress.advance(len(seeds))
-    return {"runs": len(records), **store.done, "refused": refused}
+    return {"runs": len(records), **store.synced_keys, "refused": refused}
 
 
 def _configuration(
     results: Results, store: "_Store", records: Sequence[dict[str, Any]], figure: Sequence[Path]
 ) -> None:
-    """Create or update a configuration and its seeds; rows are read only if the content has changed."""
+    """Create or update a configuration and its seeds; read their rows only if the content has changed."""
     files = [sorted((results.root / record["id"]).glob("[!.]*.json")) for record in records]
-    contents = list(map(content_of, records, files))
+    contents = list(map(content_hash, records, files))
     seeds = [cache(partial(seed_entry, results, record)) for record in records]
     study, run = records[0]["study"], records[0]["run"]
     parent = store.upsert(
-        [study, run], content_of(contents, figure), lambda: configuration_entry(run, [seed() for seed in seeds], figure)
+        [study, run],
+        content_hash(contents, figure),
+        lambda: configuration_entry(run, [seed() for seed in seeds], figure),
     )
     for record, content, seed in zip(records, contents, seeds, strict=True):
-        identity = store.upsert([record["id"]], content, seed, parent)
+        run_id = store.upsert([record["id"]], content, seed, parent)
         if "weights_sha256" in record:
-            store.log_weights(identity, results.root / record["id"] / "weights.safetensors", record["weights_sha256"])
+            store.log_weights(run_id, results.root / record["id"] / "weights.safetensors", record["weights_sha256"])
 
 
-def client_of(uri: str) -> tuple[Any, Path | None]:
-    """Return the MLflow client, and the absolute path of the database for a sqlite URI (None for a server)."""
+def connect(uri: str) -> tuple[Any, Path | None]:
+    """Return an MLflow client, and the absolute path of the database for a sqlite URI (None for a server).
+
+    Sets MLflow's environment variables, and creates the folder of the database.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -138,10 +145,10 @@ def client_of(uri: str) -> tuple[Any, Path | None]:
 
 
 def pages(uri: str, scale: str, studies: Sequence[str]) -> dict[str, str]:
-    """Return the path of each tracked study in the UI, with its configurations sorted by held-out loss."""
-    by_loss = {"searchFilter": CONFIGURATIONS, "orderByKey": "metrics.`test/loss_nats`", "orderByAsc": "true"}
+    """Return the UI path of each tracked study. The page sorts configurations by held-out loss."""
+    by_loss = {"searchFilter": CONFIGURATION_FILTER, "orderByKey": "metrics.`test/loss_nats`", "orderByAsc": "true"}
     query = f"{urlencode(by_loss, quote_via=quote)}&{TRAINING_VIEW}"
-    client, _ = client_of(uri)
+    client, _ = connect(uri)
     experiments = {study: client.get_experiment_by_name(f"formerlab/{scale}/{study}") for study in studies}
     return {
         study: f"/#/experiments/{experiment.experiment_id}/runs?{query}"
@@ -154,13 +161,13 @@ class _Store:
     """The MLflow operations of a sync."""
 
     def __init__(self, uri: str, root: Path, *, weights: bool) -> None:
-        self._client, self._database = client_of(uri)
+        self._client, self._database = connect(uri)
         self._experiment, self._runs, self._weights = "", dict[str, Any](), weights
         if self._database:
             self._prefix = os.path.relpath(root.resolve(), self._database.parent.resolve()).removeprefix("results/")
         else:  # several users and checkouts may share a server
             self._prefix = f"{os.getuid()}:{root.resolve()}"
-        self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
+        self.synced_keys: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
     def open(self, scale: str, study: str) -> None:
         """Open the experiment of a study, which is created or restored if necessary."""
@@ -190,21 +197,21 @@ class _Store:
                 self._client.delete_run(run.info.run_id)
             self._runs.setdefault(key, run)
 
-    def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
+    def upsert(self, key_parts: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
         """Create or update the MLflow run of an entry and return its id; `content` is the hash of the entry.
 
         An MLflow run is updated in place if the entry only has additional points. MLflow cannot delete metrics and
         parameters, so an MLflow run with other values is deleted and created again.
         """
-        key, content = "/".join([self._prefix, *names]), LAYOUT + content
+        key, content = "/".join([self._prefix, *key_parts]), LAYOUT + content
         existing = self._runs.get(key)
         if existing is not None and existing.data.tags.get("formerlab.content") == content:
-            self.done["unchanged"].append(key)
+            self.synced_keys["unchanged"].append(key)
             if existing.data.tags.get("mlflow.parentRunId", "") != parent:
                 self._client.set_tag(existing.info.run_id, "mlflow.parentRunId", parent)
             return str(existing.info.run_id)
         entry = build()
-        self.done["created" if existing is None else "updated"].append(key)
+        self.synced_keys["created" if existing is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value in entry.points[["name", "value"]].to_numpy()}
         only_new_points = (
             existing is not None
@@ -216,41 +223,41 @@ class _Store:
             self._client.delete_run(existing.info.run_id)
             existing = None
         run = existing or self._client.create_run(self._experiment, start_time=entry.started_ms)
-        identity = str(run.info.run_id)
+        run_id = str(run.info.run_id)
         tags = entry.tags | {"formerlab.key": key} | ({"mlflow.parentRunId": parent} if parent else {})
         for name in run.data.tags.keys() - tags.keys():
             if name.startswith("claim."):
-                self._client.delete_tag(identity, name)
-        # Shift the points to the start time in MLflow, because every attempt at training has another start time.
-        self._write(identity, entry, tags, run.info.start_time - entry.started_ms)
-        self._client.set_tag(identity, "formerlab.content", content)
-        return identity
+                self._client.delete_tag(run_id, name)
+        # Shift the points to the start time in MLflow, because every training attempt has a different start time.
+        self._write(run_id, entry, tags, run.info.start_time - entry.started_ms)
+        self._client.set_tag(run_id, "formerlab.content", content)
+        return run_id
 
-    def log_weights(self, identity: str, path: Path, digest: str) -> None:
+    def log_weights(self, run_id: str, path: Path, digest: str) -> None:
         """Log the weights of a run once."""
         if not self._weights or not path.exists():
             return
-        if self._client.get_run(identity).data.tags.get("formerlab.weights") != digest:
-            self._client.log_artifact(identity, str(path))
-            self._client.set_tag(identity, "formerlab.weights", digest)
+        if self._client.get_run(run_id).data.tags.get("formerlab.weights") != digest:
+            self._client.log_artifact(run_id, str(path))
+            self._client.set_tag(run_id, "formerlab.weights", digest)
 
-    def _write(self, identity: str, entry: Entry, tags: dict[str, str], shift_ms: int) -> None:
-        """Write an entry to the MLflow run `identity`, with `shift_ms` added to the times of its points."""
+    def _write(self, run_id: str, entry: Entry, tags: dict[str, str], shift_ms: int) -> None:
+        """Write an entry to the MLflow run `run_id`, with `shift_ms` added to the times of its points."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
         points = [Metric(name, _rounded(value), time_ms + shift_ms, step)
                   for name, value, time_ms, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
         params = [Param(*item) for item in entry.params.items()]
-        self._client.log_batch(identity, metrics=points, params=params, tags=[RunTag(*item) for item in tags.items()])
+        self._client.log_batch(run_id, metrics=points, params=params, tags=[RunTag(*item) for item in tags.items()])
         if entry.data:
             context = [InputTag("mlflow.data.context", "training")]
-            self._client.log_inputs(identity, datasets=[DatasetInput(Dataset(**entry.data), context)])
+            self._client.log_inputs(run_id, datasets=[DatasetInput(Dataset(**entry.data), context)])
         for path in entry.files:
-            self._client.log_artifact(identity, str(path), FOLDERS.get(path.suffix))
+            self._client.log_artifact(run_id, str(path), FOLDERS.get(path.suffix))
         if entry.finished_ms is None:  # the run is training; MLflow may have another status after an earlier stop
-            self._client.update_run(identity, status="RUNNING")
+            self._client.update_run(run_id, status="RUNNING")
         else:
-            self._client.set_terminated(identity, entry.status, end_time=entry.finished_ms)
+            self._client.set_terminated(run_id, entry.status, end_time=entry.finished_ms)
 
 
 def _rounded(value: float) -> float:

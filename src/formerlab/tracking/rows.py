@@ -25,7 +25,7 @@ from formerlab.results.stages import TABLES
 from formerlab.statistics import weighted_means
 
 MAX_POINTS = 1000
-"""Largest number of points of a curve in MLflow."""
+"""Maximum number of points of a curve in MLflow."""
 CLAIMS = ("claims.csv", "claims.html")
 """Files that the command `claims` writes into the folder of figures."""
 COSTS = {
@@ -48,8 +48,8 @@ FOLDERS = {".png": "figures", ".pdf": "figures", ".csv": "tables", ".html": "tab
 """Artifact folder in MLflow by file extension."""
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 """Status of a run in MLflow; any other status becomes KILLED."""
-WITH_MEANS = {file: table for file, table in TABLES.items() if table.value}
-"""Files of rows whose means become metrics."""
+AVERAGED_TABLES = {file: table for file, table in TABLES.items() if table.value}
+"""Row files whose means become metrics."""
 CURVES = {"train.csv": ("loss_nats", "lr", "grad_norm"), "timing.csv": ("tokens_per_s", "memory_bytes")}
 """Columns that become curves, by file."""
 
@@ -71,9 +71,10 @@ class Entry:
     """The training data set as MLflow's fields `name`, `digest`, `source_type`, `source` and `profile`."""
 
     def thinned(self) -> DataFrame:
-        """Return at most MAX_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last point.
+        """Return at most MAX_POINTS points of each curve: every n-th point and the last point.
 
-        When a curve grows, the new selection adds no old point, so the MLflow run can be updated in place.
+        n is the smallest sufficient power of two. If a curve gets longer, points that were left out before stay left
+        out, so the MLflow run can be updated in place.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
@@ -86,7 +87,7 @@ def _display_tags(level: Literal["study", "configuration", "run"], name: str, no
     return {"mlflow.runName": name, "mlflow.note.content": note, "formerlab.level": level}
 
 
-def unfinished(root: Path) -> list[dict[str, Any]]:
+def unfinished_records(root: Path) -> list[dict[str, Any]]:
     """Return a partial record of each unfinished run in `root` that has rows.
 
     The `status` of a record is running, stopped, failed or killed.
@@ -109,7 +110,7 @@ def unfinished(root: Path) -> list[dict[str, Any]]:
     return records
 
 
-def content_of(values: Any, files: Sequence[Path] = ()) -> str:
+def content_hash(values: Any, files: Sequence[Path] = ()) -> str:
     """Return a hash of JSON values, and of the names and contents of files."""
     digest = sha256(json.dumps(values).encode())
     for path in files:
@@ -133,7 +134,9 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
             study_rows = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
             tags |= {f"claim.{claim}{ending}": str(text) for claim, text in study_rows.items()}
     note = f"Figures, tables and verdicts on the claims of study {study} at scale {scale}: open Artifacts."
-    times = [round(1000 * path.stat().st_mtime) for path in files] or [0]  # an entry without files is not used
+    times = [round(1000 * path.stat().st_mtime) for path in files] or [
+        0
+    ]  # the sync does not use an entry without files
     tags |= _display_tags("study", f"{study}: figures, tables, claims", note)
     return Entry(tags, min(times), max(times), files=files)
 
@@ -147,7 +150,7 @@ def figure_of_run(figures: Path, record: Mapping[str, Any]) -> list[Path]:
 
 def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
     """Return the entry of a configuration: its parameters, a figure, and means of the points of all seeds."""
-    states, ends = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
+    states, end_times_ms = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
     points = pd.concat([entry.points for entry in seeds]).groupby(["name", "step"], sort=False)
     means = points.agg(value=("value", "mean"), time_ms=("time_ms", "first"), seeds=("value", "size")).reset_index()
     means = means.loc[means["seeds"] == len(seeds), [*seeds[0].points]]  # only points that all seeds have
@@ -157,7 +160,7 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
         tags
         | _display_tags("configuration", run, f"{run}, {count}. Metrics are means over the seeds, the nested runs."),
         started_ms=seeds[0].started_ms,
-        finished_ms=None if None in ends else max(filter(None, ends)),
+        finished_ms=None if None in end_times_ms else max(filter(None, end_times_ms)),
         status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
         params={key: value for key, value in seeds[0].params.items() if key != "seed"},
         points=means,
@@ -168,7 +171,7 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
 
 def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     """Return the entry of a run: its curves, final values and files, and tags for searches."""
-    names = (*CURVES, "eval.csv", *WITH_MEANS)
+    names = (*CURVES, "eval.csv", *AVERAGED_TABLES)
     rows = {name: frame for name in names if len(frame := results.rows_of(name, record["id"]))}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
     folder, git, data = results.root / record["id"], record.get("git") or {}, record["data"]
@@ -188,11 +191,11 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
     }
     points = _points(rows, record)
     return Entry(
-        {_name(key): _text(value) for key, value in tags.items() if value is not None},
+        {_mlflow_name(key): _as_string(value) for key, value in tags.items() if value is not None},
         started_ms=_milliseconds(record["started"]),
         finished_ms=None if record["status"] == "running" else _milliseconds(record["finished"]),
         status=STATUS.get(record["status"], "KILLED"),
-        params={_name(key): _text(value) for key, value in spec},
+        params={_mlflow_name(key): _as_string(value) for key, value in spec},
         points=points[np.isfinite(points["value"])],
         files=[path for name in ("run.json", "run.yaml", *names) if (path := folder / name).exists()],
         data=_data_set(results.root / "data" / data["name"], data["fingerprint"]),
@@ -212,25 +215,27 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
     """Return curves with the time of each step, and final values with the end time of the run."""
     start, end = (_milliseconds(record[moment]) for moment in ("started", "finished"))
     curves = [
-        rows[file].melt("step", columns, "name").assign(_of=file.removesuffix(".csv"))
+        rows[file].melt("step", columns, "name").assign(_file=file.removesuffix(".csv"))
         for file, columns in CURVES.items()
         if file in rows
     ]
     if "eval.csv" in rows:
         losses = weighted_means(rows["eval.csv"], ["split", "step"]).sort_index().rename("value")
-        curves.append(losses.reset_index().rename(columns={"split": "_of"}).assign(name="loss_nats"))
-    finals = {name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None}
-    for file in (file for file in WITH_MEANS if file in rows):
-        finals |= _means(file.removesuffix(".csv"), rows[file], WITH_MEANS[file])
-    if "test/loss_nats" in finals:
-        finals["test/perplexity"] = math.exp(finals["test/loss_nats"])
+        curves.append(losses.reset_index().rename(columns={"split": "_file"}).assign(name="loss_nats"))
+    final_values = {
+        name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None
+    }
+    for file in (file for file in AVERAGED_TABLES if file in rows):
+        final_values |= _means(file.removesuffix(".csv"), rows[file], AVERAGED_TABLES[file])
+    if "test/loss_nats" in final_values:
+        final_values["test/perplexity"] = math.exp(final_values["test/loss_nats"])
     last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
-    ends = DataFrame(finals.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
-    points = pd.concat([*(curve.assign(name=curve["_of"] + "/" + curve["name"]) for curve in curves), ends])
+    final_points = DataFrame(final_values.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
+    points = pd.concat([*(curve.assign(name=curve["_file"] + "/" + curve["name"]) for curve in curves), final_points])
     timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))
     times = start + 1000 * np.interp(points["step"], timing["step"], timing["time_s"])
     points["time_ms"] = points["time_ms"].where(points["time_ms"].notna(), times).astype(int)
-    return points.astype({"value": float}).reset_index(drop=True)[[*ends]]
+    return points.astype({"value": float}).reset_index(drop=True)[[*final_points]]
 
 
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
@@ -242,7 +247,7 @@ def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
         levels = [str(value) if table.columns[name] == "text" else f"{name} {value:g}" for name, value in labels]
         levels += [] if table.value == "value" else [table.value]
         weights = group["tokens"] if "tokens" in table.columns else None
-        means[_name("/".join([stage, *levels]))] = float(np.average(group[table.value], weights=weights))
+        means[_mlflow_name("/".join([stage, *levels]))] = float(np.average(group[table.value], weights=weights))
     return means
 
 
@@ -251,11 +256,11 @@ def _milliseconds(moment: str) -> int:
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
 
 
-def _name(text: str) -> str:
+def _mlflow_name(text: str) -> str:
     """Replace characters that MLflow does not allow in a name by underscores."""
     return re.sub(r"[^\w\-. /:]", "_", text)
 
 
-def _text(value: Any) -> str:
+def _as_string(value: Any) -> str:
     """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

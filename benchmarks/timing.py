@@ -1,6 +1,7 @@
-"""Helpers shared by the benchmarks: options, interleaved rounds, ratios within a round, their intervals, and targets.
+"""Helpers shared by the benchmarks: options, interleaved timing, ratios with their intervals, and targets.
 
-On CPUs the allocator affects times, so every benchmark calls `native.keep_memory` for all variants, as the stages do.
+A round runs every variant once. On CPUs the allocator affects times, so CPU benchmarks call `native.keep_memory` for
+all variants, as the stages do.
 """
 
 import argparse
@@ -36,16 +37,16 @@ def begin(options: argparse.Namespace, *notes: str) -> None:
     print(", ".join([machine, f"torch {torch.__version__}", f"load {load}", f"{options.rounds} rounds", *notes]))
 
 
-def rounds_of(
+def interleaved_seconds(
     steps: dict[str, Callable[[], object]],
     rounds: int,
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the seconds per unit of work of every step, by round. A step returns its number of units, by default 1.
+    """Return the seconds per unit of work, for every step and round. A step returns its number of units, by default 1.
 
-    Every round runs all steps once, in an order that rotates with each round. The first round is a warm-up. Use
-    `time.process_time` as `clock` for work on one thread of a busy machine.
+    Every round runs each step once; the order rotates from round to round. The first round is a warm-up and is not
+    returned. Use `time.process_time` as `clock` for work on one thread of a busy machine.
     """
     import torch
 
@@ -64,7 +65,11 @@ def rounds_of(
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
-    """Return the median and its 95 % interval, whose ends are order statistics."""
+    """Return the median and its 95 % interval, whose ends are order statistics.
+
+    With fewer than six values the interval is the whole range, which covers less: 94 % with five values, 88 % with
+    four.
+    """
     ordered, n = sorted(values), len(values)
     outside, rank = 0.0, 0
     while 2 * (outside + math.comb(n, rank) / 2**n) <= 0.05:
@@ -75,26 +80,34 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def ratio(times: list[float], base: list[float]) -> tuple[float, float, float]:
-    """Return the median and interval of the ratio of times within rounds."""
+    """Return the median, over rounds, of the ratio of times of the same round, and its interval."""
     return interval([a / b for a, b in zip(times, base, strict=True)])
 
 
 class Target(NamedTuple):
-    """A bound on the ratio of a variant to its baseline. It is met if the interval of the ratio reaches the bound."""
+    """A bound on the ratio of a variant to its baseline.
+
+    The target is met if the whole interval of the ratio satisfies the bound, not met if no value of the interval
+    satisfies it, and inconclusive otherwise.
+    """
 
     variant: str
     baseline: str
     bound: float
     quantity: str = "time"
 
-    def verdict(self, measured: tuple[float, float, float]) -> str:
-        """Describe whether a ratio and its interval meet the target; a speed must be at least the bound."""
+    def describe(self, measured: tuple[float, float, float]) -> str:
+        """Describe whether a ratio and its interval meet the target.
+
+        A speed must be at least the bound; a time and a memory size must be at most the bound.
+        """
         median, low, high = measured
         speed = self.quantity == "speed"
-        met = high >= self.bound if speed else low <= self.bound
+        satisfied = [end >= self.bound if speed else end <= self.bound for end in (low, high)]
+        outcome = "met" if all(satisfied) else "inconclusive" if any(satisfied) else "not met"
         sign = ">=" if speed else "<="
         return (
-            f"{'met' if met else 'NOT MET'}: {self.quantity} of {self.variant} / {self.baseline} "
+            f"{outcome}: {self.quantity} of {self.variant} / {self.baseline} "
             f"{median:.3f} [{low:.3f}, {high:.3f}] {sign} {self.bound}"
         )
 
@@ -106,7 +119,7 @@ def report(
     targets: Iterable[Target],
     unit: str = "ms",
 ) -> None:
-    """Print a table of seconds (or of bytes, as MB) with ratios to the baselines, and the verdicts on the targets."""
+    """Print a table of times in ms (or of bytes in MB) with ratios to the baselines, and whether each target is met."""
     factor = {"ms": 1e3, "MB": 1e-6}[unit]
     print(f"\n### {title}\n\n| variant | {unit} | ratio | 95 % interval | to |\n|---|---|---|---|---|")
     for name, values in numbers.items():
@@ -118,7 +131,7 @@ def report(
     print()
     for target in targets:
         if target.variant in numbers:
-            print(target.verdict(ratio(numbers[target.variant], numbers[target.baseline])))
+            print(target.describe(ratio(numbers[target.variant], numbers[target.baseline])))
 
 
 def cache_bytes(cache: Any) -> int:
@@ -126,20 +139,20 @@ def cache_bytes(cache: Any) -> int:
     return sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
 
 
-def saved_bytes(forward: Callable[[], "Tensor"], given: Iterable["Tensor"]) -> int:
-    """Return the bytes of the activations that `forward` saves, without the tensors `given`. A storage counts once."""
+def saved_bytes(forward: Callable[[], "Tensor"], excluded_tensors: Iterable["Tensor"]) -> int:
+    """Return the bytes of the activations that `forward` saves, without `excluded_tensors`. A storage counts once."""
     import torch
 
-    excluded = {tensor.untyped_storage().data_ptr() for tensor in given}
+    excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded_tensors}
     saved: dict[int, int] = {}
 
-    def note(tensor: "Tensor") -> "Tensor":
+    def record(tensor: "Tensor") -> "Tensor":
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in excluded:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         output = forward()
     del output
     return sum(saved.values())
