@@ -1,6 +1,6 @@
 """A private Slurm for the tests of this folder. They take minutes: `make test-cluster` runs them, `make test` does not.
 
-Where something of it is missing they skip and say what, but for `.ci/run`, which sets FORMERLAB_CI: there they fail.
+If a program is missing, the tests are skipped with its name. If `.ci/run` has set FORMERLAB_CI, they fail instead.
 """
 
 import os
@@ -11,7 +11,7 @@ from private_slurm import PrivateSlurm, missing
 
 @pytest.fixture(scope="session")
 def installed():
-    """Skip or fail where no Slurm can be started."""
+    """Skip the test, or fail it under FORMERLAB_CI, if no private Slurm can run."""
     if reason := missing():
         if os.environ.get("FORMERLAB_CI"):
             pytest.fail(reason)
@@ -20,7 +20,7 @@ def installed():
 
 @pytest.fixture(scope="session")
 def slurm(installed, tmp_path_factory):
-    """Start a Slurm and stop it after the last test, whatever happens in between."""
+    """Start a private Slurm, and stop it after the last test, even after a failure."""
     cluster = PrivateSlurm(tmp_path_factory.mktemp("slurm"))
     try:
         cluster.start()

@@ -1,10 +1,11 @@
-"""A gate in the training loop of a copied checkout, at which a run waits for what a test does to it.
+"""A gate in the training loop of a copied checkout. A run pauses there until the test stops, kills or releases the run.
 
-`gates/<run id>.json` says {"step": where, ...}. A run that comes to its gate for the first time saves a checkpoint,
-leaves the file `<...>.reached` and waits until it is asked to stop; a `deaf` one does not hear that. The next process
-passes. At a gate with a `mistake` or a `crash` every process ends for that. A file `<...>.open` lets the first one go
-on. `memory_mb` is taken and held by every process that
-comes to the gate, and a `greedy` one then waits to be killed for it, as long as its job has not that much.
+`gates/<run id>.json` contains {"step": the step at which the run pauses, ...}. At the first visit, the run saves a
+checkpoint, writes the file `<...>.reached`, and waits for a request to stop. With `ignores_stop` it ignores this
+request. The file `<...>.open` releases the waiting process. The next process that trains the run does not pause. With
+`mistake` (UserError) or `crash` (RuntimeError), every process raises this error at the gate. Every process allocates
+`memory_mb` at the gate. With `waits_for_kill`, a resumed process then waits 3 s, so that Slurm kills it if the job has
+less memory.
 """
 
 import json
@@ -15,27 +16,27 @@ from pathlib import Path
 
 from formerlab.errors import UserError
 
-HELD = []
+ALLOCATED = []
 
 
 def pass_through(run_id, state, hooks):
     gate = Path("gates", f"{run_id}.json")
-    if not gate.exists() or state.step != (order := json.loads(gate.read_text()))["step"]:
+    if not gate.exists() or state.step != (settings := json.loads(gate.read_text()))["step"]:
         return
-    if "mistake" in order:
-        raise UserError(order["mistake"])
-    if "crash" in order:
-        raise RuntimeError(order["crash"])
+    if "mistake" in settings:
+        raise UserError(settings["mistake"])
+    if "crash" in settings:
+        raise RuntimeError(settings["crash"])
     reached = gate.with_suffix(".reached")
-    before = reached.exists()
-    if not before:
+    visited_before = reached.exists()
+    if not visited_before:
         hooks.save(state)
-        seen = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES")} | {"words": sys.argv}
-        gate.with_suffix(".tmp").write_text(json.dumps(seen))
+        variables = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES")}
+        gate.with_suffix(".tmp").write_text(json.dumps(variables | {"arguments": sys.argv}))
         gate.with_suffix(".tmp").rename(reached)
-    HELD.append(b"x" * (order.get("memory_mb", 0) << 20))
-    if before:
-        time.sleep(3 * order.get("greedy", 0))  # long enough to be seen
+    ALLOCATED.append(b"x" * (settings.get("memory_mb", 0) << 20))
+    if visited_before:
+        time.sleep(3 * settings.get("waits_for_kill", 0))  # longer than Slurm's accounting interval of 2 s
     else:
-        while not gate.with_suffix(".open").exists() and (order.get("deaf") or hooks.stop() is None):
+        while not gate.with_suffix(".open").exists() and (settings.get("ignores_stop") or hooks.stop() is None):
             time.sleep(0.05)

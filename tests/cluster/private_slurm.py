@@ -1,7 +1,7 @@
-"""A Slurm of its own on this machine: munge, a database, accounting, controller and one node with two pretended GPUs.
+"""A private Slurm on this machine: munge, a database, accounting, controller, and one or more nodes with two fake GPUs.
 
-Everything lives in one folder and on free ports; nothing of a system installation is read or written, and `stop` leaves
-no process behind. Node and jobs belong to root, which also makes the device files of the GPUs.
+All files are in one folder, and all ports are free ports. The files of a system's Slurm are neither read nor written.
+`stop` ends all processes. Daemons and jobs run as root, because only root can create the device files of the GPUs.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ PROGRAMS = (
     "sbatch",
     "sacctmgr",
 )
-SEARCHED = os.pathsep.join(("/usr/sbin", "/usr/local/sbin", os.environ.get("PATH", os.defpath)))
+SEARCH_PATH = os.pathsep.join(("/usr/sbin", "/usr/local/sbin", os.environ.get("PATH", os.defpath)))
 NVIDIA = 195
-"""Major number of NVIDIA's character devices."""
+"""Major device number of NVIDIA's character devices."""
 
 SLURM_CONF = """
 ClusterName=private
@@ -46,7 +46,7 @@ SlurmctldPidFile={folder}/run/slurmctld.pid
 SlurmdPidFile={folder}/run/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-# As with cgroups, and unlike linuxproc, what a job leaves behind is killed too when its parents are gone.
+# proctrack/pgid also kills processes of a job whose parents have ended, as cgroups do and linuxproc does not.
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
@@ -77,7 +77,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE 
 
 NODE = "NodeName={name} NodeHostname=localhost Port={port} CPUs={cpus} RealMemory=16000 Gres=gpu:{gpus}"
 GPUS = 2
-"""All nodes together have as many."""
+"""Number of GPUs of all nodes together."""
 
 SLURMDBD_CONF = """
 AuthType=auth/munge
@@ -96,17 +96,17 @@ StorageLoc=slurm_acct_db
 
 
 def missing():
-    """Say why no private Slurm can run here, or nothing."""
-    absent = [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
-    if absent:
-        return f"no {', '.join(absent)} here: apt-get install slurm-wlm slurmdbd munge mariadb-server"
+    """Return the reason why no private Slurm can run here, or None."""
+    missing_programs = [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
+    if missing_programs:
+        return f"no {', '.join(missing_programs)} here: apt-get install slurm-wlm slurmdbd munge mariadb-server"
     if os.geteuid() != 0:
         return "a private Slurm makes device files, which needs root"
     return None
 
 
 class PrivateSlurm:
-    """Start with `start`, end with `stop`; in between `run` calls Slurm's commands."""
+    """A private Slurm: `start` starts it, `run` calls a command of Slurm, `stop` stops it."""
 
     def __init__(self, folder, cpus=4, nodes=("localhost",)):
         self.folder, self.nodes = Path(folder), nodes
@@ -115,14 +115,14 @@ class PrivateSlurm:
             NODE.format(name=name, port=port, cpus=cpus, gpus=GPUS // len(nodes))
             for name, port in zip(nodes, ports, strict=True)
         ]
-        self.places = {"folder": self.folder, "controller_port": controller, "database_port": database}
-        self.places["nodes"] = "\n".join(lines)
-        path = os.pathsep.join((str(self.folder / "bin"), SEARCHED))
+        self.template_values = {"folder": self.folder, "controller_port": controller, "database_port": database}
+        self.template_values["nodes"] = "\n".join(lines)
+        path = os.pathsep.join((str(self.folder / "bin"), SEARCH_PATH))
         self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
         self.daemons = {}
 
     def variables(self):
-        """Return what a process needs in its environment to use this Slurm."""
+        """Return the environment variables with which a process uses this Slurm."""
         python = os.path.dirname(sys.executable)
         return {"SLURM_CONF": self.environment["SLURM_CONF"], "PATH": f"{python}:{self.environment['PATH']}"}
 
@@ -145,23 +145,23 @@ class PrivateSlurm:
         self.wait_for_node("idle")
 
     def wait_for_node(self, *states, seconds=60):
-        """Wait until all nodes are in one of the states, as sinfo writes them."""
+        """Wait until every node is in one of the given states, which are written as in sinfo."""
         deadline = time.monotonic() + seconds
-        wanted = set(states)
-        while (found := set(self.run("sinfo", "--noheader", "--format=%T").split())) - wanted:
+        states_wanted = set(states)
+        while (current_states := set(self.run("sinfo", "--noheader", "--format=%T").split())) - states_wanted:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nodes are {found}, not {wanted}; see {self.folder}/slurmctld.log")
+                raise TimeoutError(f"nodes are {current_states}, not {states_wanted}; see {self.folder}/slurmctld.log")
             time.sleep(0.3)
 
     def kill_node(self):
-        """Let the daemon of the only node and everything it runs die at once, as at a power failure."""
+        """Kill the daemon and all jobs of the only node, as in a power failure."""
         slurmd = self.daemons.pop(f"slurmd {self.nodes[0]}")
         slurmd.kill()
         self._kill_jobs()
         slurmd.wait()
 
     def stop(self):
-        """End every daemon, the last started first, and whatever its jobs left running."""
+        """Stop all daemons in reverse order, and kill remaining processes of their jobs."""
         for process in reversed(self.daemons.values()):
             process.terminate()
             try:
@@ -173,111 +173,114 @@ class PrivateSlurm:
         self._kill_jobs()
 
     def _kill_jobs(self):
-        """Kill what runs in jobs: the daemons of their steps, which outlive that of the node, and all they started."""
+        """Kill the step daemons (slurmstepd), which survive the daemon of the node, and all their child processes."""
         import psutil
 
-        mine = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
+        entry = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                # Such a daemon writes its title over the beginning of its environment, which psutil then cannot read.
-                if "slurmstepd" in process.name() and mine in Path(f"/proc/{process.pid}/environ").read_bytes():
-                    for one in (*process.children(recursive=True), process):
+                # slurmstepd overwrites the start of its environment, so psutil cannot read it. Read /proc instead.
+                if "slurmstepd" in process.name() and entry in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    for job_process in (*process.children(recursive=True), process):
                         with contextlib.suppress(psutil.Error):
-                            one.kill()
+                            job_process.kill()
 
-    def run(self, *words):
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
+    def run(self, *command):
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip() or result.stdout.strip()}")
+        return result.stdout
 
     def accounts(self, *fields):
-        """Return a row of strings per job that the accounting knows, oldest first; also of requeued ones."""
-        words = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(fields)}")
-        return [line.split("|") for line in self.run("sacct", "--starttime=now-1days", *words).splitlines()]
+        """Return one row of strings per job in the accounting, oldest first, including requeued jobs."""
+        options = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(fields)}")
+        return [line.split("|") for line in self.run("sacct", "--starttime=now-1days", *options).splitlines()]
 
     def start_again(self, job):
-        """Have a requeued job run soon: by itself it would wait two minutes.
+        """Start a requeued job after 10 s; by default Slurm waits two minutes.
 
-        Not at once: for some seconds the controller still hears of the job's end on a node that was lost, and Slurm
-        22.05 crashes if it then counts that node off the new start (a segmentation fault in build_job_info_resp).
+        An immediate start can crash Slurm 22.05 (segmentation fault in build_job_info_resp): for some seconds the
+        controller still receives the end of the job from the node that failed.
         """
 
-        def shown():
+        def state_of_job():
             return self.run("squeue", "--noheader", "--format=%T %r", f"--jobs={job}").strip()
 
-        self.wait_for(lambda: shown() == "PENDING BeginTime")
+        self.wait_for(lambda: state_of_job() == "PENDING BeginTime")
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now+10")
-        self.wait_for(lambda: shown().startswith("RUNNING"))
+        self.wait_for(lambda: state_of_job().startswith("RUNNING"))
 
     def wait_for(self, condition, seconds=240):
-        """Wait until the condition returns something true, and return that."""
+        """Wait until `condition()` returns a true value, and return this value."""
         deadline = time.monotonic() + seconds
-        while not (found := condition()):
+        while not (result := condition()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds} s in vain\n{self.shown()}")
+                raise TimeoutError(f"the condition is false after {seconds} s\n{self.queue_and_nodes()}")
             time.sleep(0.2)
-        return found
+        return result
 
-    def shown(self):
-        """Return what Slurm shows of all jobs and nodes."""
+    def queue_and_nodes(self):
+        """Return the output of squeue and sinfo for all jobs and nodes."""
         return self.run("squeue", "--long", "--states=all") + self.run("sinfo", "--long", "--Node")
 
     def clear(self):
-        """Cancel all jobs and wait until nothing of them runs."""
+        """Cancel all jobs, and wait until the queue is empty."""
         self.run("scancel", "--user=root")
         self.wait_for(lambda: not self.run("squeue", "--noheader"))
 
     def _write(self):
         for name in ("run", "state", "dev", "bin", "tables"):
             (self.folder / name).mkdir(parents=True)
-        # Within a job the executor drops SLURM_CONF from the environment of srun and of the job itself.
+        # Inside jobs, Snakemake's executor removes SLURM_CONF from the environment, so wrap srun and squeue.
         for name in ("srun", "squeue"):
-            own, program = self.folder / "bin" / name, shutil.which(name, path=SEARCHED)
-            own.write_text(f'#!/bin/sh\nSLURM_CONF="{self.folder}/slurm.conf" exec {program} "$@"\n')
-            own.chmod(0o755)
-        (self.folder / "slurm.conf").write_text(SLURM_CONF.format(**self.places))
-        (self.folder / "slurmdbd.conf").write_text(SLURMDBD_CONF.format(**self.places))
+            wrapper, program = self.folder / "bin" / name, shutil.which(name, path=SEARCH_PATH)
+            wrapper.write_text(f'#!/bin/sh\nSLURM_CONF="{self.folder}/slurm.conf" exec {program} "$@"\n')
+            wrapper.chmod(0o755)
+        (self.folder / "slurm.conf").write_text(SLURM_CONF.format(**self.template_values))
+        (self.folder / "slurmdbd.conf").write_text(SLURMDBD_CONF.format(**self.template_values))
         (self.folder / "slurmdbd.conf").chmod(0o600)
         gpus = [self.folder / f"dev/gpu{index}" for index in range(GPUS)]
         for index, gpu in enumerate(gpus):
             os.mknod(gpu, 0o600 | 0o020000, os.makedev(NVIDIA, index))
-        share = GPUS // len(self.nodes)
-        owned = [f"NodeName={self.nodes[index // share]} Name=gpu File={gpu}\n" for index, gpu in enumerate(gpus)]
-        (self.folder / "gres.conf").write_text("".join(owned))
+        gpus_per_node = GPUS // len(self.nodes)
+        lines = [
+            f"NodeName={self.nodes[index // gpus_per_node]} Name=gpu File={gpu}\n" for index, gpu in enumerate(gpus)
+        ]
+        (self.folder / "gres.conf").write_text("".join(lines))
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
 
     def _munge(self):
-        places = {"socket": "run/munge.sock", "key-file": "munge.key", "pid-file": "run/munge.pid"}
-        places |= {"seed-file": "munge.seed", "log-file": "munge.log"}
-        options = [f"--{name}={self.folder / place}" for name, place in places.items()]
+        files = {"socket": "run/munge.sock", "key-file": "munge.key", "pid-file": "run/munge.pid"}
+        files |= {"seed-file": "munge.seed", "log-file": "munge.log"}
+        options = [f"--{name}={self.folder / file}" for name, file in files.items()]
         self._daemon("munged", "munged", "--foreground", "--force", *options)
         self._until("munge", "munge", f"--socket={self.folder}/run/munge.sock", "--no-input")
 
     def _database(self):
-        # A server that starts empties its folder of temporary tables: in /tmp, those of another test's server too.
-        where = (f"--datadir={self.folder}/mysql", f"--tmpdir={self.folder}/tables")
-        sock = f"--socket={self.folder}/run/mysql.sock"
-        owner = ("--user=root", "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
-        self.run("mariadb-install-db", "--no-defaults", *where, *owner)
-        small = ("--innodb-buffer-pool-size=128M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0")
+        # MariaDB empties its temporary folder at start; in /tmp this would delete files of another test's server.
+        folders = (f"--datadir={self.folder}/mysql", f"--tmpdir={self.folder}/tables")
+        socket = f"--socket={self.folder}/run/mysql.sock"
+        install = ("--user=root", "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
+        self.run("mariadb-install-db", "--no-defaults", *folders, *install)
+        sizes = ("--innodb-buffer-pool-size=128M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0")
         pid = f"--pid-file={self.folder}/run/mysql.pid"
         self._daemon(
-            "mariadbd", "mariadbd", "--no-defaults", "--user=root", *where, sock, pid, "--skip-networking", *small
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", *folders, socket, pid, "--skip-networking", *sizes
         )
-        ask = ("mariadb", "--no-defaults", "--user=root", sock, "--execute")
-        self._until("the database", *ask, "select 1")
+        client = ("mariadb", "--no-defaults", "--user=root", socket, "--execute")
+        self._until("the database", *client, "select 1")
         self.run(
-            *ask, "create database slurm_acct_db; grant all on slurm_acct_db.* to slurm@localhost identified by 'slurm'"
+            *client,
+            "create database slurm_acct_db; grant all on slurm_acct_db.* to slurm@localhost identified by 'slurm'",
         )
         self.environment["MYSQL_UNIX_PORT"] = f"{self.folder}/run/mysql.sock"
 
-    def _daemon(self, name, *words):
+    def _daemon(self, name, *command):
         with open(self.folder / f"{name}.out", "ab") as output:
             self.daemons[name] = subprocess.Popen(
-                [shutil.which(words[0], path=SEARCHED), *words[1:]],
+                [shutil.which(command[0], path=SEARCH_PATH), *command[1:]],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -286,15 +289,15 @@ class PrivateSlurm:
                 preexec_fn=_end_with_parent,
             )
 
-    def _until(self, what, *words, seconds=60):
+    def _until(self, service, *command, seconds=60):
         deadline = time.monotonic() + seconds
-        while subprocess.run(words, env=self.environment, capture_output=True).returncode:
+        while subprocess.run(command, env=self.environment, capture_output=True).returncode:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} did not start within {seconds} s; see the logs in {self.folder}")
+                raise TimeoutError(f"{service} did not start within {seconds} s; see the logs in {self.folder}")
             time.sleep(0.2)
 
 
 def _end_with_parent():
-    """Have the kernel end this process when the one that started it is gone, however that ended."""
+    """Ask the kernel to terminate this process when its parent process ends, for any reason."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from fixtures.checkout import ROOT
-from laboratory import GATE, Laboratory, last_lines
+from gated_checkout import GATE, GatedCheckout, last_lines
 
 PLUGIN = "snakemake_executor_plugin_cluster_generic"
 RUN = "tokenformer/transformer-2/seed0"
@@ -48,115 +48,115 @@ ANSWERS = {
 
 
 @pytest.fixture
-def laboratory(tmp_path):
+def checkout(tmp_path):
     if importlib.util.find_spec(PLUGIN) is None:
         pytest.skip(f"{PLUGIN} is not installed")
-    laboratory = Laboratory(tmp_path)
+    checkout = GatedCheckout(tmp_path)
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     for name, text in SCHEDULER.items():
-        program(laboratory.bin / name, text.replace("{jobs}", str(jobs)))
-    yield laboratory
+        write_program(checkout.bin / name, text.replace("{jobs}", str(jobs)))
+    yield checkout
     for log in jobs.glob("*.log"):
-        subprocess.run([laboratory.bin / "cancel", log.stem], check=False, capture_output=True)
+        subprocess.run([checkout.bin / "cancel", log.stem], check=False, capture_output=True)
 
 
-def program(path, text):
+def write_program(path, text):
     path.write_text(f"#!/bin/sh\n{text}")
     path.chmod(0o755)
 
 
-class Head:
-    """A Snakemake that trains one run through the scheduler."""
+class SchedulerCall:
+    """A Snakemake process that trains one run through the scheduler."""
 
-    def __init__(self, laboratory):
-        self.laboratory = laboratory
-        words = [f"{laboratory.plan['results']}/{RUN}/run.json", "--profile", "cluster", "--latency-wait", "5"]
-        words += [word for name in SCHEDULER for word in (f"--cluster-generic-{name}-cmd", name)]
-        self.log = laboratory.root / "head.log"
+    def __init__(self, checkout):
+        self.checkout = checkout
+        arguments = [f"{checkout.plan['results']}/{RUN}/run.json", "--profile", "cluster", "--latency-wait", "5"]
+        arguments += [word for name in SCHEDULER for word in (f"--cluster-generic-{name}-cmd", name)]
+        self.log = checkout.root / "call.log"
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "snakemake", *words],
-                cwd=laboratory.root,
-                env=laboratory.environment,
+                [sys.executable, "-m", "snakemake", *arguments],
+                cwd=checkout.root,
+                env=checkout.environment,
                 stdout=log,
                 stderr=log,
             )
 
     def wait_for(self, condition):
         end = time.monotonic() + 120
-        while not (found := condition()):
+        while not (result := condition()):
             assert time.monotonic() < end, last_lines(self.log, 40)
             time.sleep(0.2)
-        return found
+        return result
 
     def at_gate(self):
-        """Wait until the run is at its gate, and return what it sees there."""
-        return self.wait_for(lambda: self.runs() and self.laboratory.reached(RUN))
+        """Wait until the run is at its gate, and return the environment of its job."""
+        return self.wait_for(lambda: self.assert_running() and self.checkout.reached(RUN))
 
-    def runs(self):
+    def assert_running(self):
         assert self.process.poll() is None, last_lines(self.log, 40)
         return True
 
-    def ends(self):
-        """Wait for the end, and return the exit status and the log."""
+    def wait_for_end(self):
+        """Wait until Snakemake ends, and return its exit status and its log."""
         self.wait_for(lambda: self.process.poll() is not None)
         return self.process.returncode, self.log.read_text()
 
 
 def submitted(jobs):
-    """Return the ids of all jobs so far."""
+    """Return the ids of all submitted jobs."""
     return {path.stem for path in jobs.glob("*.log")}
 
 
-def status(laboratory, job):
-    words = [laboratory.bin / "status", job]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+def status(checkout, job):
+    command = [checkout.bin / "status", job]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.slow
-def test_an_interrupted_and_a_killed_call_continue_where_their_job_was_saved(laboratory):
-    jobs = laboratory.root / "jobs"
-    laboratory.gate(RUN)
-    head = Head(laboratory)
-    words = head.at_gate()["words"]
-    assert "--time-limit" in words  # of a scheduler that sets no SLURM_JOB_ID
-    head.process.send_signal(signal.SIGINT)
-    assert head.ends()[0] != 0
-    (first,) = submitted(jobs)
-    head.wait_for(lambda: status(laboratory, first) == "failed")
+def test_interrupted_and_killed_calls_resume_from_the_checkpoint(checkout):
+    jobs = checkout.root / "jobs"
+    checkout.gate(RUN)
+    call = SchedulerCall(checkout)
+    job_arguments = call.at_gate()["arguments"]
+    assert "--time-limit" in job_arguments  # also for a scheduler that does not set SLURM_JOB_ID
+    call.process.send_signal(signal.SIGINT)
+    assert call.wait_for_end()[0] != 0
+    (first_job,) = submitted(jobs)
+    call.wait_for(lambda: status(checkout, first_job) == "failed")
 
-    laboratory.gate(RUN)
+    checkout.gate(RUN)
     (jobs / "hold").touch()
-    killed = Head(laboratory)
-    (second,) = killed.wait_for(lambda: killed.runs() and submitted(jobs) - {first})
-    noted = laboratory.root / ".snakemake/incomplete"
-    killed.wait_for(lambda: any(second in path.read_text() for path in noted.iterdir()))
-    killed.process.kill()
-    killed.process.wait()
-    code, said = Head(laboratory).ends()
-    assert code == 1
-    assert f"train {RUN} is already running: job {second}." in said  # it waits
+    killed_call = SchedulerCall(checkout)
+    (second_job,) = killed_call.wait_for(lambda: killed_call.assert_running() and submitted(jobs) - {first_job})
+    incomplete_markers = checkout.root / ".snakemake/incomplete"
+    killed_call.wait_for(lambda: any(second_job in path.read_text() for path in incomplete_markers.iterdir()))
+    killed_call.process.kill()
+    killed_call.process.wait()
+    exit_status, log = SchedulerCall(checkout).wait_for_end()
+    assert exit_status == 1
+    assert f"train {RUN} is already running: job {second_job}." in log  # the job is pending
     (jobs / "hold").unlink()
-    killed.wait_for(lambda: laboratory.reached(RUN))
-    code, said = Head(laboratory).ends()
-    assert code == 1
-    assert f"train {RUN} is already running: process " in said
-    subprocess.run([laboratory.bin / "cancel", second], check=True)
-    head.wait_for(lambda: status(laboratory, second) == "failed")
+    killed_call.wait_for(lambda: checkout.reached(RUN))
+    exit_status, log = SchedulerCall(checkout).wait_for_end()
+    assert exit_status == 1
+    assert f"train {RUN} is already running: process " in log
+    subprocess.run([checkout.bin / "cancel", second_job], check=True)
+    call.wait_for(lambda: status(checkout, second_job) == "failed")
 
-    code, said = Head(laboratory).ends()
-    assert code == 0, said
+    exit_status, log = SchedulerCall(checkout).wait_for_end()
+    assert exit_status == 0, log
     assert len(submitted(jobs)) == 3
-    assert f"continuing after step {GATE}" in (laboratory.root / f"logs/smoke/train/{RUN}.log").read_text()
-    assert laboratory.bits(laboratory.results / RUN) == laboratory.left_alone(RUN)
+    assert f"continuing after step {GATE}" in (checkout.root / f"logs/smoke/train/{RUN}.log").read_text()
+    assert checkout.file_hashes(checkout.results / RUN) == checkout.uninterrupted_hashes(RUN)
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_the_status_of_a_job_of_lsf_or_pbs(answer, tmp_path):
+def test_status_of_lsf_and_pbs_jobs(answer, tmp_path):
     pbs = answer.startswith((" ", "qstat"))
-    program(tmp_path / ("qstat" if pbs else "bjobs"), f"cat <<'END'\n{answer}\nEND\n")
+    write_program(tmp_path / ("qstat" if pbs else "bjobs"), f"cat <<'END'\n{answer}\nEND\n")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    words = ["sh", str(ROOT / "cluster/status.sh"), "7"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ANSWERS[answer]
+    command = ["sh", str(ROOT / "cluster/status.sh"), "7"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ANSWERS[answer]

@@ -1,14 +1,14 @@
-"""A run on two nodes of a real Slurm, which are both this machine: the executor's tasks, srun and torchrun together."""
+"""A run on two nodes of a private Slurm that are both this machine: tests executor, srun and torchrun together."""
 
 import csv
 
 import pytest
-from laboratory import Laboratory, history
+from gated_checkout import GatedCheckout, history
 from private_slurm import PrivateSlurm
 
 pytestmark = pytest.mark.slow
 
-TWO = """
+TWO_NODES = """
 scale.nodes: 2
 scale.gpus: 2
 scale.sharded: true
@@ -29,15 +29,15 @@ def two_nodes(installed, tmp_path_factory):
 
 
 @pytest.fixture
-def laboratory(two_nodes, tmp_path, request):
-    """Return a checkout with a run of two processes that has ended on so many of the nodes."""
-    laboratory = Laboratory(tmp_path, TWO.replace("scale.nodes: 2", f"scale.nodes: {request.param}"))
-    laboratory.start(two_nodes, laboratory.runs[:1])
+def checkout(two_nodes, tmp_path, request):
+    """Return a checkout in which a run of two processes has finished on `request.param` nodes."""
+    checkout = GatedCheckout(tmp_path, TWO_NODES.replace("scale.nodes: 2", f"scale.nodes: {request.param}"))
+    checkout.start(two_nodes, checkout.runs[:1])
     try:
-        laboratory.ends()
+        checkout.wait_for_end()
     finally:
-        laboratory.process.kill()
-    return laboratory
+        checkout.process.kill()
+    return checkout
 
 
 def losses(folder):
@@ -45,22 +45,22 @@ def losses(folder):
         return [float(row["loss_nats"]) for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("laboratory", [2], indirect=True)
-def test_a_run_split_over_two_nodes_learns_what_one_process_does(laboratory, two_nodes):
-    run = laboratory.runs[0]
-    assert history(two_nodes, laboratory, run, "State", "NNodes") == [("COMPLETED", "2")]
-    laboratory.plan["train"][run]["gpus"] = 1
-    laboratory.left_alone(run)
-    alone = laboratory.root / "alone" / run
-    assert losses(laboratory.results / run) == pytest.approx(losses(alone), rel=1e-4)
+@pytest.mark.parametrize("checkout", [2], indirect=True)
+def test_a_run_on_two_nodes_has_the_losses_of_one_process(checkout, two_nodes):
+    run = checkout.runs[0]
+    assert history(two_nodes, checkout, run, "State", "NNodes") == [("COMPLETED", "2")]
+    checkout.plan["train"][run]["gpus"] = 1
+    checkout.uninterrupted_hashes(run)
+    uninterrupted = checkout.root / "alone" / run
+    assert losses(checkout.results / run) == pytest.approx(losses(uninterrupted), rel=1e-4)
 
 
-@pytest.mark.parametrize("laboratory", [1], indirect=True)
-def test_several_processes_on_one_machine_are_asked_for_on_one_machine(laboratory, two_nodes):
-    """Slurm would otherwise be free to give the GPUs of the job on both nodes."""
-    run = laboratory.runs[0]
-    ((job, state, machines),) = history(two_nodes, laboratory, run, "JobID", "State", "NNodes")
+@pytest.mark.parametrize("checkout", [1], indirect=True)
+def test_a_job_with_several_gpus_requests_one_node(checkout, two_nodes):
+    """Without --nodes=1, Slurm may allocate the GPUs of the job on both nodes."""
+    run = checkout.runs[0]
+    ((job, state, machines),) = history(two_nodes, checkout, run, "JobID", "State", "NNodes")
     assert (state, machines) == ("COMPLETED", "1")
-    assert laboratory.plan["train"][run]["gpus"] == 2
+    assert checkout.plan["train"][run]["gpus"] == 2
     submitted = dict(two_nodes.accounts("JobID", "SubmitLine"))
     assert "--nodes=1" in submitted[job].split()
