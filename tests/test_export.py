@@ -1,4 +1,4 @@
-"""Live rows to cached rows."""
+"""An export copies live rows to the cached rows."""
 
 import json
 import math
@@ -60,27 +60,27 @@ def test_live_and_exported_results_have_the_same_interface(live, cached):
     entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
     assert entries[0].points.equals(entries[1].points)
     assert entries[0].params == entries[1].params
-    drawn = [draw("denseformer_depth", Results(root), root / "figures")[-2].read_bytes() for root in (live, cached)]
-    assert drawn[0] == drawn[1]
+    metrics = [draw("denseformer_depth", Results(root), root / "figures")[-2].read_bytes() for root in (live, cached)]
+    assert metrics[0] == metrics[1]
 
 
 def test_exports_of_two_machines_are_merged(live, cached, tmp_path):
-    """What two machines made of a study, exported one after the other, is what one machine would have exported."""
+    """Two exports of the parts of a study from two machines give the same files as one export of the whole study."""
     write(live / "denseformer/decode.csv", DECODED)
     folder = live / "denseformer/plain-4/seed0"
     write_csv(folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [])
     (folder / "zeroshot.json").write_text('{"code_hash": "0123"}')
-    whole = tmp_path / "whole" / "laptop"
-    export(live, whole)
-    elsewhere = tmp_path / "elsewhere" / "laptop"
-    shutil.copytree(live, elsewhere)
+    complete_export = tmp_path / "whole" / "laptop"
+    export(live, complete_export)
+    second_machine = tmp_path / "elsewhere" / "laptop"
+    shutil.copytree(live, second_machine)
     shutil.rmtree(live / "denseformer/plain-4")
     (live / "denseformer/decode.csv").unlink()
-    shutil.rmtree(elsewhere / "denseformer/dwa-1x1-4")
-    export(elsewhere, cached)
+    shutil.rmtree(second_machine / "denseformer/dwa-1x1-4")
+    export(second_machine, cached)
     assert len(export(live, cached)["exported"]) == len(Results(live).records())
-    found, wanted = files(cached), files(whole)
-    assert found == wanted
+    merged_files, complete_files = files(cached), files(complete_export)
+    assert merged_files == complete_files
     assert Results(cached).stage_record("denseformer/plain-4/seed0", "zeroshot") == {"code_hash": "0123"}
 
 
@@ -92,9 +92,9 @@ def test_a_new_export_of_a_run_replaces_all_its_seeds(live, cached):
     for run in {record["run"] for record in Results(live).records()} - {"plain-4"}:
         shutil.rmtree(live / "denseformer" / run)
     export(live, cached)
-    kept = Results(cached)
-    assert kept.runs(runs=["plain-4"])["seed"].tolist() == [5]
-    assert kept.runs(runs=["dwa-1x1-4"])["seed"].tolist() == [0, 1]
+    exported = Results(cached)
+    assert exported.runs(runs=["plain-4"])["seed"].tolist() == [5]
+    assert exported.runs(runs=["dwa-1x1-4"])["seed"].tolist() == [0, 1]
 
 
 def test_files_of_a_killed_export_are_removed(live, cached):
@@ -104,28 +104,30 @@ def test_files_of_a_killed_export_are_removed(live, cached):
     assert [path.name for path in cached.iterdir()] == ["denseformer"]
 
 
-def killed_between_its_renames(live, cached):
-    """Leave what an export of all runs, killed between its two renames, leaves; the live rows of half of them go."""
+def leave_killed_export(live, cached):
+    """Leave the files of an export that was killed between its two renames, and delete the live rows of a run."""
     export(live, cached)
-    whole = files(cached)
+    exported_files = files(cached)
     shutil.copytree(cached / "denseformer", cached / ".denseformer.new")
     (cached / "denseformer").rename(cached / ".denseformer.old")
     shutil.rmtree(live / "denseformer/plain-4")
-    return whole
+    return exported_files
 
 
 def test_an_export_killed_between_its_renames_loses_no_run(live, cached):
-    whole = killed_between_its_renames(live, cached)
+    exported_files = leave_killed_export(live, cached)
     export(live, cached)
-    assert files(cached) == whole
+    assert files(cached) == exported_files
 
 
 def test_an_export_of_another_study_restores_the_study_of_a_killed_export(live, cached):
-    whole = killed_between_its_renames(live, cached)
+    exported_files = leave_killed_export(live, cached)
     shutil.rmtree(live / "denseformer")
     make_tokenformer(live, (0,))
     export(live, cached)
-    assert {name: content for name, content in files(cached).items() if name.startswith("denseformer/")} == whole
+    assert {
+        name: content for name, content in files(cached).items() if name.startswith("denseformer/")
+    } == exported_files
     assert {path.name for path in cached.iterdir()} == {"denseformer", "tokenformer"}
 
 
@@ -141,7 +143,7 @@ def test_an_exported_record_that_was_edited_is_refused(live, cached):
 
 
 def test_readers_refuse_a_study_that_a_killed_export_renamed(live, cached):
-    killed_between_its_renames(live, cached)
+    leave_killed_export(live, cached)
     assert has_runs(cached)
     with pytest.raises(
         UserError, match=r"\.denseformer\.old: an interrupted export left study denseformer.*rename the folder"
@@ -215,19 +217,19 @@ def test_a_damaged_record_excludes_only_its_run(live, cached, content):
     assert len(report["exported"]) == 4
 
 
-def objecting(**wrong):
-    """Return what objects to products whose stage and name hold the words given."""
-    return lambda stage, name: next((why for word, why in wrong.items() if word in f"{stage} {name}"), "")
+def stale_outputs(**reasons):
+    """Return a staleness function. It returns the given reason if the "stage name" of an output contains the word."""
+    return lambda stage, name: next((reason for word, reason in reasons.items() if word in f"{stage} {name}"), "")
 
 
-def test_stale_results_are_not_exported_and_listed(live, cached):
+def test_stale_results_are_listed_and_not_exported(live, cached):
     for name in ("zeroshot.csv", "zeroshot.json"):
         (live / "denseformer/plain-4/seed0" / name).write_text("task,task_version,example,metric,value\n")
     (live / "denseformer/speed.json").write_text("{}")
     (live / "exact.csv").write_text("claim,name,value\n")
     make_run(live, "denseformer", "plain-4", 7)
-    wrong = {"1x1-4/seed1": "changed since: code", "seed7": UNPLANNED, "zeroshot": "changed since: suites"}
-    report = export(live, cached, objecting(**wrong, speed="changed since: code", exact="changed since: code"))
+    reasons = {"1x1-4/seed1": "changed since: code", "seed7": UNPLANNED, "zeroshot": "changed since: suites"}
+    report = export(live, cached, stale_outputs(**reasons, speed="changed since: code", exact="changed since: code"))
     assert report["unfinished"] == {
         "denseformer/dwa-1x1-4/seed0": "its run is missing seed 1",
         "denseformer/dwa-1x1-4/seed1": "changed since: code",
@@ -240,8 +242,8 @@ def test_stale_results_are_not_exported_and_listed(live, cached):
     ]
     assert len(report["exported"]) == 4
     assert set(Results(cached).runs()["id"]) == set(report["exported"])
-    kept = json.dumps([(cached / "denseformer/records.jsonl").read_text(), sorted(files(cached))])
-    assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
+    exported_text = json.dumps([(cached / "denseformer/records.jsonl").read_text(), sorted(files(cached))])
+    assert not any(word in exported_text for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 
 def test_bits_per_byte_use_the_bytes_in_the_record(live, cached):
@@ -251,8 +253,10 @@ def test_bits_per_byte_use_the_bytes_in_the_record(live, cached):
     export(live, cached)
     for root in (live, cached):
         points = means_by_run(held_out_losses(Results(root), "denseformer")).set_index("run")
-        known = points["bits_per_byte"].dropna()
-        assert known.to_dict() == {"plain-4": pytest.approx(points.loc["plain-4", "loss_nats"] / math.log(2) / 3)}
+        bits_per_byte = points["bits_per_byte"].dropna()
+        assert bits_per_byte.to_dict() == {
+            "plain-4": pytest.approx(points.loc["plain-4", "loss_nats"] / math.log(2) / 3)
+        }
 
 
 def other_data(live, cached):
@@ -282,7 +286,7 @@ def damaged(live, cached):
         (kept_data, "different versions of data 'text'"),
         (damaged, "plain-4/seed1/test.csv"),
         (
-            lambda *_: {"staleness_reason": objecting(train="no code")},
+            lambda *_: {"staleness_reason": stale_outputs(train="no code")},
             r"no complete run to export \(denseformer/.*: no code\)",
         ),
         (lambda live, cached: {"cached_root": cached.parent / "paper"}, "scale 'paper' differs from"),

@@ -1,4 +1,4 @@
-"""The form of exported rows: the same values, the same bytes, and damage is named."""
+"""Exported rows keep their values, equal rows give equal bytes, and a damaged file gives an error."""
 
 import json
 import re
@@ -29,10 +29,10 @@ def record(run, **more):
 
 
 def write(folder, records, **frames):
-    """Write rows of a file by their runs."""
+    """Write the rows of a file; the keyword arguments are the rows by run."""
     folder.mkdir(exist_ok=True)
-    parts = [frame.assign(run=run, seed=0)[["run", "seed", *frame]] for run, frame in frames.items()]
-    rows = {"any.csv": pd.concat(parts, ignore_index=True)} if parts else {}
+    frames_with_run = [frame.assign(run=run, seed=0)[["run", "seed", *frame]] for run, frame in frames.items()]
+    rows = {"any.csv": pd.concat(frames_with_run, ignore_index=True)} if frames_with_run else {}
     write_study(folder, records or [record(name) for name in frames], rows, {})
     return ExportedStudy(folder)
 
@@ -43,33 +43,33 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def two(folder):
-    """The rows of two runs, one of which has a column more, and a whole number where the other has a fraction."""
+def two_runs(folder):
+    """Rows of two runs: `a` has an additional column, and `b` has integers in a column of floats."""
     a = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3, 4]})
     b = pd.DataFrame({"kind": ["y"], "value": [2], "loss": [float("inf")]}, index=[7])
     return write(folder, [], a=a, b=b)
 
 
-@given(found=RECORDS)
-def test_any_record_is_read_unchanged(tmp_path_factory, found):
+@given(random_record=RECORDS)
+def test_any_record_is_read_unchanged(tmp_path_factory, random_record):
     folder = tmp_path_factory.mktemp("study")
-    written = [found | record("a"), record("b", git={"commit": "1e5"}), record("c", git=None)]
+    written = [random_record | record("a"), record("b", git={"commit": "1e5"}), record("c", git=None)]
     read = [line["record"] for line in write(folder, written).records.values()]
     assert json.dumps(read, sort_keys=True) == json.dumps(written, sort_keys=True)
 
 
-def test_every_run_has_its_own_rows_and_columns(two):
-    a, b = (two.rows("any.csv", f"study/{run}/seed0") for run in "ab")
-    wanted = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3.0, 4.0]})
-    assert_frame_equal(a, wanted.astype({"kind": "str"}), check_exact=True)
+def test_every_run_has_its_own_rows_and_columns(two_runs):
+    a, b = (two_runs.rows("any.csv", f"study/{run}/seed0") for run in "ab")
+    expected = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3.0, 4.0]})
+    assert_frame_equal(a, expected.astype({"kind": "str"}), check_exact=True)
     assert b.to_dict("list") == {"kind": ["y"], "value": [2.0], "loss": [float("inf")]}
-    assert two.rows("any.csv", "study/c/seed0") is None
+    assert two_runs.rows("any.csv", "study/c/seed0") is None
 
 
-def test_equal_rows_give_equal_bytes(two, folder):
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    write(folder, [], **{run: two.rows("any.csv", f"study/{run}/seed0") for run in "ab"})
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+def test_equal_rows_give_equal_bytes(two_runs, folder):
+    original_files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write(folder, [], **{run: two_runs.rows("any.csv", f"study/{run}/seed0") for run in "ab"})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == original_files
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_equal_rows_give_equal_bytes(two, folder):
         ("records.jsonl", b'{"id": "a"}\n{"id": "b"'),
     ],
 )
-def test_damaged_files_give_one_line(name, content, two, folder):
+def test_damaged_files_give_one_line(name, content, two_runs, folder):
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(f"study/{name}: ")) as error:
-        print(two.records, two.rows("any.csv", "study/a/seed0"))
+        print(two_runs.records, two_runs.rows("any.csv", "study/a/seed0"))
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and docs/extending.md are right: their blocks, put into a copy of the repository's files, work."""
+"""The code blocks of CONTRIBUTING.md and docs/extending.md work in a copy of the repository."""
 
 import json
 import os
@@ -67,8 +67,8 @@ assert any("denseformer_pace" in job["drawings"] for job in plan["draw"].values(
 """
 
 
-def put(root, name, code):
-    """Write a new file, or put an entry of the table of stages in front of the last one."""
+def add_block(root, name, code):
+    """Write a new file, or insert an entry before the last stage of the table of stages."""
     path = root / name
     if code.startswith("Stage("):
         entry = textwrap.indent(f"{code.strip()},\n", 4 * " ")
@@ -76,17 +76,17 @@ def put(root, name, code):
     path.write_text(code)
 
 
-PARTS = ("formerlab.layers.depth.anchor", "Anchor"), ("formerlab.cache.policies.peak", "Peak")
+NEW_CLASSES = ("formerlab.layers.depth.anchor", "Anchor"), ("formerlab.cache.policies.peak", "Peak")
 
 
-def put_names(root):
-    """Put the mixer and the policy into their unions, with their imports."""
-    for (union, file), (module, name) in zip(UNIONS, PARTS, strict=True):
-        put_name(root, union, file, module, name)
+def add_to_unions(root):
+    """Add the mixer and the policy to their unions, with their imports."""
+    for (union, file), (module, name) in zip(UNIONS, NEW_CLASSES, strict=True):
+        add_to_union(root, union, file, module, name)
 
 
-def put_name(root, union, file, module, name):
-    """Put a name into a union, and its import into the file."""
+def add_to_union(root, union, file, module, name):
+    """Add a name to a union, and its import to the file."""
     text = (root / file).read_text()
     text, count = re.subn(rf"^({union} = Annotated\[\s*)", rf"\g<1>{name}\n    | ", text, flags=re.MULTILINE)
     assert count == 1
@@ -94,13 +94,13 @@ def put_name(root, union, file, module, name):
 
 
 @pytest.mark.slow
-def test_their_blocks_work(tmp_path):
+def test_the_code_blocks_work(tmp_path):
     for name in ("src", "workflow"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "config.yaml", tmp_path)
     for name, code in BLOCKS:
-        put(tmp_path, name, code)
-    put_names(tmp_path)
+        add_block(tmp_path, name, code)
+    add_to_unions(tmp_path)
     study = tmp_path / "workflow/studies/tokenformer.yaml"
     tree = yaml.safe_load(study.read_text())
     for runs in RUNS:
@@ -118,31 +118,31 @@ def test_their_blocks_work(tmp_path):
     assert (tmp_path / "figures/denseformer_pace.png").stat().st_size > 1000
 
 
-LISTED = (
+PARAMETRISED_TESTS = (
     *("tests/cache/test_policies.py", "tests/cache/test_caches.py", "tests/cache/test_compressed.py"),
     *("tests/layers/test_depth.py", "tests/test_formulas.py", "tests/figures/test_names.py"),
 )
-"""Tests that go through the mixers and the policies that there are."""
+"""Tests that are parametrised over all mixers and policies."""
 
 
 @pytest.mark.slow
-def test_a_mixer_and_a_policy_of_ones_own_leave_the_tests_that_list_them_green(tmp_path):
-    """As their pages say: the blocks, sorted imports, the page of formulas."""
+def test_parametrised_tests_pass_with_a_new_mixer_and_policy(tmp_path):
+    """Follow the pages: add the blocks, sort the imports, and write the page of formulas."""
     for name in ("src", "tests", "docs", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
     for name, code in BLOCKS:
         if "/depth/" in name or "/cache/" in name:
-            put(tmp_path, name, code)
-    put_names(tmp_path)
+            add_block(tmp_path, name, code)
+    add_to_unions(tmp_path)
     chosen = "Peak or peak or Anchor or anchor or registry or the_page or names_are"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     for words in (
         ("-m", "ruff", "check", "--fix", "src"),
         ("-m", "ruff", "format", "--check", "src"),
         ("scripts/write_formulas.py",),
-        ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *LISTED),
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *PARAMETRISED_TESTS),
     ):
         words = [sys.executable, *words]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -160,29 +160,29 @@ decay: {steps: 4, evaluate_every: 2, log_every: 2}
 
 
 @pytest.mark.slow
-def test_a_measurement_is_a_file_and_its_entry(tmp_path):
-    """The two blocks of its page, and a study that asks for it, run through plan, DAG and results."""
+def test_a_new_measurement_needs_one_module_and_one_entry(tmp_path):
+    """The two code blocks of docs/extending.md and a study with the new measurement work in plan, DAG and results."""
     checkout = Checkout(tmp_path)
     (tmp_path / "small.yaml").write_text(SMALL)
     checkout.edit("config.yaml", "scale: laptop", "scale: smoke\noverlay: small.yaml")
-    before = build_plan(tmp_path, {})
+    original_plan = build_plan(tmp_path, {})
     blocks = [(name, code) for name, code in BLOCKS if "confidence" in code]
     assert len(blocks) == 2
     for name, code in blocks:
-        put(tmp_path, name, code)
+        add_block(tmp_path, name, code)
     study = tmp_path / "workflow/studies/decay.yaml"
     tree = yaml.safe_load(study.read_text())
     tree["measure"] |= MEASURE
     study.write_text(yaml.safe_dump(tree, sort_keys=False))
-    record = f"{before['results']}/{RUN}/confidence.json"
-    done = checkout.snakemake("--cores", "1", record)
-    assert done.returncode == 0, done.stderr
+    record = f"{original_plan['results']}/{RUN}/confidence.json"
+    result = checkout.snakemake("--cores", "1", record)
+    assert result.returncode == 0, result.stderr
     (path,) = (tmp_path / ".formerlab/plans").glob("*.json")
     plan = json.loads(path.read_text())
     assert plan["confidence"][RUN]["settings"] == {"windows": 8}
-    for stage in ("data", "train", *MEASURED):  # a new stage makes nothing old
+    for stage in ("data", "train", *MEASURED):  # a new stage makes no existing output stale
         assert {name: job["code"] for name, job in plan[stage].items()} == {
-            name: job["code"] for name, job in before[stage].items()
+            name: job["code"] for name, job in original_plan[stage].items()
         }
     rows = pd.read_csv((tmp_path / record).with_suffix(".csv"))
     assert list(rows.columns) == ["window", "entropy_nats"]
@@ -192,20 +192,20 @@ def test_a_measurement_is_a_file_and_its_entry(tmp_path):
     assert checkout.to_do(record) == {f"confidence {RUN}"}
 
 
-def test_a_figure_of_an_existing_shape_is_one_declaration_of_under_25_lines():
+def test_a_new_figure_of_an_existing_kind_has_under_25_lines():
     (block,) = [text for path, text in BLOCKS if "/report/figures/" in path]
     assert block.count("@plot(") == 1
     assert len(block.splitlines()) < 25
 
 
-OWN_STUDY = """
+NEW_STUDY = """
 title: Own
 paper: arXiv:9999.00001
 question: Does it train?
 defaults: {model: {projection: {kind: linear}}}
 runs: {plain: {}}
 """
-OWN_FIGURE = '''
+NEW_FIGURE = '''
 """Figures of the study `own`."""
 
 from formerlab.report.catalogue import plot
@@ -216,12 +216,12 @@ def own_end(results, runs):
     """Loss."""
     return results.rows("eval.csv", "own", runs)
 '''
-OWN_SCALE = """
+NEW_SCALE = """
 description: as smoke, smaller
 evidence: true
 labels: {text: docstrings}
 """
-ADDED = """
+USE_NEW_STUDY = """
 import json
 from pathlib import Path
 
@@ -239,25 +239,25 @@ print(json.dumps([sorted(plan["train"]), drawn, kept, data_set_label("text", Non
 
 
 @pytest.mark.slow
-def test_a_study_is_three_files_and_a_scale_is_one(tmp_path):
-    """A study's file, the module of its figure, and its entry in a scale; no list of names has to know of them."""
+def test_a_new_study_needs_three_files_and_a_new_scale_one(tmp_path):
+    """A study needs its file, the module of its figure, and an entry in a scale. It is registered nowhere else."""
     for name in ("src", "workflow"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "config.yaml", tmp_path)
-    (tmp_path / "workflow/studies/own.yaml").write_text(OWN_STUDY)
-    (tmp_path / "src/formerlab/report/figures/own.py").write_text(OWN_FIGURE.lstrip())
+    (tmp_path / "workflow/studies/own.yaml").write_text(NEW_STUDY)
+    (tmp_path / "src/formerlab/report/figures/own.py").write_text(NEW_FIGURE.lstrip())
     smoke = yaml.safe_load((tmp_path / "workflow/scales/smoke.yaml").read_text())
     smoke["studies"]["own"] = {}
     (tmp_path / "workflow/scales/smoke.yaml").write_text(yaml.safe_dump(smoke))
-    smoke |= yaml.safe_load(OWN_SCALE)
+    smoke |= yaml.safe_load(NEW_SCALE)
     (tmp_path / "workflow/scales/own.yaml").write_text(yaml.safe_dump(smoke))
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", ADDED]
+    words = [sys.executable, "-c", USE_NEW_STUDY]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    runs, drawn, kept, label, default = json.loads(done.stdout)
+    runs, figures, committed, label, default_studies = json.loads(done.stdout)
     assert runs == ["own/plain/seed0"]
-    assert drawn == ["own_end"]
-    assert kept == [True, False]
+    assert figures == ["own_end"]
+    assert committed == [True, False]
     assert label == "docstrings"
-    assert default[-1] == "own", "studies come in the order of their papers"
+    assert default_studies[-1] == "own", "studies are in the order of their papers, and a new study is last"

@@ -1,4 +1,4 @@
-"""The wheel as a user has it: installed into an environment of its own, tried from an empty folder."""
+"""The installed wheel works in a new environment and an empty folder."""
 
 import os
 import subprocess
@@ -20,15 +20,15 @@ print(*sorted(about.get_all("Provides-Extra")))
 """
 
 
-def run(*words, **options):
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run(*command, **options):
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Return the folder of the programs of an environment with the wheel, and with the packages of this one."""
+    """Return the bin folder of a new environment that has the wheel and the packages of the current environment."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
@@ -41,14 +41,14 @@ def installed(tmp_path_factory):
     return python.parent
 
 
-def test_from_an_empty_folder_a_project_begins_whose_jobs_snakemake_plans(installed, tmp_path):
+def test_init_creates_a_project_that_snakemake_can_plan(installed, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FORMERLAB_PLAN")}
-    here = {"cwd": tmp_path, "env": environment | {"OMP_NUM_THREADS": "1"}}
+    options = {"cwd": tmp_path, "env": environment | {"OMP_NUM_THREADS": "1"}}
     assert {"pipeline", "prune", "zeroshot", "vision", "released"} <= set(
-        run(installed / "python", "-c", PYTHON, **here).split()
+        run(installed / "python", "-c", PYTHON, **options).split()
     )
-    run(installed / "formerlab", "init", "mine", **here)
-    here["cwd"] = tmp_path / "mine"
-    words = ("-n", "--cores", "1", "--config", "scale=smoke", "studies=[transformer]")
-    said = run(installed / "python", "-m", "snakemake", *words, **here)
-    assert {"train", "draw"} <= set(said.split())
+    run(installed / "formerlab", "init", "mine", **options)
+    options["cwd"] = tmp_path / "mine"
+    arguments = ("-n", "--cores", "1", "--config", "scale=smoke", "studies=[transformer]")
+    output = run(installed / "python", "-m", "snakemake", *arguments, **options)
+    assert {"train", "draw"} <= set(output.split())

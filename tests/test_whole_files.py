@@ -15,7 +15,7 @@ def path(tmp_path):
     return path
 
 
-def test_the_old_file_stays_until_the_new_one_is_whole(path):
+def test_the_old_file_stays_until_the_new_file_is_complete(path):
     with replacing(path) as temporary:
         temporary.write_text("half ")
         assert path.read_text() == "old"
@@ -32,7 +32,7 @@ def write_half(path, error):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(error, path):
+def test_a_failed_write_keeps_only_the_old_file(error, path):
     for goal in (path, path.parent / "new"):
         with pytest.raises(error):
             write_half(goal, error)
@@ -41,20 +41,20 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(error, pat
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-@pytest.mark.parametrize("made", [0o600, 0o666])
-def test_who_may_read_what_was_written_is_for_the_umask_to_say(umask, mode, made, tmp_path):
-    """Files have the usual permissions; safetensors creates files that only the owner can read."""
-    before = os.umask(umask)
+@pytest.mark.parametrize("created_mode", [0o600, 0o666])
+def test_file_permissions_follow_the_umask(umask, mode, created_mode, tmp_path):
+    """Files get the usual permissions, although safetensors creates files that only the owner can read."""
+    original_umask = os.umask(umask)
     try:
         with replacing(tmp_path / "file") as temporary:
-            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, made))
+            os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, created_mode))
         assert os.umask(umask) == umask
     finally:
-        os.umask(before)
+        os.umask(original_umask)
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
-def test_json_comes_back_and_is_readable(tmp_path):
+def test_json_round_trip_is_exact_and_readable(tmp_path):
     value = {"name": "Müller", "loss": 0.1 + 0.2, "rows": [1, None, True]}
     write_json(tmp_path / "value.json", value)
     assert read_json(tmp_path / "value.json") == value
@@ -63,7 +63,7 @@ def test_json_comes_back_and_is_readable(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe"])
-def test_a_broken_json_file_is_one_line_with_a_remedy(content, tmp_path):
+def test_a_broken_json_file_gives_one_line_with_a_remedy(content, tmp_path):
     with pytest.raises(UserError, match=r"broken.json: no such file"):
         read_json(tmp_path / "broken.json")
     (tmp_path / "broken.json").write_bytes(content)
@@ -82,7 +82,7 @@ def test_a_broken_json_file_is_one_line_with_a_remedy(content, tmp_path):
         ('{"a": 2, "record_sha256": "0123"}', "changed since its stage wrote it"),
     ],
 )
-def test_a_file_that_says_a_thing_twice_or_no_number_or_was_edited_is_refused(text, reason, tmp_path):
+def test_json_with_duplicate_keys_non_finite_numbers_or_edits_is_refused(text, reason, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(UserError, match=rf"run.json: cannot be read \({reason}\); delete it and run the stage"):
@@ -90,7 +90,7 @@ def test_a_file_that_says_a_thing_twice_or_no_number_or_was_edited_is_refused(te
     assert text.startswith('{"a": 2') or "twice" in reason or "a" in read_json(path, finite=False)
 
 
-def test_a_record_is_guarded_by_its_hash_whatever_the_order_of_its_keys(tmp_path):
+def test_the_hash_of_a_record_detects_edits_for_any_order_of_keys(tmp_path):
     path = tmp_path / "run.json"
     write_record(path, {"flops": 1e12, "name": "Müller", "sizes": {2: (1.0, float("inf"))}, "loss": float("nan")})
     record = read_record(path, "flops")
@@ -101,7 +101,7 @@ def test_a_record_is_guarded_by_its_hash_whatever_the_order_of_its_keys(tmp_path
     write_json(path, record | {"flops": 2e12})
     with pytest.raises(UserError, match="changed since its stage wrote it"):
         read_record(path)
-    write_json(path, values)  # as older versions did
+    write_json(path, values)  # records of older versions have no hash
     assert read_record(path) == values
     with pytest.raises(UserError, match=r"run.json: has no key tokens; delete it"):
         read_record(path, "tokens")

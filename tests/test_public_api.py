@@ -1,4 +1,4 @@
-"""`import formerlab`: what it offers, what it costs, and that the examples of the README are right."""
+"""`import formerlab`: public names, import cost, and the examples of the README."""
 
 import ast
 import importlib
@@ -22,7 +22,7 @@ def python(code):
     return done.stdout
 
 
-def test_importing_it_loads_nothing_and_leaves_the_import_system_alone():
+def test_import_formerlab_loads_no_module_and_no_import_hook():
     heavy = "{'torch', 'transformers', 'timm', 'pydantic', 'numpy', 'logging'}"
     use = f"""
 import sys
@@ -34,30 +34,30 @@ print([name for name in sys.modules if name.startswith('formerlab')])"""
     assert python(use) == "[] []\n['formerlab']\n"
 
 
-def test_what_type_checkers_see_is_what_there_is():
+def test_type_checking_imports_match_the_public_names():
     tree = ast.parse(Path(formerlab.__file__).read_text())
-    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {alias.name: node.module for node in checked.body for alias in node.names}
-    assert sorted(seen) == sorted(formerlab.__all__)
-    for name, module in seen.items():
+    (type_checking_block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    module_by_name = {alias.name: node.module for node in type_checking_block.body for alias in node.names}
+    assert sorted(module_by_name) == sorted(formerlab.__all__)
+    for name, module in module_by_name.items():
         assert getattr(formerlab, name) is getattr(importlib.import_module(module), name)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="module 'formerlab' has no attribute 'growth_of_trees'"):
         formerlab.growth_of_trees  # noqa: B018
     assert importlib.import_module("formerlab.errors").UserError is UserError
 
 
 def examples(page, heading=""):
-    """Return the blocks of Python below a heading of a page."""
+    """Return the Python code blocks below a heading of a page."""
     section = (ROOT / page).read_text().partition(heading)[2].partition("\n## ")[0] if heading else None
     return re.findall(r"^```python\n(.*?)^```", section or (ROOT / page).read_text(), re.M | re.S)
 
 
-def test_the_examples_of_the_readme_run_are_short_and_print_what_it_says(capsys, monkeypatch):
-    """The model has the layers, heads and context of SmolLM2-135M, the tokenizer as many tokens for the prompt."""
-    build("llama")  # models of transformers can be imported, whatever torchvision was compiled for
+def test_the_readme_examples_are_short_and_print_the_documented_output(capsys, monkeypatch):
+    """The model has the layers, heads and width of SmolLM2-135M. Its tokenizer would return as many tokens."""
+    build("llama")  # makes sure that models of transformers can be imported
     import transformers
 
     sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
@@ -72,46 +72,46 @@ def test_the_examples_of_the_readme_run_are_short_and_print_what_it_says(capsys,
     for block in blocks:
         assert len([line for line in block.splitlines() if line]) <= 13
         exec(block, results)
-    promised = re.findall(r"This sample prints (.*)\.$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert capsys.readouterr().out.splitlines() == re.findall("`(.*?)`", " ".join(promised))
+    documented_output = re.findall(r"This sample prints (.*)\.$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == re.findall("`(.*?)`", " ".join(documented_output))
     assert [len(rows) for rows in results["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
 
 
-def test_the_page_on_pruning_begins_with_a_whole_example(tmp_path, capsys):
-    """A small saved model takes the place of the model of the hub."""
+def test_the_pruning_page_begins_with_a_complete_example(tmp_path, capsys):
+    """A small saved model replaces the model of the hub."""
     folder = save_with_tokenizer(tmp_path)
     (block,) = examples("docs/pruning.md")
     exec(block.replace("HuggingFaceTB/SmolLM2-135M", str(folder)), {})
-    promised = re.findall(r"^(\w+): (\d+) bytes", (ROOT / "docs/pruning.md").read_text(), re.MULTILINE)
+    documented_output = re.findall(r"^(\w+): (\d+) bytes", (ROOT / "docs/pruning.md").read_text(), re.MULTILINE)
     printed = re.findall(r"^(\w+): (\d+) bytes", capsys.readouterr().out, re.MULTILINE)
-    assert [kind for kind, _ in printed] == [kind for kind, _ in promised]
-    for (_, full), (_, pruned), (_, other) in (printed, promised):
+    assert [kind for kind, _ in printed] == [kind for kind, _ in documented_output]
+    for (_, full), (_, pruned), (_, other) in (printed, documented_output):
         assert int(pruned) == int(other) < int(full)
 
 
-def test_the_example_of_the_reference_of_mixers_and_policies_prints_what_the_page_says(capsys):
+def test_the_example_of_docs_parts_prints_the_documented_output(capsys):
     (block,) = examples("docs/parts.md")
     exec(block, {})
     assert f"\n```\n{capsys.readouterr().out}```\n" in (ROOT / "docs/parts.md").read_text()
 
 
-def without(package, code):
-    """Run code in a process where a package is not installed; return its status, output and errors."""
-    hidden = f"import sys; sys.modules[{package!r}] = None\n{code}"
-    return subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+def run_without(package, code):
+    """Run code in a process in which a package cannot be imported; return the finished process."""
+    code_without_package = f"import sys; sys.modules[{package!r}] = None\n{code}"
+    return subprocess.run([sys.executable, "-c", code_without_package], capture_output=True, text=True)
 
 
 def test_an_import_error_without_a_package_keeps_its_message():
     assert missing_package(ModuleNotFoundError("no LlamaModel")) == "cannot be imported: no LlamaModel"
 
 
-def test_a_missing_package_is_one_line_that_names_its_extra(tmp_path):
-    done = without("transformers", "import formerlab; formerlab.prune")
+def test_a_missing_package_gives_one_line_with_its_extra(tmp_path):
+    done = run_without("transformers", "import formerlab; formerlab.prune")
     assert done.stderr.splitlines()[-1] == (
         "ImportError: formerlab.prune needs the package transformers, which is not installed; "
         "pip install 'formerlab[prune]' installs it"
     )
     program = "from formerlab.__main__ import main; sys.exit(main(['export-huggingface', '.', '--out', 'out']))"
-    done = without("transformers", program)
+    done = run_without("transformers", program)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: this needs the package transformers, which is not installed; pip install")
