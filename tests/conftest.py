@@ -1,4 +1,4 @@
-"""Settings for all tests: fixed random numbers and order of sums on every machine; faster planning and file writes."""
+"""Settings of all tests: fixed random numbers, one order of sums on all machines, and faster planning and writing."""
 
 import os
 import sqlite3
@@ -24,7 +24,7 @@ def _fixed_numbers() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _plans_are_made_here():
+def _plan_in_this_process():
     """Build plans in this process, because a new process would import torch. tests/plan/test_locate.py starts one."""
 
     def make(root, given, path):
@@ -38,8 +38,8 @@ def _plans_are_made_here():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_waits_for_the_disk():
-    """Do not wait for the disk; MLflow alone waits about a hundred times per database."""
+def _without_fsync():
+    """Do not flush written files to the disk: MLflow alone would flush about a hundred times per database."""
     connect = sqlite3.connect
 
     def quick(*names, **given):

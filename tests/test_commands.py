@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fixtures.project import Project, finish
+from fixtures.project import Project, write_records
 
 from formerlab import __main__, errors
 from formerlab.__main__ import build_parser, main
@@ -61,14 +61,14 @@ def test_every_command_prints_help(command, capsys):
     assert capsys.readouterr().out.startswith(f"usage: formerlab {command}")
 
 
-def test_the_overview_has_at_most_20_commands_in_groups_and_the_names_of_the_stages(capsys):
+def test_the_overview_lists_at_most_20_commands_in_groups_and_the_stages(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
-    listed, _, of_the_dag = capsys.readouterr().out.partition("called by Snakemake")
+    listed, _, stage_help = capsys.readouterr().out.partition("called by Snakemake")
     lines = dict(re.findall(r"^  ([a-z][a-z-]+) +(\S.*)$", listed, re.MULTILINE))
     assert len(lines) <= 20
     assert all(COMMANDS[command].description == line for command, line in lines.items())
-    assert set(of_the_dag.partition(":\n")[2].split()) == set(COMMANDS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
+    assert set(stage_help.partition(":\n")[2].split()) == set(COMMANDS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
 
 
 def test_a_new_project_has_the_plan_of_the_checkout(tmp_path, capsys, monkeypatch):
@@ -111,7 +111,7 @@ def test_claims_are_read_from_the_folder_of_the_plan(project, tmp_path, monkeypa
 def test_invalid_variables_of_other_programs_are_ignored(name, value, project, capsys, monkeypatch):
     monkeypatch.setenv(name, value)
     assert main(["status"]) == 0
-    assert os.environ["MPLBACKEND"] == "agg", "matplotlib refuses a backend that it does not find"
+    assert os.environ["MPLBACKEND"] == "agg", "matplotlib refuses an unknown backend"
 
 
 @pytest.mark.parametrize(
@@ -211,14 +211,14 @@ def test_the_demo_makes_its_own_plan(project, capsys):
     assert refused(capsys, "demo", "--plan", "mine.json").startswith("--plan: demo makes its own plan")
 
 
-def test_data_that_no_run_reads_are_named(project, capsys):
-    project.lay_over(project.config, "data: {corpus: {kind: text, source: {kind: files, paths: [config.yaml]}}}")
+def test_unread_data_are_listed(project, capsys):
+    project.merge_into(project.config, "data: {corpus: {kind: text, source: {kind: files, paths: [config.yaml]}}}")
     assert "config.yaml: data.corpus: no run reads it; known names: text" in output(capsys, "plan")
 
 
 def test_jobs_keep_their_plan_if_the_configuration_changes(project, capsys, monkeypatch):
     monkeypatch.setenv(PLAN_VARIABLE, str(ensure_plan(project.root, {})))
-    project.lay_over(project.config, "seeds: [4]")
+    project.merge_into(project.config, "seeds: [4]")
     for command in (["status"], ["plan", "--seeds"]):
         assert "small/plain/seed4" not in output(capsys, *command)
     assert "small/plain/seed4" in output(capsys, "status", "--set", "small.steps=3")
@@ -236,7 +236,7 @@ def test_check_fails_if_the_disk_is_too_small(project, capsys, monkeypatch):
 
 def test_check_verifies_the_data_of_missing_jobs(project, capsys):
     plan = project.plan()
-    finish(plan, ("data", "text"))
+    write_records(plan, ("data", "text"))
     out = Path(plan["data"]["text"]["out"])
     (out / "train.npy").write_bytes(b"tokens")
     splits = {"train": {"file": "train.npy", "sha256": sha256(out / "train.npy")}}
@@ -246,7 +246,7 @@ def test_check_verifies_the_data_of_missing_jobs(project, capsys):
     assert output(capsys, "check") == ""
     (out / "train.npy").write_bytes(b"token5")
     assert "train.npy: damaged or changed" in refused(capsys, "check")
-    finish(plan)
+    write_records(plan)
     assert output(capsys, "check") == ""
 
 
@@ -257,7 +257,7 @@ def test_rescue_lists_failed_jobs(project, capsys):
 
 
 def test_rescue_renders_only_selected_entries_with_rows(project, capsys, monkeypatch):
-    """A failure in one study once gave hundreds of figures without rows."""
+    """Regression test: `rescue` rendered hundreds of empty figures after a failure in one study."""
     names = ["tokenformer_cost", "denseformer_depth"]
     entries = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
     write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": entries}}})
@@ -290,7 +290,7 @@ def test_the_shell_script_has_all_stages_in_the_order_of_dependencies(project, c
 def test_the_shell_script_omits_finished_jobs(project, capsys):
     everything = commands(output(capsys, "plan", "--shell"))
     done = [("data", "text"), ("train", "small/parent/seed0"), ("train", "small/plain/seed0")]
-    results = finish(project.plan(), *done, ("prune", "small/plain/seed0"))
+    results = write_records(project.plan(), *done, ("prune", "small/plain/seed0"))
     done = {"data text", "train small/parent/seed0", "train small/plain/seed0", "prune small/plain/seed0"}
     assert commands(output(capsys, "plan", "--shell")) == [line for line in everything if line not in done]
     (results / "small/parent/seed0/run.json").write_text("{}")
@@ -299,23 +299,23 @@ def test_the_shell_script_omits_finished_jobs(project, capsys):
 
 
 def test_the_shell_script_runs_to_its_end(project, capsys):
-    """The script runs with a replacement for python, in a folder whose name needs quotes."""
-    awkward = project.root / "it's a folder"
-    awkward.mkdir()
+    """The script runs with a fake python, in a folder whose name must be quoted."""
+    folder_with_quotes = project.root / "it's a folder"
+    folder_with_quotes.mkdir()
     for name in ("config.yaml", "workflow"):
-        os.rename(project.root / name, awkward / name)
-    os.chdir(awkward)
+        os.rename(project.root / name, folder_with_quotes / name)
+    os.chdir(folder_with_quotes)
     script = output(capsys, "plan", "--shell")
-    stand_in = awkward / "bin" / "python"
-    stand_in.parent.mkdir()
-    stand_in.write_text('#!/bin/sh\necho "$*" >> calls\n[ -f "$FORMERLAB_PLAN" ] && [ "$OMP_NUM_THREADS" = 1 ]\n')
-    stand_in.chmod(0o755)
-    environment = os.environ | {"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}
+    fake_python = folder_with_quotes / "bin" / "python"
+    fake_python.parent.mkdir()
+    fake_python.write_text('#!/bin/sh\necho "$*" >> calls\n[ -f "$FORMERLAB_PLAN" ] && [ "$OMP_NUM_THREADS" = 1 ]\n')
+    fake_python.chmod(0o755)
+    environment = os.environ | {"PATH": f"{fake_python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash"], input=script, text=True, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
-    calls = (awkward / "calls").read_text().splitlines()
+    calls = (folder_with_quotes / "calls").read_text().splitlines()
     assert [call.removeprefix("-m formerlab ") for call in calls] == commands(script)
-    stand_in.write_text("#!/bin/sh\nexit 1\n")
+    fake_python.write_text("#!/bin/sh\nexit 1\n")
     assert subprocess.run(["bash"], input=script, text=True, env=environment).returncode == 1
 
 

@@ -1,4 +1,4 @@
-"""The page of the configuration has every key of every schema, with default and meaning."""
+"""The page of the configuration lists every key of every schema with its default and meaning."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Ctrl-C in `make demo`: stages save their work, all processes end, and the last line says that no work is lost.
 
-Make, the demo, shells, stages and signals are real; a replacement for Snakemake starts jobs and reports failed jobs in
-the same way.
+Make, the demo, shells, stages and signals are real. A fake Snakemake starts the jobs and reports failed jobs as
+Snakemake does.
 """
 
 import os
@@ -48,13 +48,13 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 Path("slow").write_text(str(os.getpid()))
 time.sleep(1000)
 """
-OF_MAKE = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
-"""Variables that `make test` sets; a nested make would print its directory at the end."""
+MAKE_VARIABLES = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
+"""Variables that `make test` sets. With them, a nested make prints the folders that it leaves."""
 
 
 @pytest.fixture
 def demo(tmp_path):
-    """The demo under make, in its own process group as in a shell, after both stages have started."""
+    """Start the demo under make in its own process group, as a shell does, and wait until both stages have started."""
     project = Project(tmp_path)
     write_json(plan_path(tmp_path, {}), build_plan(tmp_path, {}))  # planning takes seconds
     project.write("Makefile", f"demo:\n\t@{sys.executable} -m formerlab demo --cores 2\n")
@@ -62,7 +62,7 @@ def demo(tmp_path):
     for name, text in (("snakemake/__main__.py", SNAKEMAKE), ("quick.py", QUICK), ("slow.py", SLOW)):
         project.write(name, text)
     places = [str(tmp_path), *filter(None, sys.path)]
-    environment = {key: value for key, value in os.environ.items() if key not in OF_MAKE}
+    environment = {key: value for key, value in os.environ.items() if key not in MAKE_VARIABLES}
     environment["PYTHONPATH"] = os.pathsep.join(places)
     environment["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     with open(tmp_path / "said", "wb") as file:
@@ -75,7 +75,7 @@ def demo(tmp_path):
             start_new_session=True,
             preexec_fn=lambda: signal.signal(
                 signal.SIGINT, signal.SIG_DFL
-            ),  # a script ignores it for commands with `&`
+            ),  # background commands of a shell script inherit an ignored SIGINT
         )
     while not ((tmp_path / "quick/begun").exists() and (tmp_path / "slow").exists()):
         assert make.poll() is None, (tmp_path / "said").read_text()
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_all_processes_and_prints_that_no_work_is_lost(demo, tmp_pat
 def test_without_make_the_exit_status_is_stopped_early(demo, tmp_path):
     (process,) = psutil.Process(demo.pid).children()
     process.terminate()
-    assert demo.wait(timeout=60) == 2  # the status of make for any failure
+    assert demo.wait(timeout=60) == 2  # make returns this status after any failure
     output = (tmp_path / "said").read_text().splitlines()
     assert output[-2] == SAFE
     assert output[-1].endswith("Error 75")

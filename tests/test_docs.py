@@ -1,4 +1,4 @@
-"""README and docs refer only to existing make targets, commands, options, Snakemake targets, files and links."""
+"""README and docs mention only make targets, commands, options, Snakemake targets, files and links that exist."""
 
 import argparse
 import re
@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 STUDY_PAGES = [ROOT / f"docs/{path.stem}.md" for path in sorted((ROOT / "workflow/studies").glob("*.yaml"))]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-PLACES = tuple(
+BASE_FOLDERS = tuple(
     ROOT / name for name in ("", "src", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests")
 )
-"""Folders that a path in the text may be relative to."""
-MADE = (
+"""Base folders of paths in the text."""
+GENERATED_PREFIXES = (
     *("results/", "figures/", "logs/", "data/", "models/", "checkpoint/", "plans/", "live/"),
     *("questions/", "piqa/", "path/to/"),
 )
-"""Prefixes of generated files and of files that the user provides."""
+"""Prefixes of paths of generated files and of files that the user provides."""
 ENDINGS = (".py", ".md", ".yaml", ".yml", ".smk", ".sh", ".cff", ".lock", ".toml", ".rst")
 CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
@@ -75,7 +75,7 @@ def test_commands_and_their_options_exist(page):
 
 
 @EVERY_PAGE
-def test_snakemake_is_given_targets_and_profiles_that_exist(page):
+def test_snakemake_targets_and_profiles_exist(page):
     rules = set(
         re.findall(r"^rule (\w+):", "".join(p.read_text() for p in (ROOT / "workflow/rules").glob("*.smk")), re.M)
     )
@@ -96,22 +96,27 @@ def test_files_exist(page):
     missing = []
     for line in code(page):
         for word in re.findall(r"[\w./-]+", line):
-            if not word.endswith(ENDINGS) or "/" not in word or word.startswith(("/", "../", *MADE)) or "http" in line:
+            if (
+                not word.endswith(ENDINGS)
+                or "/" not in word
+                or word.startswith(("/", "../", *GENERATED_PREFIXES))
+                or "http" in line
+            ):
                 continue
-            if not any((place / word).exists() for place in PLACES):
+            if not any((place / word).exists() for place in BASE_FOLDERS):
                 missing.append(word)
     assert set(missing) <= set(re.findall(r"^# (\S+\.py)$", page.read_text(), re.MULTILINE))
 
 
-def test_pages_can_be_read_at_one_sitting():
+def test_pages_are_short():
     lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in PAGES if page.name != "CHANGELOG.md"}
     assert lines.pop("README.md") <= 120
     assert len(lines) <= 27
     assert {name: count for name, count in lines.items() if count > 130} == {}
 
 
-def test_a_new_project_takes_the_configuration_of_the_page_on_own_text(tmp_path, monkeypatch):
-    """The first page names two runs, the questions of both, and a figure."""
+def test_the_configuration_of_docs_own_text_makes_a_plan(tmp_path, monkeypatch):
+    """docs/own_text.md names two runs, their questions and a figure."""
     page = (ROOT / "docs/own_text.md").read_text()
     settings, questions = ("".join(re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)) for kind in ("yaml", "json"))
     assert settings.startswith("studies: [denseformer]")
@@ -135,7 +140,7 @@ def test_a_new_project_takes_the_configuration_of_the_page_on_own_text(tmp_path,
     assert set(re.findall(r"snakemake --cores 2 (figures/\S+)", page)) <= drawn
 
 
-def test_the_overview_shows_numbers_of_the_readme():
+def test_the_overview_has_the_numbers_of_the_readme():
     intervals = re.findall(r"\S+ \[[^]]+\]", (ROOT / "docs/overview.svg").read_text())
     assert len(intervals) == 3
     assert [text for text in intervals if text.partition(">")[2] not in (ROOT / "README.md").read_text()] == []
@@ -150,11 +155,11 @@ def test_figures_and_tables_exist(page):
         *("denseformer_pace", "transformer_positions", "vision_growth", "decay_bias", "tokenformer_growth"),
         *("combined_curves", "transformer_curves", "vision_curves", "transformer_rates", "vision_rates"),
         *("tokenformer_stages", "tokenformer_rivals", "tokenformer_methods", "tokenformer_scores"),
-    }  # as the changelog says
+    }  # the changelog mentions removed names
     assert named <= set(catalogue()) | removed
 
 
-def test_every_study_has_a_page_and_is_named_in_the_readme():
+def test_every_study_has_a_page_and_a_link_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     for path in (ROOT / "workflow/studies").glob("*.yaml"):
         study = yaml.safe_load(path.read_text())
@@ -164,8 +169,8 @@ def test_every_study_has_a_page_and_is_named_in_the_readme():
 
 
 @pytest.mark.parametrize("page", STUDY_PAGES, ids=lambda page: page.stem)
-def test_a_study_page_begins_with_its_figure_and_names_no_run(page):
-    """The figure that answers the question comes first; readers do not know the names of runs."""
+def test_a_study_page_begins_with_its_figure_and_mentions_no_run(page):
+    """The figure that answers the question comes first. Readers do not know the names of runs."""
     text = page.read_text()
     title, _, figure = text.splitlines()[:3]
     assert re.fullmatch(r"# .+\?", title)
@@ -177,8 +182,8 @@ def test_a_study_page_begins_with_its_figure_and_names_no_run(page):
 
 
 @EVERY_PAGE
-def test_links_to_a_heading_name_a_heading_that_exists(page):
-    """The site's strict build refuses such links too; the page on the code host would open at its top."""
+def test_links_to_headings_exist(page):
+    """The strict build of the site refuses such links too. On the code host such a link opens the top of the page."""
     for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8")):
         headings = re.findall(r"^#+ (.*)", (page.parent / target if target else page).read_text(), re.MULTILINE)
         slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""scripts/evidence.py: runs are made by priority, each after its parent, and the same command resumes."""
+"""scripts/evidence.py trains runs by priority, each after its parent. The same command resumes an interrupted call."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.checkout import ROOT
-from fixtures.project import Project, finish
+from fixtures.project import Project, write_records
 from fixtures.rows import make_run
 
 from formerlab.commands.context import plan_one_study
@@ -25,11 +25,14 @@ _SPEC.loader.exec_module(evidence)
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a function that makes the evidence of a small project whose stages only write records."""
+    """Return a function that runs scripts/evidence.py in a small project, the list of its calls, and the plan.
+
+    The stages of the project only write records.
+    """
     project = Project(tmp_path)
-    project.lay_over(project.config, "seeds: [0]")
+    project.merge_into(project.config, "seeds: [0]")
     only = "only: ['deep-4', child, parent, plain]"
-    project.lay_over(project.scale, f"studies: {{small: {{{only}}}}}")
+    project.merge_into(project.scale, f"studies: {{small: {{{only}}}}}")
     monkeypatch.chdir(tmp_path)
     plan = project.plan()
     monkeypatch.setattr(evidence, "find_plan", lambda arguments: tmp_path / "plan.json")
@@ -41,7 +44,7 @@ def study(tmp_path, monkeypatch):
             called.append((stage, name))
             if vars(self).get("fails") == (stage, name):
                 return False
-            finish(plan, (stage, name))
+            write_records(plan, (stage, name))
             return True
 
         def export(self, name):
@@ -63,7 +66,7 @@ def trained(called):
     return [name.split("/")[1] for stage, name in called if stage == "train"]
 
 
-def test_the_most_wanted_first_but_parents_before_children(study):
+def test_runs_train_in_the_order_of_only_with_parents_first(study):
     make, called, plan = study
     make()
     assert called[0] == ("data", "text")
@@ -73,9 +76,9 @@ def test_the_most_wanted_first_but_parents_before_children(study):
     assert all(staleness.check(stage, name).current for stage in ("data", "train", "prune") for name in plan[stage])
 
 
-def test_what_is_done_is_not_done_again(study):
+def test_finished_jobs_are_skipped(study):
     make, called, plan = study
-    finish(plan, ("data", "text"), ("train", "small/deep-4/seed0"), ("train", "small/plain/seed0"))
+    write_records(plan, ("data", "text"), ("train", "small/deep-4/seed0"), ("train", "small/plain/seed0"))
     make()
     assert trained(called) == ["parent", "child"]
     assert ("prune", "small/plain/seed0") in called
@@ -83,13 +86,13 @@ def test_what_is_done_is_not_done_again(study):
     assert called == []
 
 
-def test_runs_that_are_named_and_what_they_start_from(study):
+def test_selected_runs_are_trained_with_their_parents(study):
     make, called, _ = study
     make(runs=["ch*"])
     assert trained(called) == ["parent", "child"]
 
 
-def test_runs_that_have_rows_are_left_out_but_what_missing_ones_start_from(study, tmp_path):
+def test_exported_runs_are_skipped_except_parents_of_missing_runs(study, tmp_path):
     make, called, _ = study
     for run in ("deep-4", "parent"):
         make_run(tmp_path / "elsewhere/results/live/smoke", "small", run)
@@ -98,7 +101,7 @@ def test_runs_that_have_rows_are_left_out_but_what_missing_ones_start_from(study
     assert trained(called) == ["parent", "child", "plain"]
 
 
-def test_committed_runs_are_made_with_their_parents_alone(study, tmp_path):
+def test_committed_selects_exported_runs_and_their_parents(study, tmp_path):
     make, called, _ = study
     make_run(tmp_path / "elsewhere/results/live/smoke", "small", "child")
     export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
@@ -106,14 +109,14 @@ def test_committed_runs_are_made_with_their_parents_alone(study, tmp_path):
     assert trained(called) == ["parent", "child"]
 
 
-def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):
+def test_only_children_of_a_failed_run_are_skipped(study):
     make, called, _ = study
     made = make(fails=("train", "small/parent/seed0"))
     assert trained(called) == ["deep-4", "parent", "plain"]
     assert made.failed == {"small/parent/seed0", "small/child/seed0"}
 
 
-def test_a_measurement_that_failed_does_not_keep_children_from_training(study):
+def test_children_train_after_a_failed_measurement_of_their_parent(study):
     make, called, plan = study
     plan["zeroshot"]["small/parent/seed0"] = plan["zeroshot"]["small/plain/seed0"]
     made = make(fails=("zeroshot", "small/parent/seed0"))
@@ -131,7 +134,7 @@ def test_a_pattern_that_matches_no_trained_run_is_refused(study):
 
 def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path):
     make, called, plan = study
-    finish(plan, ("data", "text"), ("train", "small/parent/seed0"))
+    write_records(plan, ("data", "text"), ("train", "small/parent/seed0"))
     plan["train"]["small/parent/seed0"]["given"] = True
     folder = tmp_path / "results/live/smoke/small/parent/seed0"
     archive = tmp_path / "results/weights/other-small-weights.zip"
@@ -139,14 +142,14 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
     with zipfile.ZipFile(archive, "w") as file:
         file.write(folder / "run.json", "small/parent/seed0/run.json")
         file.writestr("small/plain/seed0/run.json", "not given")
-    (folder / "run.json").unlink()  # unpacking was interrupted
+    (folder / "run.json").unlink()  # an interrupted call left incomplete weights
     make()
     assert trained(called) == ["deep-4", "child", "plain"]
     assert (folder / "run.json").exists()
 
 
-def test_make_evidence_repeats_committed_runs_and_other_targets_take_the_scale_alone():
-    # Without this, a make that runs the test hands down its flags and prints the folders that it enters.
+def test_make_evidence_passes_committed_unless_a_scale_is_given():
+    # Remove the variables of an outer make, which would add its options and print directory messages.
     environment = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     }
@@ -162,11 +165,11 @@ def test_make_evidence_repeats_committed_runs_and_other_targets_take_the_scale_a
 
 def test_the_data_of_other_studies_are_not_needed(tmp_path, monkeypatch):
     project = Project(tmp_path)
-    project.lay_over(project.config, "studies: [small, other]")
+    project.merge_into(project.config, "studies: [small, other]")
     shutil.copy(tmp_path / project.study, tmp_path / "workflow/studies/other.yaml")
     project.write("workflow/data.yaml", "{}")
     source = "{kind: files, train: [$FORMERLAB_DATA/absent]}"
-    project.lay_over(
+    project.merge_into(
         project.scale, f"data: {{absent: {{source: {source}}}}}\nstudies: {{other: {{defaults: {{data: absent}}}}}}"
     )
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The examples run as they are written, on little."""
+"""The examples run unchanged on small inputs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ PROMPT = runpy.run_path(str(EXAMPLES / "prune_a_model.py"))["PROMPT"]
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Return a function that runs an example as a script, and returns what it prints."""
+    """Return a function that runs an example as a script and returns its output."""
 
     def run(name, *words):
         monkeypatch.syspath_prepend(EXAMPLES)
@@ -39,7 +39,7 @@ def losses(printed):
 
 
 @pytest.mark.slow
-def test_one_decoder_learns_keeps_its_function_when_it_grows_and_loses_little_by_pruning(run, text):
+def test_one_decoder_learns_grows_without_loss_and_is_pruned_with_little_loss(run, text):
     found = losses(run("one_decoder.py", text, "--steps", 12))
     assert found["trained"] < 3.5
     assert found["grown, not trained further"] == pytest.approx(found["trained"], abs=2e-4)
@@ -48,7 +48,7 @@ def test_one_decoder_learns_keeps_its_function_when_it_grows_and_loses_little_by
 
 
 @pytest.mark.slow
-def test_a_mixer_of_ones_own_trains(run, text):
+def test_a_custom_mixer_trains(run, text):
     found = losses(run("own_mixer.py", text, "--steps", 6))
     assert len(found) == len(set(found.values())) == 3
     assert max(found.values()) < 5.5
@@ -62,8 +62,8 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("prompt", "length"), [(["once upon a time"], 16), ([], len(PROMPT))])
-def test_a_model_of_transformers_is_pruned(run, folder, prompt, length):
-    """Without a prompt on the command line the example reads its own; the tokenizer splits into characters."""
+def test_the_example_prunes_a_model_of_transformers(run, folder, prompt, length):
+    """Without a prompt the example uses its built-in prompt. The tokenizer splits text into characters."""
     printed = run("prune_a_model.py", folder, "--tokens", 5, *prompt)
     lines = re.findall(r"^(\w+), (\d+)% of (\d+) prompt tokens, [\d.]+ MiB: '.*'$", printed, re.M)
     assert lines == [("Full", "100", str(length)), *((name, "40", str(length)) for name in ("Local", "H2O", "Decay"))]
@@ -80,14 +80,16 @@ def test_the_notebook_prunes_measures_and_plots(folder, capsys, monkeypatch):
         exec(source, namespace)
     printed = capsys.readouterr().out
     sizes = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) bytes", printed)]
-    assert sizes[1:] == 3 * [sizes[0] * 16 // 59], "16 of the 40 tokens of the prompt and 19 of the answer"
+    assert sizes[1:] == 3 * [sizes[0] * 16 // 59], "16 retained keys of 40 prompt tokens, plus 19 tokens of the answer"
     assert len(re.findall(r"-?\d\.\d{3} nats above the full cache", printed)) == 9
     assert [len(line.get_xdata()) for line in namespace["axes"].lines] == [3, 3, 3]
     namespace["plt"].close("all")
 
 
 @pytest.mark.parametrize(("projection", "depth"), [("linear", "plain"), ("pattention", "dwa")])
-def test_a_decoder_of_layers_and_torch_alone_learns(run, text, projection, depth):
+def test_a_training_script_with_only_torch_and_our_layers_learns(run, text, projection, depth):
     printed = run("train.py", text, "--steps", 30, "--projection", projection, "--depth", depth)
-    assert float(re.search(r"held-out loss (\d\.\d+)", printed)[1]) < 3.3, "an untrained model has ln 256 = 5.5"
+    assert float(re.search(r"held-out loss (\d\.\d+)", printed)[1]) < 3.3, (
+        "an untrained model has a loss of ln 256 = 5.5"
+    )
     assert len((EXAMPLES / "train.py").read_text().splitlines()) <= 120

@@ -35,7 +35,7 @@ def write_run(folder, spec, seed=7):
 
 
 @pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
-def test_the_model_comes_back_to_the_bit_ready_to_evaluate(spec, tmp_path):
+def test_a_loaded_model_is_bit_identical_and_in_eval_mode(spec, tmp_path):
     written = write_run(tmp_path, spec).eval()
     model, run = load_model(tmp_path)
     assert run.model == spec
@@ -44,7 +44,7 @@ def test_the_model_comes_back_to_the_bit_ready_to_evaluate(spec, tmp_path):
     assert torch.equal(model(tokens), written(tokens))
 
 
-def test_a_run_is_named_by_its_folder_or_by_its_id_where_one_scale_has_it(tmp_path, monkeypatch):
+def test_a_run_is_loaded_by_folder_or_by_an_id_that_exists_at_one_scale(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results/live/smoke/study/run/seed7"
     folder.mkdir(parents=True)
@@ -61,12 +61,12 @@ def test_a_run_is_named_by_its_folder_or_by_its_id_where_one_scale_has_it(tmp_pa
         formerlab.load("study/run/seed7")
 
 
-def test_a_folder_without_a_run_is_named(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"run.json: no such file"):
         load_model(tmp_path)
 
 
-def test_missing_weights_are_named(tmp_path):
+def test_missing_weights_are_refused(tmp_path):
     write_run(tmp_path, MODELS["plain"])
     (tmp_path / "weights.safetensors").unlink()
     with pytest.raises(UserError, match=r"weights.safetensors: no such file; train study/run/seed7 again"):
@@ -76,7 +76,7 @@ def test_missing_weights_are_named(tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-9], lambda content: content[:-1] + b"\x01", lambda _: b""]
 )
-def test_other_weights_than_those_recorded_are_refused(damage, tmp_path):
+def test_weights_that_differ_from_the_record_are_refused(damage, tmp_path):
     write_run(tmp_path, MODELS["plain"])
     path = tmp_path / "weights.safetensors"
     path.write_bytes(damage(path.read_bytes()))

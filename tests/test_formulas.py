@@ -1,4 +1,4 @@
-"""docs/formulas.md is what the docstrings say, and leaves no variant out."""
+"""docs/formulas.md matches the docstrings and has every variant."""
 
 import sys
 from pathlib import Path
@@ -19,19 +19,19 @@ from formerlab.spec import variants  # noqa: E402
 from formerlab.training.optimizer import Optimizer  # noqa: E402
 from formerlab.training.schedule import Schedule  # noqa: E402
 
-FOUND = [formula for topic in write_formulas.TOPICS for formula in write_formulas.formulas(topic)]
-NAMES = {formula.name for formula in FOUND}
+FORMULAS = [formula for topic in write_formulas.TOPICS for formula in write_formulas.formulas(topic)]
+NAMES = {formula.name for formula in FORMULAS}
 
 
-def test_the_page_is_what_the_docstrings_say():
+def test_the_page_matches_the_docstrings():
     assert write_formulas.PAGE.read_text() == write_formulas.page(), "run scripts/write_formulas.py"
 
 
-def test_every_place_that_is_named_has_a_formula():
+def test_every_listed_file_and_folder_has_a_formula():
     for places in write_formulas.TOPICS.values():
         for place in places:
             path = write_formulas.PACKAGE / place
-            assert any(formula.path == path or path in formula.path.parents for formula in FOUND), place
+            assert any(formula.path == path or path in formula.path.parents for formula in FORMULAS), place
 
 
 VARIANTS = {score.__name__ for score in SCORES.values()} | {

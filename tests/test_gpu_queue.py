@@ -1,4 +1,4 @@
-"""The queue for one GPU machine without Snakemake: tests, benchmarks, all stages with a model, within a time limit."""
+"""scripts/gpu_queue.sh runs tests, the benchmark and all stages with a model within a time limit, without Snakemake."""
 
 import os
 import re
@@ -23,13 +23,14 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/gpu_queue.sh"
 
 PYTHON = """#!/bin/sh
-# Python in this test: it notes what it is asked, and every job leaves a row, training weights too.
+# fake python: logs its arguments; every training job writes a row file and weights
 echo "$*" >>calls
 case "$*" in
 *--shell*) cat plan ;;
-*-c*) echo "$LACKS" ;;
+*-c*) echo "$MISSING_PACKAGES" ;;
 *benchmarks/gpu.py*) echo "pruning done" | tee out/gpu.txt ;;
-*"formerlab train"*) sleep "${TAKES:-0}"; mkdir -p "results/live/smoke/$4"; echo row >"results/live/smoke/$4/train.csv"
+*"formerlab train"*) sleep "${JOB_SECONDS:-0}"; mkdir -p "results/live/smoke/$4"
+    echo row >"results/live/smoke/$4/train.csv"
     echo weights >"results/live/smoke/$4/weights.safetensors" ;;
 esac
 """
@@ -60,7 +61,7 @@ python -m formerlab claims --out figures
 
 @pytest.fixture
 def queue(tmp_path):
-    """Return a function that runs the queue in an empty folder for a given number of seconds."""
+    """Return a function that runs the queue in an empty folder for the given number of seconds."""
     (tmp_path / "plan").write_text(PLAN)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
@@ -83,7 +84,7 @@ def test_every_stage_with_a_model_is_queued():
     assert said | STAGES.keys() == set(left[1].split("|")) | (STAGES.keys() - {"data", "exact"}), "scripts/gpu_queue.sh"
 
 
-def test_kernels_are_tested_without_type_checks(tmp_path):
+def test_the_kernel_tests_run_without_type_checks(tmp_path):
     (tmp_path / "beartype.py").write_text("raise ImportError")
     given = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))}
     words = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--only", "tests", "--out", str(tmp_path)]
@@ -93,7 +94,7 @@ def test_kernels_are_tested_without_type_checks(tmp_path):
 
 
 def test_a_slow_item_is_stopped_and_the_remaining_time_is_used(monkeypatch, tmp_path):
-    """Items that only print their names; one item sleeps in a process of its own."""
+    """Three items: one prints a line, one sleeps in a child process, and one raises ZeroDivisionError."""
     script = tmp_path / "item.py"
     script.write_text(ITEM)
     monkeypatch.setattr(gpu, "__file__", str(script))
@@ -114,7 +115,7 @@ def test_a_slow_item_is_stopped_and_the_remaining_time_is_used(monkeypatch, tmp_
     assert "ZeroDivisionError" in (tmp_path / "gpu.log").read_text()
 
 
-def test_the_queue_measures_first_and_trains_by_priority(queue, tmp_path):
+def test_the_queue_times_first_and_trains_by_priority(queue, tmp_path):
     log = queue(60)
     calls = (tmp_path / "calls").read_text()
     jobs = re.findall(r"^-m formerlab (\S+) (\S+)", calls, re.MULTILINE)
@@ -144,7 +145,7 @@ def test_the_row_loop_runs_in_the_precision_of_a_gpu():
 
 def test_the_queue_stops_in_time_and_the_next_call_continues(queue, tmp_path):
     began = time.monotonic()
-    log = queue(60, MARGIN_S="59", TAKES="0.5")  # one second for jobs of half a second
+    log = queue(60, MARGIN_S="59", JOB_SECONDS="0.5")  # the time budget is one second, and a job takes half a second
     assert time.monotonic() - began < 30
     assert "out of time before" in log
     assert (tmp_path / "out/rows.tar.gz").exists() == ("train depth/plain/seed0 ended" in log)
@@ -154,9 +155,9 @@ def test_the_queue_stops_in_time_and_the_next_call_continues(queue, tmp_path):
     assert (tmp_path / "calls").read_text().count("benchmarks/gpu.py") == 1
 
 
-def test_missing_packages_are_named_before_the_first_job(tmp_path, queue):
+def test_missing_packages_are_listed_before_the_first_job(tmp_path, queue):
     with pytest.raises(AssertionError):
-        queue(60, LACKS="pydantic babel")
+        queue(60, MISSING_PACKAGES="pydantic babel")
     assert "missing packages: pydantic babel; put their wheels into carried" in (tmp_path / "out/log").read_text()
     assert "benchmarks/gpu.py" not in (tmp_path / "calls").read_text()
 
@@ -177,13 +178,13 @@ def test_carried_files_are_unpacked(queue, tmp_path):
 
 
 def test_without_a_gpu_cases_run_one_after_another(monkeypatch, tmp_path):
-    running, most = set(), []
+    running, running_counts = set(), []
 
     class Process:
         def __init__(self, words, env):
             self.name = words[-1]
             running.add(self.name)
-            most.append(len(running))
+            running_counts.append(len(running))
 
         def wait(self):
             running.discard(self.name)
@@ -193,8 +194,8 @@ def test_without_a_gpu_cases_run_one_after_another(monkeypatch, tmp_path):
     options = SimpleNamespace(out=tmp_path)
     for gpu_is_there, largest in ((False, 1), (True, 3)):
         monkeypatch.setattr(gpu_steps, "GPU", gpu_is_there)
-        most.clear()
+        running_counts.clear()
         assert list(gpu_steps.side_by_side("depth", {"a": {}, "b": {}, "c": {}}, options)) == [
             "b: failed with status 1, see gpu.log"
         ]
-        assert max(most) == largest
+        assert max(running_counts) == largest

@@ -1,4 +1,4 @@
-"""Different GPUs for concurrent jobs on one machine, and the time limit of Slurm."""
+"""Concurrent jobs on one machine get different GPUs, and torchrun gives its processes time to save."""
 
 import argparse
 import os
@@ -80,7 +80,7 @@ def test_without_a_gpu_a_job_fails_immediately(here, monkeypatch):
         pass
 
 
-def test_a_job_with_more_gpus_than_the_machine_is_refused(here, monkeypatch):
+def test_a_job_that_needs_more_gpus_than_the_machine_has_is_refused(here, monkeypatch):
     monkeypatch.setenv(VISIBLE_VARIABLE, "0")
     with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), locked_gpus("cuda", 4):
         pass
@@ -92,7 +92,7 @@ def test_a_job_locks_both_gpus_or_none(start):
     both = start(2)
     assert both.stderr.readline().startswith("waiting for free GPUs (2 needed)")
     another = start()
-    assert another.stdout.readline().strip() in free  # the waiting job has no lock
+    assert another.stdout.readline().strip() in free  # the waiting job holds no lock
     for process in (one, another):
         process.communicate("\n")
     assert both.stdout.readline() == "0,3\n"
@@ -145,7 +145,7 @@ def test_the_lock_folder_is_private_and_gpu_names_may_have_any_characters(here, 
 
 
 def test_torchrun_gives_its_processes_time_to_save(monkeypatch, tmp_path):
-    """The signal is forwarded, and a process that takes minutes to save is not killed."""
+    """torchrun forwards the signal, and does not kill a process that takes minutes to save."""
     seen = {}
 
     class Started:

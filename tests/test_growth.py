@@ -32,7 +32,7 @@ IMAGES = VisionTransformer(
     feedforward=Pattention(tokens=10),
 )
 TOKENS = torch.arange(24).reshape(3, 8) % 11
-COUNTING_ZEROS = ("exp_l1", "softmax")
+SCORES_WITH_MASS_ON_ZERO_KEYS = ("exp_l1", "softmax")
 
 
 def spec(parent=PARENT, **changes):
@@ -63,7 +63,7 @@ def distance(left, right):
 
 
 DEPTHS = [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=2)]
-PRESERVING = [score for score in SCORES if score not in COUNTING_ZEROS]
+PRESERVING = [score for score in SCORES if score not in SCORES_WITH_MASS_ON_ZERO_KEYS]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_incompatible_children_are_refused_in_one_line(changes, message):
     ],
 )
 def test_invalid_arguments_of_grow_are_refused_in_one_line(options, message, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # disable the shape checks of the tests
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # the type checks of the tests are disabled
     with pytest.raises(UserError) as caught:
         grow(PARENT.build(), **options)
     assert str(caught.value).startswith(message)

@@ -33,7 +33,7 @@ DECODER = Decoder(
 
 
 class Net(nn.Module):
-    """A user's network: PyTorch layers, two of our layers, and an unrelated attribute named spec."""
+    """A network of a user: PyTorch layers, two of our layers, and an unrelated attribute named `spec`."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ def test_only_the_named_layers_grow():
 
 
 class Classifier(nn.Module):
-    """A formerlab decoder below a user's head."""
+    """A formerlab decoder inside a user's module with a head."""
 
     def __init__(self, spec):
         super().__init__()
@@ -150,7 +150,7 @@ def test_loading_a_state_with_another_tau_is_refused():
     grown = grow(Pattention(tokens=48).build(8, 16), factor=2)
     with pytest.raises(RuntimeError, match=r"build with tau=6\.928"):
         Pattention(tokens=96).build(8, 16).load_state_dict(grown.state_dict())
-    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # a plain dict stores no tau
+    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # a plain dict does not store tau
     same = Pattention(tokens=96, tau=grown.tau).build(8, 16)
     same.load_state_dict(grown.state_dict())
     x = torch.randn(4, 8)

@@ -37,7 +37,7 @@ def spec(parent=PARENT, **changes):
 
 
 def wider(parent, factor, hidden=None):
-    """Return the parent's spec with `factor` times the width and heads, and by default the hidden units."""
+    """Return the parent's spec with `factor` times the width and the heads and, by default, the hidden units."""
     feedforward = parent.feedforward
     if isinstance(feedforward, Mlp):
         units = feedforward.width(parent.width)
@@ -111,7 +111,7 @@ def test_unsupported_layers_are_refused(changes):
 
 
 def test_padding_copies_the_old_matrix_to_the_top_left_block():
-    """Eq. 13 of arXiv:2410.23168; the first heads are the old heads."""
+    """Eq. 13 of arXiv:2410.23168. The first heads are the old heads."""
     model, child = random_model(PARENT), wider(PARENT, 1.5)
     new, fresh, old = grown(model, child, method="net2net_pad").state_dict(), child.build(5).state_dict(), 0
     for name, weight in model.state_dict().items():
@@ -141,7 +141,7 @@ def test_hypercloning_matches_the_papers_block_matrix():
 
 
 def test_net2net_copies_each_unit_two_or_three_times():
-    """Columns of the embedding are channels; the seed determines the copies that follow the old channels."""
+    """Columns of the embedding are channels. The seed determines the copies, which follow the old channels."""
     model = random_model(PARENT)
     child = wider(PARENT, 2.5, hidden=20)
     first, same_seed, other_seed = (grown(model, child, seed, method="net2net").embedding for seed in (5, 5, 6))
@@ -202,6 +202,6 @@ def test_sizes_that_a_method_does_not_support_are_refused_in_one_line(method, pa
         {"noise": 0.1},
     ],
 )
-def test_settings_without_effect_are_named(growth):
+def test_settings_without_effect_are_refused(growth):
     with pytest.raises(ValueError, match=list(growth)[-1]):
         Growth(**growth)

@@ -1,4 +1,4 @@
-"""The set-up takes torch from an index that answers, and from the configured index otherwise."""
+"""The set-up installs torch from an index that answers, and otherwise from the configured index."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[str, list[str]]]]:
-    """Run the script with a PATH of its own; return its messages and what it installed."""
+    """Run the script with a restricted PATH; return its messages and the installed distributions."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for tool in TOOLS:
@@ -58,7 +58,7 @@ def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[s
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Serve wheels that consist of metadata alone; return the address of their index."""
+    """Serve wheels that contain only metadata; return the address of their index."""
     root = tmp_path / "index"
     root.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
@@ -83,13 +83,13 @@ def index(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def port() -> Iterator[socket.socket]:
-    """Return a socket with a port of its own, which accepts nothing unless it listens."""
+    """Return a socket bound to a free port. Connections are refused unless the test calls listen()."""
     with socket.socket() as unanswered:
         unanswered.bind(("127.0.0.1", 0))
         yield unanswered
 
 
-def test_an_index_with_the_pinned_torch_gives_both_packages(install, index) -> None:
+def test_torch_and_torchvision_come_from_an_index_with_the_pinned_torch(install, index) -> None:
     address = index(torch="2.13.0+cpu", torchvision="0.28.0+cpu")
     installed = ["torch-2.13.0+cpu.dist-info", "torchvision-0.28.0+cpu.dist-info"]
     assert install(TORCH_INDEX=address) == (f"setup: torch 2.13.0 comes from {address}\n", installed)
@@ -97,17 +97,17 @@ def test_an_index_with_the_pinned_torch_gives_both_packages(install, index) -> N
 
 
 @pytest.mark.parametrize("versions", [{}, {"torch": "2.12.1+cpu"}, {"torch": "12.13.0"}], ids=str)
-def test_an_index_without_the_pinned_torch_is_left(install, index, versions) -> None:
+def test_an_index_without_the_pinned_torch_is_skipped(install, index, versions) -> None:
     address = index(**versions)
     said_of_fallback(address, *install(TORCH_INDEX=address))
 
 
-def test_an_index_that_refuses_is_left(install, port) -> None:
+def test_an_index_that_refuses_connections_is_skipped(install, port) -> None:
     address = f"http://127.0.0.1:{port.getsockname()[1]}"
     said_of_fallback(address, *install(TORCH_INDEX=address))
 
 
-def test_an_index_that_hangs_is_left_within_seconds(install, port) -> None:
+def test_an_index_that_hangs_is_skipped_within_seconds(install, port) -> None:
     port.listen()
     address = f"http://127.0.0.1:{port.getsockname()[1]}"
     said_of_fallback(address, *install(TORCH_INDEX=address))
@@ -118,13 +118,13 @@ def said_of_fallback(address: str, said: str, installed: list[str]) -> None:
     assert (said.count("\n"), installed) == (1, [])
 
 
-def test_without_a_gpu_the_index_of_cpu_builds_is_asked(install, port) -> None:
+def test_without_a_gpu_the_index_of_cpu_builds_is_used(install, port) -> None:
     proxy = f"http://127.0.0.1:{port.getsockname()[1]}"
     said_of_fallback("https://download.pytorch.org/whl/cpu", *install(https_proxy=proxy, HTTPS_PROXY=proxy))
 
 
 @pytest.mark.parametrize(("program", "reason"), [("nvidia-smi", "NVIDIA GPU found"), ("sbatch", "Slurm found")])
-def test_with_gpus_here_or_behind_slurm_no_index_is_asked(install, tmp_path, program, reason) -> None:
+def test_with_gpus_or_slurm_the_configured_index_is_used(install, tmp_path, program, reason) -> None:
     (tmp_path / "bin" / program).write_text("#!/bin/bash\necho 'GPU 0: NVIDIA H100'\n")
     (tmp_path / "bin" / program).chmod(0o755)
     said, installed = install()
@@ -133,14 +133,14 @@ def test_with_gpus_here_or_behind_slurm_no_index_is_asked(install, tmp_path, pro
 
 
 @pytest.mark.parametrize(("target", "adds"), [("demo", False), ("figures", False), ("test", True), ("lint", True)])
-def test_tools_for_development_come_with_the_targets_that_use_them(tmp_path, target, adds) -> None:
+def test_make_targets_install_the_development_tools_that_they_use(tmp_path, target, adds) -> None:
     command = ("make", "-n", target, f"VENV={tmp_path / 'new'}")
     plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "scripts/setup.sh" in plan
     assert ("requirements-develop.lock" in plan) is adds
 
 
-def test_the_workflow_calls_targets_that_exist_on_the_promised_pythons() -> None:
+def test_the_ci_workflow_calls_existing_targets_on_the_supported_pythons() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
     matrix = workflow["jobs"]["make"]["strategy"]["matrix"]
     targets = {*matrix["target"], *(job["target"] for job in matrix["include"])}

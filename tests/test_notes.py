@@ -1,4 +1,4 @@
-"""One process at a time runs a stage in a folder; temporary files of killed processes are found and removed."""
+"""Only one process at a time runs a stage in a folder. Temporary files of killed processes are found and removed."""
 
 import os
 import signal
@@ -28,8 +28,8 @@ with stage_note(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys
 
 
 @contextmanager
-def at_work(stage, folder, file="rows.csv"):
-    """Another process that runs a stage in a folder and has a half-written file, until this process ends it."""
+def running_stage(stage, folder, file="rows.csv"):
+    """Start a process that runs a stage in a folder and has a half-written file; kill it after the block."""
     words = [sys.executable, "-c", AT_WORK, stage, str(folder), file]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -45,13 +45,13 @@ def left(folder):
 
 
 def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path):
-    with at_work("train", tmp_path) as first:
+    with running_stage("train", tmp_path) as first:
         since = read_note("train", tmp_path)["since"]
         who = f"process {first.pid} on {socket.gethostname()}, since {since}"
         with pytest.raises(UserError) as caught, stage_note("train", tmp_path):
             pytest.fail("both worked")
         assert str(caught.value) == f"{tmp_path}: train is already running here ({who}); wait for it, or stop it"
-        with stage_note("flow", tmp_path):  # another stage is not blocked
+        with stage_note("flow", tmp_path):  # other stages are not blocked
             assert read_note("train", tmp_path)["state"] == "running"
         first.kill()
         first.wait()
@@ -62,8 +62,8 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path):
 
 
 def test_the_next_start_removes_temporary_files_of_a_killed_process_only(tmp_path):
-    with at_work("prune", tmp_path, "prune.csv"):
-        with at_work("zeroshot", tmp_path, "zeroshot.csv"):
+    with running_stage("prune", tmp_path, "prune.csv"):
+        with running_stage("zeroshot", tmp_path, "zeroshot.csv"):
             assert len(left(tmp_path)) == 2
         with stage_note("zeroshot", tmp_path):
             (rest,) = left(tmp_path)
@@ -79,7 +79,7 @@ def test_temporary_files_of_another_machine_are_removed(tmp_path):
 
 
 def test_sigterm_stops_a_stage_with_a_note(tmp_path):
-    with at_work("zeroshot", tmp_path) as stage:
+    with running_stage("zeroshot", tmp_path) as stage:
         stage.send_signal(signal.SIGTERM)
         stage.wait()
     note = read_note("zeroshot", tmp_path)

@@ -29,7 +29,7 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_lines_come_at_most_every_five_seconds_and_at_the_end(clock, capsys):
+def test_a_line_is_printed_at_most_every_five_seconds_and_at_the_end(clock, capsys):
     with Progress(10, "train a/b/seed0") as progress:
         for step in range(1, 11):
             clock.now += 2
@@ -40,7 +40,7 @@ def test_lines_come_at_most_every_five_seconds_and_at_the_end(clock, capsys):
     assert lines[-1].endswith("left 00:00")
 
 
-def test_work_goes_on_when_nobody_reads_its_progress_any_more(clock, monkeypatch):
+def test_progress_ignores_a_closed_pipe(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Unread())
     with Progress(10, "train x") as progress:
         for step in range(1, 11):
@@ -48,14 +48,14 @@ def test_work_goes_on_when_nobody_reads_its_progress_any_more(clock, monkeypatch
             progress.update(step)
 
 
-def test_resumed_work_is_timed_from_where_it_continues(clock, capsys):
+def test_the_speed_of_resumed_work_counts_only_new_items(clock, capsys):
     progress = Progress(1000, "train x", start=900)
     clock.now += 10
     progress.update(910, tokens_per_s=12345.0, loss=4.1234)
     assert capsys.readouterr().err == "train x  step 910/1000, 12.3k tokens/s, loss 4.123  1.00 step/s  left 01:30\n"
 
 
-def test_what_was_done_before_counts_as_done_and_not_for_the_speed(clock, capsys):
+def test_resumed_items_count_for_the_progress_but_not_for_the_speed(clock, capsys):
     progress = Progress(1000, "prune x", unit="window")
     progress.reach(500)
     clock.now += 10
@@ -63,14 +63,14 @@ def test_what_was_done_before_counts_as_done_and_not_for_the_speed(clock, capsys
     assert capsys.readouterr().err.splitlines()[-1] == "prune x  window 510/1000  1.00 window/s  left 08:10"
 
 
-def test_work_of_unknown_size_shows_what_is_done(clock, capsys):
+def test_progress_of_unknown_total_shows_the_count(clock, capsys):
     with Progress(None, "tokenise text", unit="B", scale=True) as progress:
         clock.now += 10
         progress.advance(123456, shard="1/3")
     assert capsys.readouterr().err == "tokenise text  123k B, shard 1/3 12.3k B/s\n"
 
 
-def test_a_terminal_line_is_rewritten_and_fits(clock, monkeypatch):
+def test_a_terminal_line_is_rewritten_and_truncated(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "31")
     monkeypatch.setattr(tqdm.std, "_screen_shape_wrapper", lambda: lambda file: (31, 20))
     file = Terminal()

@@ -21,15 +21,15 @@ LINES = "\n".join(
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A small project with trained and exported runs."""
+    """Return a small project with trained and exported runs."""
     root = tmp_path_factory.mktemp("exported")
     (root / "lines.txt").write_text(LINES)
     project = Project(root)
     source = f"{{kind: files, paths: ['{root / 'lines.txt'}'], documents: line, packages: null}}"
     split = "valid_share: 0.1, test_share: 0.1, questions: 0"
-    project.lay_over(project.scale, f"seeds: [0]\ndata: {{text: {{source: {source}, {split}}}}}")
-    project.lay_over(project.scale, "studies: {small: {only: [parent, child], measure: {prune: {runs: []}}}}")
-    project.lay_over(project.study, "measure: {prune: {runs: []}, zeroshot: {runs: []}}")
+    project.merge_into(project.scale, f"seeds: [0]\ndata: {{text: {{source: {source}, {split}}}}}")
+    project.merge_into(project.scale, "studies: {small: {only: [parent, child], measure: {prune: {runs: []}}}}")
+    project.merge_into(project.study, "measure: {prune: {runs: []}, zeroshot: {runs: []}}")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.delenv(PLAN_VARIABLE, raising=False)
@@ -45,7 +45,7 @@ def exported(tmp_path_factory):
 
 @pytest.fixture
 def project(exported, tmp_path, monkeypatch):
-    """A copy of the project without live results."""
+    """Return a copy of the project without live results."""
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "results/live/smoke/small")
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,9 @@ def test_changed_data_are_refused_without_an_option(project, capsys):
     assert line.startswith(
         f"small/parent/seed0: was trained on other data (text {content['fingerprint']}, now 0123456789abcdef)"
     )
-    assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0, "the texts are the same after all"
+    assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0, (
+        "only the fingerprint differs; the text is the same"
+    )
     manifest.unlink()
     assert refused(capsys, "small/parent/seed0").endswith("run python -m formerlab data text --scale smoke first")
 

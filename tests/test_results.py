@@ -1,4 +1,4 @@
-"""Rows of finished runs."""
+"""Read the rows of finished runs."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ def test_only_finished_runs_are_listed_in_order(root):
     assert Results(root).tree == "live"
 
 
-def test_runs_are_chosen_by_study_and_pattern(root):
+def test_runs_are_selected_by_study_and_pattern(root):
     results = Results(root)
     assert list(results.runs("study", ("b*",))["run"]) == ["b"]
     assert results.runs("none").empty
@@ -71,9 +71,9 @@ def test_missing_files_and_files_with_only_a_header_have_no_rows(tmp_path):
         tmp_path / "denseformer/dwa-2x3-4/seed0/train.csv", TABLES["train.csv"].names, [[1, 8, 2.0, 0.1, 1.0, 1.9]]
     )
     assert set(results.rows("train.csv").columns) == {"study", "run", "seed", *TABLES["train.csv"].names}
-    nothing = results.rows("prune.csv")
-    assert nothing.empty
-    assert list(nothing.columns) == ["study", "run", "seed", *TABLES["prune.csv"].required]
+    empty_rows = results.rows("prune.csv")
+    assert empty_rows.empty
+    assert list(empty_rows.columns) == ["study", "run", "seed", *TABLES["prune.csv"].required]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_missing_files_and_files_with_only_a_header_have_no_rows(tmp_path):
         (b"", "cannot be read"),
     ],
 )
-def test_damaged_rows_are_named(root, content, message):
+def test_damaged_rows_are_refused(root, content, message):
     path = root / "study" / "b" / "seed0" / "test.csv"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
@@ -112,14 +112,14 @@ def test_damaged_records_are_refused_or_left_out_if_they_are_stale(root, damage,
     path.write_text(damage(json.loads(path.read_text())))
     with pytest.raises(UserError, match=message):
         Results(root).runs()
-    judged = Results(root, lambda stage, name: "damaged" if "/b/" in name else "")
-    assert set(judged.runs()["run"]) == {"a"}
-    assert judged.left_out() == ["train study/b/seed0: damaged"]
+    results_without_stale = Results(root, lambda stage, name: "damaged" if "/b/" in name else "")
+    assert set(results_without_stale.runs()["run"]) == {"a"}
+    assert results_without_stale.left_out() == ["train study/b/seed0: damaged"]
 
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_rows_with_another_hash_than_in_the_record_are_refused(root, measured):
-    """Rows of another run, an edited digit and an empty file are all in the right format."""
+    """Rows of another run, rows with an edited digit and missing rows do not have the recorded hash."""
     name, record = ("zeroshot.csv", "zeroshot.json") if measured else ("test.csv", "run.json")
     folder, other = root / "study/b/seed0", root / "study/a/seed0"
     for place, value in ((folder, 1.0), (other, 0.0)):
@@ -142,7 +142,7 @@ def test_rows_with_another_hash_than_in_the_record_are_refused(root, measured):
 def test_commands_import_no_pandas_at_their_start():
     code = "import sys, formerlab.__main__; print({'pandas', 'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n", "every process of training would pay for it"
+    assert done.stdout == "set()\n", "importing pandas would slow down the start of every training process"
 
 
 def test_modules_that_read_rows_import_neither_torch_nor_mlflow():
@@ -180,7 +180,9 @@ def test_stale_rows_are_left_out_and_listed(root):
         "speed study: changed since: configuration",
     ]
     assert results.left_out("study", ("a",))[0] == "train study/a/seed1: not in the plan"
-    assert results.left_out("study", ("depth.kind=dwa",)) == results.left_out("study"), "specs of these are not known"
+    assert results.left_out("study", ("depth.kind=dwa",)) == results.left_out("study"), (
+        "records without a spec match every pattern"
+    )
     assert results.left_out("other") == []
     assert results.origin("study") == "scale laptop, live results, 3 left out because the plan differs"
     assert results.origin("other") == Results(root).origin() == "scale laptop, live results"

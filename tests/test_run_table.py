@@ -18,7 +18,7 @@ def test_every_run_has_a_row_and_every_study_has_total_costs(tmp_path):
     assert len(rows) == 4
     by_study = costs_by_study(rows).set_index("study")
     assert by_study.loc["denseformer", ["runs", "diverged", "FLOPs"]].tolist() == [3, 1, "3e+12"]
-    assert by_study.loc["tokenformer", "FLOPs"] == "2e+12", "ancestors are counted where they ran"
+    assert by_study.loc["tokenformer", "FLOPs"] == "2e+12", "FLOPs of an ancestor count in the study that trained it"
     assert (rows["outside_steps"] == 1 - rows["training_time_s"] / rows["wall_time_s"]).all()
     csv, page = write_run_table(Results(root), tmp_path)
     assert pd.read_csv(csv)["git.commit"].tolist() == ["a" * 40] * 4
@@ -35,7 +35,7 @@ def test_the_table_is_empty_without_runs(tmp_path):
     assert format_text(Results(tmp_path / "live/smoke")).startswith("no finished run in ")
 
 
-def test_runs_that_are_not_as_planned_are_marked(tmp_path):
+def test_runs_that_differ_from_the_plan_are_marked(tmp_path):
     root = tmp_path / "live/laptop"
     for run in ("plain-8", "plain-16"):
         make_run(root, "denseformer", run)
@@ -43,4 +43,4 @@ def test_runs_that_are_not_as_planned_are_marked(tmp_path):
     assert run_table(results)["plan"].tolist() == ["changed since: code", "as planned"]
     write_run_table(results, tmp_path)
     assert "changed since: code" in (tmp_path / "runs.html").read_text()
-    assert run_table(Results(root))["plan"].tolist() == ["", ""], "unknown without a plan"
+    assert run_table(Results(root))["plan"].tolist() == ["", ""], "without a plan the column is empty"

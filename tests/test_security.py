@@ -53,7 +53,7 @@ def test_names_cannot_be_paths_outside_the_results(name, project):
         project.plan(studies=[name])
     assert project.mistake(set={f"scale.data.{name}": {"source": {"kind": "embedded"}}})
     assert project.mistake(scale=name)
-    project.lay_over(project.study, f"runs: {{{name!r}: {{model: {{projection: {{kind: linear}}}}}}}}")
+    project.merge_into(project.study, f"runs: {{{name!r}: {{model: {{projection: {{kind: linear}}}}}}}}")
     assert project.mistake()
 
 

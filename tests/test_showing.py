@@ -1,4 +1,4 @@
-"""Commands that show results write no files; tested in a copy of the committed rows."""
+"""Commands that show results write no files. The test uses a copy of the committed rows."""
 
 import shutil
 from pathlib import Path
@@ -10,12 +10,12 @@ from formerlab.plan.staleness import Staleness
 
 ROOT = Path(__file__).parents[1]
 PLANS = ".formerlab"
-"""The folder of plans, which are reused."""
+"""The folder of plans, which commands may write and reuse."""
 
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """A checkout with the committed rows of one study, also as live rows."""
+    """Return a checkout with the committed rows of one study, also as live rows."""
     root = tmp_path_factory.mktemp("committed")
     (root / "config.yaml").write_text("scale: laptop\nstudies: [denseformer]\n")
     for name in ("workflow", "results/cached/laptop/denseformer"):
@@ -26,7 +26,7 @@ def committed(tmp_path_factory):
 
 
 def tree(root):
-    """Return every file and folder with the values that a write would change."""
+    """Return every file and folder with the properties that a write would change."""
     kept = [path for path in root.rglob("*") if PLANS not in path.relative_to(root).parts]
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in kept}
 
@@ -43,7 +43,7 @@ def tree(root):
     ],
     ids=" ".join,
 )
-def test_what_shows_does_not_write(words, committed, monkeypatch, capsys):
+def test_commands_that_show_results_write_no_files(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
     monkeypatch.setattr(Staleness, "staleness_reason", lambda *_: "")  # the rows are older than the code
     before = tree(committed)

@@ -22,7 +22,7 @@ from formerlab.statistics import (
 )
 
 
-def test_student_is_scipys_interval():
+def test_student_intervals_match_scipy():
     values = [3.1, 3.4, 2.9, 3.3]
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     interval = student(values)
@@ -69,8 +69,8 @@ def test_differences_of_replicates_are_replicates_of_differences():
     np.testing.assert_allclose(bootstrap_means(a, weights, resamples=300), together[:, 0])
 
 
-def planted(between, among, both, seeds=3, examples=60, trials=600, seed=4):
-    """Trials of values with a mean of zero: what a seed, an example and each pair of them adds."""
+def random_effects(between, among, both, seeds=3, examples=60, trials=600, seed=4):
+    """Return values (trials, seeds, examples) with mean 0: random effects of seeds, examples and their pairs."""
     random = np.random.default_rng(seed)
     values = both * random.normal(size=(trials, seeds, examples))
     values += between * random.normal(size=(trials, seeds, 1))
@@ -82,19 +82,20 @@ def planted(between, among, both, seeds=3, examples=60, trials=600, seed=4):
     [(1.0, 0.0, 0.1), (0.3, 1.0, 0.3), (0.1, 1.0, 1.0), (0.0, 1.0, 0.1), (0.5, 4.0, 1.0), (0.0, 0.0, 1.0)],
     ids=["seeds", "seeds and examples", "pairs too", "examples", "mostly examples", "pairs alone"],
 )
-def test_intervals_of_three_seeds_cover_the_truth_as_often_as_they_say(between, among, both):
-    """With 4000 trials: 0.945, 0.936, 0.965, 0.948, 0.948, 0.989; what pairs add counts in both variances.
+def test_intervals_of_three_seeds_have_95_percent_coverage(between, among, both):
+    """Coverage with 4000 trials: 0.945, 0.936, 0.965, 0.948, 0.948, 0.989.
 
-    Resampling the seeds first covers it in 0.70, 0.87, 0.96, 0.93, 0.92 and 1.00 of them.
+    It is too high for "pairs alone", because the effect of a pair counts in both variances. A bootstrap that also
+    resamples the seeds has the coverage 0.70, 0.87, 0.96, 0.93, 0.92 and 1.00.
     """
-    values = planted(between, among, both)
+    values = random_effects(between, among, both)
     low, high = mean_ends(values.mean(axis=-1), bootstrap_means(values, resamples=400), values.shape[-1])
     covered = np.mean((low <= 0) & (high >= 0))
     assert 0.92 <= covered <= 0.995
 
 
 def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
-    values = planted(0.2, 1.0, 0.5, trials=1)[0]
+    values = random_effects(0.2, 1.0, 0.5, trials=1)[0]
     seeds, examples = values.shape
     of_seeds, weights = np.average(values, axis=1, weights=range(1, 61)), np.arange(1.0, 61)
     between = stats.sem(of_seeds) ** 2
@@ -107,14 +108,14 @@ def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
 
 
 @pytest.mark.parametrize("shape", [(1, 60), (3, 60), (2, 5)])
-def test_standard_error_is_that_of_the_interval(shape):
+def test_the_standard_error_matches_the_interval(shape):
     values = np.random.default_rng(3).normal(size=shape) + np.arange(shape[0])[:, None]
     within = bootstrap_means(values, resamples=20_000).var()
     between = stats.sem(values.mean(axis=1)) ** 2 if shape[0] > 1 else 0.0
     assert standard_error(values) == pytest.approx(math.sqrt(between + within), rel=0.03)
 
 
-def test_standard_error_of_one_seed_is_that_of_a_proportion():
+def test_the_standard_error_of_one_seed_matches_a_proportion():
     answers = np.array([[1.0] * 30 + [0.0] * 70])
     assert standard_error(answers) == pytest.approx(math.sqrt(0.3 * 0.7 / 100))
 
@@ -138,11 +139,11 @@ def test_intervals_lie_around_their_mean_and_among_the_values(values):
         (3.2e18, 3.1e18, 3.3e18, "3.2e+18 [3.1e+18, 3.3e+18]"),
     ],
 )
-def test_an_interval_shows_three_digits_of_its_spread_and_four_of_the_number(mean, low, high, text):
+def test_intervals_show_three_digits_of_the_spread_and_four_of_the_value(mean, low, high, text):
     assert str(Interval(mean, low, high, seeds=3)) == text
 
 
-def test_a_mean_over_rows_weighs_them_and_has_no_value_where_one_is_no_number():
+def test_weighted_means_propagate_nan():
     rows = pd.DataFrame(
         {"run": ["a", "a", "b", "b", "c"], "tokens": [30, 10, 30, 10, 5], "loss_nats": [2.0, 4.0, 2.0, np.nan, np.inf]}
     )
@@ -162,13 +163,13 @@ def by_definition(confidence, correct, bins):
 
 
 @pytest.mark.parametrize("bins", [1, 7, 15])
-def test_the_calibration_error_is_its_definition(bins):
+def test_the_calibration_error_matches_its_definition(bins):
     random = np.random.default_rng(0)
     confidence, correct = random.uniform(0.01, 1, 500), random.random(500) < 0.7
     expected = by_definition(confidence, correct, bins)
     assert expected_calibration_error(confidence, correct, bins) == pytest.approx(expected)
 
 
-def test_a_calibrated_classifier_has_none_and_a_sure_wrong_one_has_all():
+def test_calibration_error_of_a_calibrated_and_of_a_wrong_classifier():
     assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == pytest.approx(0)
     assert expected_calibration_error([1.0] * 3, [0, 0, 0]) == 1

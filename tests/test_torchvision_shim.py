@@ -1,4 +1,7 @@
-"""torchvision imports, whatever it was compiled for. Each case is a fresh process: operators can be declared once."""
+"""torchvision can be imported, even if it was compiled for another torch.
+
+Every case runs in a new process, because operators can be declared only once.
+"""
 
 import subprocess
 import sys
@@ -13,7 +16,7 @@ DECLARED = "import torch; print(hasattr(torch.ops.torchvision, 'nms'), hasattr(t
 
 @pytest.fixture
 def foreign_torchvision(tmp_path: Path) -> Path:
-    """A torchvision whose extension does not load, registering fakes as torchvision 0.28 does."""
+    """A torchvision whose extension cannot be loaded, and which registers fake operators as torchvision 0.28 does."""
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "_C.so").write_text("compiled for another torch")
@@ -30,14 +33,14 @@ def python(code: str, path: Path | None = None) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True)
 
 
-def test_foreign_torchvision_imports_only_with_the_shim(foreign_torchvision: Path) -> None:
+def test_torchvision_for_another_torch_is_imported_only_with_the_shim(foreign_torchvision: Path) -> None:
     without = python("import torchvision", foreign_torchvision)
     assert "operator torchvision::nms does not exist" in without.stderr
     done = python(ENSURE + "import torchvision\n" + DECLARED, foreign_torchvision)
     assert done.stdout == "True True\n", done.stderr
 
 
-def test_model_classes_of_transformers_import_after_prune() -> None:
+def test_model_classes_of_transformers_can_be_imported_after_prune() -> None:
     done = python("from formerlab import prune\nfrom transformers import LlamaForCausalLM")
     assert done.returncode == 0, done.stderr
     earlier = "try:\n    from transformers import LlamaForCausalLM\nexcept ImportError:\n    pass\n"
@@ -45,7 +48,7 @@ def test_model_classes_of_transformers_import_after_prune() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_extension_that_loads_is_left_to_declare_its_operators(foreign_torchvision: Path) -> None:
+def test_an_extension_that_loads_declares_its_own_operators(foreign_torchvision: Path) -> None:
     extension = foreign_torchvision / "torchvision" / "_C.so"
     extension.unlink()
     extension.symlink_to(torch._C.__file__)

@@ -1,4 +1,4 @@
-"""Rows in MLflow: complete, not duplicated, and without secrets."""
+"""Rows in MLflow are complete, without duplicates and without secrets."""
 
 import fcntl
 import json
@@ -27,7 +27,7 @@ PLAIN = "live/laptop/denseformer/plain-8"
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """Two studies and a figure, and the result of the first sync."""
+    """Write two studies and a figure; return the result of the first sync."""
     place = tmp_path_factory.mktemp("tracking")
     root = place / "results/live/laptop"
     make_run(root, "denseformer", "plain-8", 0, spec=model(8))
@@ -46,7 +46,7 @@ def first(tmp_path_factory):
 
 @pytest.fixture
 def place(first):
-    """The folder of both studies, synced."""
+    """Return the folder of both studies after a sync."""
     synced(first[0])
     return first[0]
 
@@ -69,7 +69,7 @@ def active(place, study="denseformer"):
     experiment = client.get_experiment_by_name(f"formerlab/laptop/{study}")
     runs = client.search_runs([experiment.experiment_id])
     by_key = {run.data.tags["formerlab.key"]: run for run in runs}
-    assert len(by_key) == len(runs), "a key appears twice"
+    assert len(by_key) == len(runs), "no key appears twice"
     return client, by_key
 
 
@@ -92,7 +92,7 @@ def test_sync_is_complete_and_has_no_duplicates(first, place, monkeypatch):
     runs = len(list((place / "results/live/laptop").glob("*/*/seed*")))
     entries = (
         runs + len(list((place / "results/live/laptop").glob("*/*/"))) + 1
-    )  # configurations, and the figures of a study
+    )  # configurations, and the row with the figures of a study
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
     before = counts(place)
     monkeypatch.setattr("formerlab.results.read.read_rows", lambda *_: pytest.fail("rows are read again"))
@@ -122,7 +122,7 @@ def test_seeds_are_children_of_their_configuration_with_mean_metrics(place):
     assert runs["live/laptop/denseformer/plain-16/seed0"].info.status == "FAILED"
 
 
-def test_links_open_the_tracked_studies_sorted_by_loss(place):
+def test_pages_have_links_to_tracked_studies_sorted_by_loss(place):
     client, runs = active(place)
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer")
     addresses = pages(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
@@ -163,8 +163,8 @@ def test_a_run_has_metrics_tags_and_data(place):
     assert "prune/h2o variant_local_statistics/recent 0.5/budget 0.1/loss_nats" in metrics
 
 
-def test_verdicts_can_be_searched(place):
-    """The verdicts are tags of the study; claims of other studies are not."""
+def test_verdicts_are_searchable_tags(place):
+    """The verdicts are tags of the study. Claims of other studies are no tags."""
     figures = place / "figures/live/laptop"
     rows = [
         "claim,kind,outcome,verdict,changed,ours,reason,holm_p",
@@ -300,7 +300,7 @@ def test_new_runs_are_tracked_while_the_ui_is_open(tmp_path, monkeypatch):
     assert "live/laptop/denseformer/plain/seed0" in active(tmp_path)[1]
 
 
-def test_points_are_thinned_and_stamped_from_files(tmp_path):
+def test_points_are_thinned_and_get_times_from_files(tmp_path):
     folder = make_run(tmp_path, "denseformer", "long")
     steps = range(1, 5001)
     write_csv(
@@ -346,7 +346,7 @@ def test_a_failed_sync_is_counted_and_fails_no_job(tmp_path, monkeypatch, capsys
     (results / "mlflow.json").write_text('{"failures": "many"}')
     assert tracked() == ("failed", 1)
     assert capsys.readouterr().err.startswith("warning: tracking at sqlite:////proc/no/mlflow.db failed (")
-    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda *_: 1 / 0)  # any exception
+    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda *_: 1 / 0)  # sync may raise any exception
     assert tracked() == ("failed", 2)
     assert capsys.readouterr().err == "warning: ZeroDivisionError: division by zero\n"
     monkeypatch.undo()
@@ -357,7 +357,7 @@ def test_a_failed_sync_is_counted_and_fails_no_job(tmp_path, monkeypatch, capsys
     assert "another sync of these results is running" in capsys.readouterr().err
 
 
-def test_a_damaged_database_is_named_as_the_file_to_delete(tmp_path):
+def test_the_message_of_a_damaged_database_says_to_delete_it(tmp_path):
     make_run(tmp_path / "results/live/laptop", "denseformer", "plain")
     database = tmp_path / "mlflow.db"
     synced(tmp_path)

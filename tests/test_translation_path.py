@@ -1,4 +1,4 @@
-"""The whole path of translation in a small project: data, training, translating, tables and figures."""
+"""All stages of translation in a small project: data, training, translating, tables and figures."""
 
 import csv
 import json
@@ -76,7 +76,7 @@ def rows(project, name):
         return list(csv.DictReader(file))
 
 
-def test_a_run_leaves_the_files_that_every_run_leaves(project):
+def test_a_translation_run_writes_the_common_files(project):
     record = json.loads((project / "results/live/smoke" / RUN / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["spec"]["model"]["kind"] == "translator"
@@ -86,7 +86,7 @@ def test_a_run_leaves_the_files_that_every_run_leaves(project):
     assert {row["step"] for row in rows(project, "eval.csv")} == {"0", "3", "6"}
 
 
-def test_a_run_that_goes_on_reads_on(project):
+def test_continued_training_reads_the_next_batches(project):
     record = json.loads((project / "results/live/smoke" / LONGER / "run.json").read_text())
     base, own = record["read"]
     assert (base["run"], own["run"]) == (RUN, LONGER)

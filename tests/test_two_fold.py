@@ -12,12 +12,13 @@ def test_alpha_is_evaluated_on_the_other_half():
         return chosen_answers(grids[task], choose_alphas(grids, halves, common=common)[task], halves[task]).mean()
 
     grids = {"a": np.zeros((2, 1, 8)), "b": np.zeros((2, 1, 8))}
-    grids["a"][0] = grids["b"][1] = 1.0  # each task has an alpha that is always right
+    grids["a"][0] = grids["b"][1] = 1.0  # every task has an alpha that is always right
     assert [mean(grids, task) for task in "ab"] == [1.0, 1.0]
     assert sorted(mean(grids, task, common=True) for task in "ab") == [0.0, 1.0]
     noise = np.zeros((2, 1, 8))
-    noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0  # each alpha is right on one half only
-    assert mean({"a": noise}, "a") == 0.0  # what looked best on one half is wrong on the other
+    # every alpha is right on one half and wrong on the other
+    noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0
+    assert mean({"a": noise}, "a") == 0.0  # the best alpha of one half is always wrong on the other half
     assert choose_alphas({"a": noise}, halves, common=False)["a"].tolist() == [[1, 0]]
 
 

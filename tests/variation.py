@@ -11,12 +11,12 @@ from formerlab.spec import Spec, variants
 
 
 def defaults(union: object) -> list[Spec]:
-    """Yield every variant with its defaults."""
+    """Return all variants with their defaults."""
     return [variant() for variant in variants(union)]
 
 
 def settings(union: object) -> list[Spec]:
-    """Yield every variant with its defaults, and once more for each other value of each option."""
+    """Return all variants with their defaults, and every variant once more for each other value of each option."""
     return [spec for default in defaults(union) for spec in (default, *_changed(default))]
 
 
@@ -31,7 +31,7 @@ def _changed(default: Spec) -> Iterator[Spec]:
 
 
 def label(value: object) -> str | None:
-    """Name a spec by its kind and its values that differ from the defaults."""
+    """Return the name of a spec: its kind, and its values that differ from the defaults."""
     if not isinstance(value, Spec):
         return None
     changes = value.model_dump(exclude_defaults=True)
@@ -44,7 +44,7 @@ def counted_params(module: nn.Module) -> int:
 
 
 def counted_flops(module: nn.Module, *inputs: torch.Tensor) -> dict[str, int]:
-    """Return the FLOPs of matrix products and attention that PyTorch counts, per submodule; all on the meta device."""
+    """Return the FLOPs of matrix products and attention that PyTorch counts per submodule, on the meta device."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module.to("meta")(*(tensor.to("meta") for tensor in inputs))
     return {name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}

@@ -1,5 +1,5 @@
 import pytest
-from fixtures.project import Project, finish
+from fixtures.project import Project, write_records
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def _planned(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         project = Project(root)
-        project.lay_over(project.config, "seeds: [0]")
+        project.merge_into(project.config, "seeds: [0]")
         return root, project.plan()
 
 
@@ -23,5 +23,5 @@ def finished_plan(_planned, monkeypatch):
     """Return the plan of a small project with one seed, whose outputs all have records."""
     root, plan = _planned
     monkeypatch.chdir(root)
-    finish(plan)
+    write_records(plan)
     return plan

@@ -112,7 +112,7 @@ SEEDS = [
 def test_the_most_specific_seeds_are_used_and_need_parents(project):
     hashes = set()
     for file, text, seeds in SEEDS:
-        project.lay_over(project.scale if file == "scale" else file, text)
+        project.merge_into(project.scale if file == "scale" else file, text)
         train = project.plan()["train"]
         for run, expected in seeds.items():
             assert [job["seed"] for job in train.values() if job["run"] == run] == expected
@@ -120,8 +120,8 @@ def test_the_most_specific_seeds_are_used_and_need_parents(project):
         assert [job["init"] for job in children] == [f"small/parent/seed{seed}" for seed in seeds["child"]]
         hashes |= {job["spec"]["seed"] for job in train.values()}
     assert hashes == {0, 1, 5, 6, 7, 8, 9}
-    project.lay_over(project.config, "seeds: null")
-    project.lay_over(project.scale, "studies: {small: {runs: {child: {seeds: [5, 4]}}}}")
+    project.merge_into(project.config, "seeds: null")
+    project.merge_into(project.scale, "studies: {small: {runs: {child: {seeds: [5, 4]}}}}")
     refused = "small.runs.child: seed 4 has no parent, because 'parent' has seeds 5, 6, 7; give both runs"
     assert project.mistake().startswith(f"{project.scale}: {refused}")
 
@@ -142,7 +142,7 @@ def test_zero_shot_jobs_need_questions(project):
 
 
 def test_only_data_sets_of_runs_are_prepared(project):
-    project.lay_over(project.scale, "data: {other: {tokenizer: {kind: bpe, vocabulary: 400}}}")
+    project.merge_into(project.scale, "data: {other: {tokenizer: {kind: bpe, vocabulary: 400}}}")
     assert list(project.plan()["data"]) == ["text"]
     plan = project.plan(set={"small.runs.plain.data": "other"})
     assert sorted(plan["data"]) == ["other", "text"]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fixtures.project import Project, finish
+from fixtures.project import Project, write_records
 
 from formerlab.commands import stages
 from formerlab.errors import UserError
@@ -20,8 +20,8 @@ measure: {speed: {runs: ["deep-*"], repetitions: 5}}
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     project = Project(tmp_path)
-    project.lay_over(project.study, STUDY)
-    project.lay_over(project.config, "seeds: [0]")
+    project.merge_into(project.study, STUDY)
+    project.merge_into(project.config, "seeds: [0]")
     monkeypatch.chdir(tmp_path)
     return project
 
@@ -51,7 +51,7 @@ def test_only_settings_that_affect_speed_change_the_timing_job(project):
     ],
 )
 def test_mistakes_are_named(project, equal, answer):
-    project.lay_over(project.study, f"runs: {{matched: {{equal_time: {equal}}}}}")
+    project.merge_into(project.study, f"runs: {{matched: {{equal_time: {equal}}}}}")
     with pytest.raises(UserError, match=answer):
         project.plan()
 
@@ -73,7 +73,7 @@ def test_an_equal_time_run_trains_for_the_measured_time(project, monkeypatch, ca
         write_json(out / "run.json", record | runtime.extra)
 
     job = plan["train"]["small/matched/seed0"]
-    folder = finish(plan, ("data", "text")) / "small"
+    folder = write_records(plan, ("data", "text")) / "small"
     (folder / "matched/seed0").mkdir(parents=True)
     header = "run,measure,repetition,place,sequences,tokens,time_s,memory_bytes\n"
     times = {"deep-3": 1.0, "deep-4": 1.3}

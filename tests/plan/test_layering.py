@@ -36,9 +36,9 @@ trees = st.recursive(
 @pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
 def test_more_specific_settings_override_general_settings(project, height):
     project.write("mine.yaml", "{}")
-    project.lay_over("config.yaml", "overlay: mine.yaml")
+    project.merge_into("config.yaml", "overlay: mine.yaml")
     for name, (file, text) in list(LAYERS.items())[:height]:
-        project.lay_over(file, text.format(1000 + list(LAYERS).index(name)))
+        project.merge_into(file, text.format(1000 + list(LAYERS).index(name)))
     assert project.run()["steps"] == 1000 + height - 1
     assert project.run(set={"small.runs.plain.steps": 7})["steps"] == 7
 
@@ -48,7 +48,7 @@ def test_a_mapping_of_another_kind_replaces_the_base(project):
     assert merge(x, Tree({"a": {"kind": "y", "q": 2}})) == {"a": {"kind": "y", "q": 2}}
     assert merge(x, Tree({"a": {"kind": "x", "q": 2}})) == {"a": {"kind": "x", "p": 1, "q": 2}}
     assert merge(Tree({"a": {"p": 1}}), Tree({"a": {"kind": "x"}})) == {"a": {"p": 1, "kind": "x"}}
-    project.lay_over(project.scale, "studies: {small: {only: [parent]}}")
+    project.merge_into(project.scale, "studies: {small: {only: [parent]}}")
     assert project.run("parent")["model"]["projection"]["tokens"] == 8  # a key that a linear projection does not have
     changed = project.run("parent", set={"small.model.projection": {"kind": "linear", "bias": True}})
     assert changed["model"]["projection"] == {"kind": "linear", "bias": True, "std": 0.02, "scale_residual": True}
@@ -69,7 +69,7 @@ def test_paths_and_splits_replace_each_other(project, below, above, left):
         {key: [str(project.root / name) for name in names] for key, names in layer.items()} for layer in (below, above)
     )
     text = {"source": {"kind": "files"} | below, "questions": 0}
-    project.lay_over("config.yaml", yaml.safe_dump({"data": {"text": text}}))
+    project.merge_into("config.yaml", yaml.safe_dump({"data": {"text": text}}))
     project.write("mine.yaml", yaml.safe_dump({"data.text.source": above}))
     source = project.plan(overlay="mine.yaml")["data"]["text"]["spec"]["source"]
     assert {key for key in ("paths", "train", "valid", "test") if source[key]} == left
@@ -79,7 +79,7 @@ def test_a_data_set_of_another_kind_replaces_the_base(project):
     """A data set without `kind` is text, so that image keys merged over it leave no key of the text."""
     before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
     images = {"kind": "images", "source": {"kind": "digits"}}
-    project.lay_over(project.scale, "data: {pictures: {source: {kind: embedded}, questions: 3}}")
+    project.merge_into(project.scale, "data: {pictures: {source: {kind: embedded}, questions: 3}}")
     assert project.plan(data={"pictures": images})["train"] == before["train"]
 
 
@@ -125,10 +125,10 @@ def test_all_ways_to_set_a_key_are_equivalent(project, key, value, text, file):
         assert project.plan(**layer) == on_command_line
         project.write("mine.yaml", yaml.safe_dump(layer))
         assert project.plan(overlay="mine.yaml") == on_command_line
-        project.lay_over("config.yaml", yaml.safe_dump(layer))
+        project.merge_into("config.yaml", yaml.safe_dump(layer))
         assert project.plan() == on_command_line
         project.write("config.yaml", config)
-    project.lay_over(file, text)
+    project.merge_into(file, text)
     assert project.plan() == on_command_line
 
 
@@ -137,7 +137,7 @@ def test_the_scale_of_the_command_line_overrides_files(project):
     scale = project.plan()["scale"]
     project.write("mine.yaml", "scale: laptop")
     assert project.plan(overlay="mine.yaml", scale=scale)["scale"] == scale
-    project.lay_over("config.yaml", "scale: null")
+    project.merge_into("config.yaml", "scale: null")
     project.write("mine.yaml", "scale: {defaults: {steps: 77}}")
     assert project.plan(overlay="mine.yaml", scale=scale) == project.plan(scale=scale, set={"scale.defaults.steps": 77})
 
@@ -152,7 +152,7 @@ def test_a_text_that_is_one_field_keeps_the_type_of_its_value():
 
 def test_an_overlay_can_define_a_sweep_of_learning_rates(tmp_path):
     project = Project(tmp_path)
-    project.lay_over(project.scale, "studies: {small: {only: [plain]}}")
+    project.merge_into(project.scale, "studies: {small: {only: [plain]}}")
     sweep = '{study: {small: {runs: {"mine-{lr}": {grid: {lr: [1.0e-3, 2.5e-4, 3.0]}, optimizer: {lr: "{lr}"}}}}}}'
     project.write("mine.yaml", sweep)
     runs = build_plan(tmp_path, {"overlay": "mine.yaml", "seeds": [0]})["train"]

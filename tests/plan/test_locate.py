@@ -42,7 +42,7 @@ def test_another_checkouts_environment_is_refused(project):
 
 
 def test_a_mistake_gives_one_line_and_no_plan(project):
-    project.lay_over(project.config, "scal: smoke")
+    project.merge_into(project.config, "scal: smoke")
     with pytest.raises(UserError) as caught:
         ensure_plan(project.root, {})
     assert str(caught.value) == "config.yaml: scal: unknown key (value 'smoke'); did you mean scale?"
@@ -52,9 +52,9 @@ def test_a_mistake_gives_one_line_and_no_plan(project):
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda project: project.lay_over(project.config, "threads: 2"),
-        lambda project: project.lay_over(project.scale, "threads: 2"),
-        lambda project: project.lay_over(project.study, "title: Another"),
+        lambda project: project.merge_into(project.config, "threads: 2"),
+        lambda project: project.merge_into(project.scale, "threads: 2"),
+        lambda project: project.merge_into(project.study, "title: Another"),
         lambda project: project.write("overlay.yaml", "small.steps: 4"),
         lambda project: project.write("texts/more.txt", "words"),
         lambda project: project.write("texts/a.txt", "other words"),
@@ -66,7 +66,7 @@ def test_a_mistake_gives_one_line_and_no_plan(project):
 def test_the_file_name_depends_on_all_inputs_of_the_plan(project, edit):
     project.write("overlay.yaml", "small.steps: 3")
     project.write("texts/a.txt", "words")
-    project.lay_over(project.config, "{overlay: overlay.yaml, data: {text: {source: {kind: files, paths: [texts]}}}}")
+    project.merge_into(project.config, "{overlay: overlay.yaml, data: {text: {source: {kind: files, paths: [texts]}}}}")
     before = plan_path(project.root, {})
     assert plan_path(project.root, {}) == before
     edit(project)
@@ -77,14 +77,14 @@ def test_the_file_name_depends_on_all_inputs_of_the_plan(project, edit):
 def texts(project):
     """The folder of texts of a data set."""
     project.write("texts/deep/a.txt", "words")
-    project.lay_over(project.config, "{data: {text: {source: {kind: files, paths: [texts]}}}}")
+    project.merge_into(project.config, "{data: {text: {source: {kind: files, paths: [texts]}}}}")
     return project.root / "texts"
 
 
 @pytest.mark.parametrize("paths", ["texts", "texts/*.txt", "texts/**"])
 def test_a_broken_link_gives_one_line(project, texts, paths):
     (texts / "gone.txt").symlink_to("/nowhere")
-    project.lay_over(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
+    project.merge_into(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
     with pytest.raises(UserError) as caught:
         ensure_plan(project.root, {})
     remedy = "a link to a missing file (named by a data set or suite); remove or restore it"
@@ -109,7 +109,7 @@ def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
     def make(root, given, path):
         made.append(path)
         if len(made) < 3:
-            project.lay_over(project.config, f"threads: {len(made)}")
+            project.merge_into(project.config, f"threads: {len(made)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
 

@@ -176,7 +176,7 @@ def test_a_mistake_gives_one_line_with_its_file(project, file, text, answer):
     if file == OVERLAY:
         project.write(OVERLAY, text)
     elif file != LINE:
-        project.lay_over(file, text)
+        project.merge_into(file, text)
     message = project.mistake(**given)
     parts = answer.split("...")
     assert all(part in message for part in parts), message
@@ -218,5 +218,5 @@ runs:
   third: {<<: *second}
 """,
     )
-    project.lay_over(project.scale, "studies: {small: null}")
+    project.merge_into(project.scale, "studies: {small: null}")
     assert [project.run(name)["steps"] for name in ("first", "second", "third")] == [5, 6, 6]

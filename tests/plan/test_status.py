@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from fixtures.project import Project, finish
+from fixtures.project import Project, write_records
 
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import read_json, write_json
@@ -23,8 +23,8 @@ EXACT = ("exact", "claims")
 def plan(tmp_path, monkeypatch):
     """A plan of three runs, in its project folder."""
     project = Project(tmp_path)
-    project.lay_over(project.config, "seeds: [0]")
-    project.lay_over(project.scale, "studies: {small: {only: [plain, parent, child]}}")
+    project.merge_into(project.config, "seeds: [0]")
+    project.merge_into(project.scale, "studies: {small: {only: [plain, parent, child]}}")
     monkeypatch.chdir(tmp_path)
     return project.plan()
 
@@ -32,7 +32,7 @@ def plan(tmp_path, monkeypatch):
 @pytest.fixture
 def finished(plan):
     """The same plan with the records of finished stages."""
-    return finish(plan)
+    return write_records(plan)
 
 
 def states_of(plan):

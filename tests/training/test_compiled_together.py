@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fixtures.forked import forked, joining
+from fixtures.forked import run_forked, join_process_group
 from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained
 from variation import defaults
@@ -32,7 +32,7 @@ def runs(split):
 
 def one_of_two(rank, ports, split, data, folder):
     for run, port in zip(runs(split), ports, strict=True):
-        joining(rank, 2, port, split=split)
+        join_process_group(rank, 2, port, split=split)
         if not split:
             torch._dynamo.reset()
         with (
@@ -46,7 +46,7 @@ def one_of_two(rank, ports, split, data, folder):
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 @pytest.mark.parametrize("split", [False, True])
 def test_mixers_compile_under_ddp_and_fsdp(split, data, tmp_path):
-    forked(2, one_of_two, free_ports(len(runs(split))), split, data, tmp_path)
+    run_forked(2, one_of_two, free_ports(len(runs(split))), split, data, tmp_path)
     for run in runs(split):
         alone = run.model_copy(update={"compile": False})
         trained(alone, data, tmp_path / "alone" / run.name)

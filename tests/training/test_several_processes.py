@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from fixtures.forked import forked, joining
+from fixtures.forked import run_forked, join_process_group
 from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained, write_plan
 
@@ -135,12 +135,12 @@ def test_steps_with_fewer_sentences_than_micro_batches_are_divided(tmp_path):
     stream = run.task.load(pairs, "train")
     counts = {len(run.task.step_batches(stream, run.seed, step)) for step in range(8)}
     assert counts >= {1, 2, 3}
-    forked(2, one_of_two, *free_ports(1), run, pairs, tmp_path / "out")
+    run_forked(2, one_of_two, *free_ports(1), run, pairs, tmp_path / "out")
     assert_matches_one_process(tmp_path / "out", pairs, tmp_path, run)
 
 
 def one_of_two(rank, port, run, data, out):
-    joining(rank, 2, port)
+    join_process_group(rank, 2, port)
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fixtures.forked import forked, joining
+from fixtures.forked import run_forked, join_process_group
 from fixtures.ports import free_ports
 from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
@@ -40,7 +40,7 @@ def run_as_one_of_three(rank, ports, data, folder):
     """Take part in every phase that includes this rank; a phase begins when all processes finished the last phase."""
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
-            joining(rank, count, ports[len(RUNS) * phase + index], split=True)
+            join_process_group(rank, count, ports[len(RUNS) * phase + index], split=True)
             if rank < count:
                 train_until(last, first, run, data, folder / str(index))
         (folder / f"{first}-{rank}").touch()
@@ -65,7 +65,7 @@ def numbers(row):
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_changing_numbers_of_processes_match_one_process(data, tmp_path):
     ports = free_ports(len(PHASES) * len(RUNS))
-    forked(3, run_as_one_of_three, ports, data, tmp_path)
+    run_forked(3, run_as_one_of_three, ports, data, tmp_path)
     for index in range(len(RUNS)):
         assert_matches_one_process(index, data, tmp_path / str(index), tmp_path / f"alone-{index}")
 
@@ -84,7 +84,7 @@ def assert_matches_one_process(index, data, together, alone):
 
 def measure_as_one_of_two(rank, port, data, out):
     """Between two micro-batches a process stores only its shards of weights, gradients and moments."""
-    joining(rank, 2, port, split=True)
+    join_process_group(rank, 2, port, split=True)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
     sizes, micro_batch_context = [], processes.micro_batch_context
 
@@ -110,18 +110,18 @@ def tensor_bytes():
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_gradients_stay_sharded_between_micro_batches(data, tmp_path):
-    forked(2, measure_as_one_of_two, *free_ports(1), data, tmp_path)
+    run_forked(2, measure_as_one_of_two, *free_ports(1), data, tmp_path)
 
 
 def diverge_as_one_of_two(rank, port, data, out):
-    joining(rank, 2, port, split=True)
+    join_process_group(rank, 2, port, split=True)
     run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 def test_sharded_processes_agree_on_divergence(data, tmp_path):
-    forked(2, diverge_as_one_of_two, *free_ports(1), data, tmp_path)
+    run_forked(2, diverge_as_one_of_two, *free_ports(1), data, tmp_path)
     assert read_json(tmp_path / "run.json")["status"] == "diverged"
 
 

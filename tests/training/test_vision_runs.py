@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.forked import forked
+from fixtures.forked import run_forked
 from fixtures.rows import measured
 from small_runs import bits, interrupted, rows, trained
 
@@ -150,7 +150,7 @@ def signalled_while_images_are_made(rank, digits, out):
 
 
 def test_a_signal_to_a_job_and_its_workers_saves_after_the_step(digits, tmp_path):
-    forked(1, signalled_while_images_are_made, digits, tmp_path / "stopped")
+    run_forked(1, signalled_while_images_are_made, digits, tmp_path / "stopped")
     trained(RUN, digits, tmp_path / "whole")
     assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
 
@@ -200,7 +200,7 @@ def hindered(rank, images, asked_to_stop, error, reason, digits, out):
     ],
 )
 def test_missing_images_stop_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
-    forked(1, hindered, images, asked_to_stop, error, reason, digits, tmp_path / "hindered")
+    run_forked(1, hindered, images, asked_to_stop, error, reason, digits, tmp_path / "hindered")
     trained(RUN, digits, tmp_path / "whole")
     assert bits(tmp_path / "hindered") == bits(tmp_path / "whole")
 

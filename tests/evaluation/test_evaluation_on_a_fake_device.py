@@ -1,4 +1,4 @@
-"""Evaluation and decoding on a simulated device: tensors are on the device, rows equal the CPU's, few calls wait."""
+"""Evaluation and decoding on a fake GPU: tensors are on it, rows equal the CPU's, and few operations synchronise."""
 
 import csv
 import math
@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from fixtures.elsewhere import DEVICE, elsewhere
+from fixtures.fake_device import DEVICE, fake_device
 from fixtures.own_process import own_process
 
 from formerlab.cache import (
@@ -55,13 +55,13 @@ SWEEP = PruneSweep(**POLICIES, **COUNTS, **ONE_SHOT, mask_dump_tokens=8)
 
 @pytest.fixture(scope="module")
 def on_device():
-    """Return a function that calls test functions in a process with the simulated device."""
-    with own_process(elsewhere) as call:
+    """Return a function that calls test functions in a process with the fake device."""
+    with own_process(fake_device) as call:
         yield call
 
 
 def model_on(device, spec=SPEC):
-    """Return a model whose attention is uneven enough for pruning to matter."""
+    """Return a model whose attention is so uneven that pruning changes its output."""
     model = spec.build(seed=1).eval()
     with torch.no_grad():
         for weights in model.parameters():
@@ -69,8 +69,8 @@ def model_on(device, spec=SPEC):
     return model.to(device)
 
 
-def same(rows, expected_rows):
-    """Compare rows of cells; numbers may differ in the last digits."""
+def assert_rows_close(rows, expected_rows):
+    """Compare rows of cells. Numbers may differ in the last digits."""
     for row, expected_row in zip(rows, expected_rows, strict=True):
         for cell, expected in zip(row, expected_row, strict=True):
             if cell != expected:
@@ -83,32 +83,33 @@ def read(path):
 
 
 def check_pruning(folder):
-    streams, waits = {"valid": STREAM[:40], "test": STREAM}, []
+    streams, synchronisations = {"valid": STREAM[:40], "test": STREAM}, []
     for device in ("cpu", DEVICE):
         (folder / device).mkdir()
-        with elsewhere() as noted:
+        with fake_device() as device_state:
             prune(model_on(device), streams, None, SWEEP, folder / device)
-            waits = noted.waits
+            synchronisations = device_state.synchronisations
     for name in COLUMNS:
-        same(read(folder / "cpu" / name), read(folder / DEVICE / name))
-    assert not [wait for wait in waits if "/cache/" in wait]
-    losses = [wait for wait in waits if "/scoring.py" in wait]  # one batch of windows each: policies, alphas, choices
+        assert_rows_close(read(folder / "cpu" / name), read(folder / DEVICE / name))
+    assert not [synchronisation for synchronisation in synchronisations if "/cache/" in synchronisation]
+    # three synchronisations per configuration and batch: policies, alphas, one-shot choices
+    losses = [synchronisation for synchronisation in synchronisations if "/scoring.py" in synchronisation]
     assert len(losses) == 3 * (1 + len(SWEEP.configurations((0.4,))) - 1 + 2 + 3)
-    assert len(waits) - len(losses) < 60, Counter(waits)
+    assert len(synchronisations) - len(losses) < 60, Counter(synchronisations)
 
 
 def check_padded(folder):
-    """Sequences have unequal lengths, so their budgets differ."""
+    """Sequences have different lengths, so their cache budgets differ."""
     tokens, lengths = torch.from_numpy(STREAM[:34].astype(np.int64)).view(2, 17), torch.tensor([16, 9])
     results = {}
     for device in ("cpu", DEVICE):
-        with elsewhere() as noted, torch.inference_mode():
+        with fake_device() as device_state, torch.inference_mode():
             model = model_on(device)
-            noted.waits.clear()
+            device_state.synchronisations.clear()
             configurations = [Configuration(policy, 0.4) for policy in (Decay(), H2O(), SpAtten(), STREAMING)]
             attends = [partial(configuration.attend, position=model.position) for configuration in configurations]
             results[device] = [scoring.score(model, tokens, lengths, attend_for) for attend_for in attends]
-    assert len(noted.waits) == 3 * len(results[DEVICE]), noted.waits
+    assert len(device_state.synchronisations) == 3 * len(results[DEVICE]), device_state.synchronisations
     for expected, scores in zip(*results.values(), strict=True):
         assert torch.allclose(scores.realised_budget, expected.realised_budget)
         assert torch.allclose(scores.log_probs[0], expected.log_probs[0], atol=1e-4)
@@ -116,18 +117,18 @@ def check_padded(folder):
 
 
 def check_decoding(folder):
-    """Reading a token needs no wait for the device, for any number of keys in the cache."""
+    """Feeding a token does not synchronise, for any number of keys in the cache."""
     tokens = torch.from_numpy(STREAM[:32].astype(np.int64)).view(2, 16)
-    with elsewhere() as noted, torch.no_grad():
+    with fake_device() as device_state, torch.no_grad():
         model, tokens = model_on(DEVICE), tokens.to(DEVICE)
-        noted.waits.clear()
+        device_state.synchronisations.clear()
         for policy in (None, *STEPWISE):
             cache = KVCache(4) if policy is None else PrunedCache(policy, 5, position=model.position)
             model(tokens[:, :8], attend=cache)
             feed_tokens(model, cache, tokens, start=8)
-        assert noted.waits == []
+        assert device_state.synchronisations == []
         list(sample(model, [1, 2, 3], tokens=4, temperature=0, attend=PrunedCache(Decay(), 2)))
-        assert len(noted.waits) == 4, "each token is read on the host"
+        assert len(device_state.synchronisations) == 4, "every sampled token is read on the host"
 
 
 def check_a_model_of_transformers(folder):
@@ -138,7 +139,7 @@ def check_a_model_of_transformers(folder):
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     results = {"cpu": [], DEVICE: []}
     for device, texts in results.items():
-        with elsewhere() as noted:
+        with fake_device() as device_state:
             model, text = build("llama").to(device), tokens(2, 12).to(device)
             for policy, beams in ((Decay(), 1), (Decay(), 2), (SnapKV(window=4), 1)):
                 with prune(model, policy, 0.4):
@@ -146,9 +147,9 @@ def check_a_model_of_transformers(folder):
                     texts.append(generated.cpu())
             with prune(model, Decay(), 0.4):
                 cache = model(text, attention_mask=mask.to(device)).past_key_values
-                noted.waits.clear()
+                device_state.synchronisations.clear()
                 model(text[:, :1], past_key_values=cache)
-                assert noted.waits == []
+                assert device_state.synchronisations == []
     assert all(map(torch.equal, *results.values()))
 
 
@@ -164,11 +165,13 @@ def pairs():
 def check_translation(folder):
     results = {}
     for device in ("cpu", DEVICE):
-        with elsewhere() as noted:
+        with fake_device() as device_state:
             model = SENTENCES.build(1).eval().to(device)
-            noted.waits.clear()
+            device_state.synchronisations.clear()
             results[device] = decode(model, pairs(), Decoding(beam=3, extra=20), "elsewhere")
-            beam_waits = [wait for wait in noted.waits if "/beam.py" in wait]
+            beam_waits = [
+                synchronisation for synchronisation in device_state.synchronisations if "/beam.py" in synchronisation
+            ]
             maps = attention_maps(model, sentence_batch(pairs(), [0]).to(device))
             assert all(weights.device.type == "cpu" for *_, weights in maps)
     for expected, hypothesis in zip(*results.values(), strict=True):
@@ -176,22 +179,22 @@ def check_translation(folder):
         assert hypothesis.score == pytest.approx(expected.score, abs=1e-5)
     longest = max(len(hypothesis.tokens) for hypothesis in results[DEVICE])
     assert longest > 3 * beam.CHECK_EVERY
-    assert len(beam_waits) == longest // beam.CHECK_EVERY + 2, "tokens and scores are read at the end"
+    assert len(beam_waits) == longest // beam.CHECK_EVERY + 2, "tokens and scores are read only at the end"
 
 
 def check_flow(folder):
     task, settings, rows = LanguageModeling(context=16, batch=2), Flow(windows=3, shares=(0.0, 0.5)), []
     for device in ("cpu", DEVICE):
-        with elsewhere():
+        with fake_device():
             rows.append(list(flow(model_on(device), task, STREAM, settings)))
             losses = window_losses(model_on(device), STREAM, 12, batch=2)
-            assert losses[-1].tokens < 12, "the last window is partial"
-    same(*rows)
+            assert losses[-1].tokens < 12, "the last window is shorter"
+    assert_rows_close(*rows)
 
 
 @pytest.mark.parametrize(
     "check",
     [check_pruning, check_padded, check_decoding, check_a_model_of_transformers, check_translation, check_flow],
 )
-def test_results_on_the_device_equal_the_cpu_with_few_waits(on_device, tmp_path, check):
+def test_results_equal_the_cpu_with_few_synchronisations(on_device, tmp_path, check):
     on_device(check, tmp_path)

@@ -1,11 +1,11 @@
-"""Training on a simulated device: all tensors are on it, and results match the CPU."""
+"""Training on a fake GPU: all tensors are on it, and results match the CPU."""
 
 import json
 from itertools import count
 
 import pytest
 import torch
-from fixtures.elsewhere import DEVICE, elsewhere
+from fixtures.fake_device import DEVICE, fake_device
 from fixtures.own_process import own_process
 from small_runs import RUN, TOKENFORMER, rows, small
 from test_golden_trajectories import RUNS, data_of
@@ -30,13 +30,13 @@ KINDS = (
     "translator pre pattention dwa",
     "vision pattention",
 )
-"""Between them they have every layer, optimizer, task and way of a batch."""
+"""Together these runs cover every layer, optimizer, task and kind of batch."""
 
 
 @pytest.fixture(scope="module")
-def there():
-    """Return a function that calls a test function in a process with the simulated device."""
-    with own_process(elsewhere) as call:
+def on_device():
+    """Return a function that calls a test function in a process with the fake device."""
+    with own_process(fake_device) as call:
         yield call
 
 
@@ -52,25 +52,29 @@ def check_kind(name, folder):
     run = RUNS[name].model_copy(update={"steps": 6, "log_every": 100, "evaluate_every": 100})
     examples, valid = data_of(run, folder)
     expected, counts = losses(run, run.model.build(run.seed), examples, valid), []
-    with elsewhere() as device:
+    with fake_device() as device:
         model = run.model.build(run.seed).to(DEVICE)
-        device.waits.clear()
-        actual = losses(run, model, examples, valid, lambda: counts.append(len(device.waits)))
+        device.synchronisations.clear()
+        actual = losses(run, model, examples, valid, lambda: counts.append(len(device.synchronisations)))
     assert actual == pytest.approx(expected, abs=0.05 if "bfloat16" in name else 1e-4)
     validation = [
-        wait for wait in device.waits[: counts[0]] if "formerlab/layers/" not in wait
+        synchronisation
+        for synchronisation in device.synchronisations[: counts[0]]
+        if "formerlab/layers/" not in synchronisation
     ]  # depth mixers write rows
-    assert len(validation) == 1, validation  # for all batches
-    assert device.waits[counts[1] : counts[5]] == []  # the first step is logged, and so is the last
+    assert len(validation) == 1, validation  # one synchronisation for all batches
+    assert (
+        device.synchronisations[counts[1] : counts[5]] == []
+    )  # the first and the last step are logged, so they synchronise
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_all_models_match_the_cpu_and_do_not_synchronise_between_logged_steps(there, name, tmp_path):
-    there(check_kind, name, tmp_path)
+def test_all_models_match_the_cpu_and_do_not_synchronise_between_logged_steps(on_device, name, tmp_path):
+    on_device(check_kind, name, tmp_path)
 
 
-def trained(run, data, out, device, parent=None, stop_at=None, **settings):
-    """Run the stage, optionally interrupted after some steps; return the folder."""
+def run_stage(run, data, out, device, parent=None, stop_at=None, **settings):
+    """Run the stage, interrupted at step `stop_at` if it is given; return the folder."""
     checks = count()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == stop_at else None)
@@ -83,16 +87,16 @@ def trained(run, data, out, device, parent=None, stop_at=None, **settings):
 
 
 def check_stage(data, folder):
-    """Train, stop, resume, and grow with the optimizer's state and slower old tokens."""
+    """Train, stop, resume, and grow with the optimizer's state and frozen old tokens."""
     first = small(model=TOKENFORMER, steps=6, schedule=RUN.schedule)
-    more = {"projection": Pattention(tokens=9), "feedforward": Pattention(tokens=16)}
+    larger_layers = {"projection": Pattention(tokens=9), "feedforward": Pattention(tokens=16)}
     growth = Growth(keys="zero", tau="keep", optimizer="carry", old_tokens="freeze")
-    second = small(model=TOKENFORMER.model_copy(update=more), steps=4, init="first", growth=growth)
+    second = small(model=TOKENFORMER.model_copy(update=larger_layers), steps=4, init="first", growth=growth)
     folders = {}
     for device in ("cpu", DEVICE):
-        with elsewhere():
-            parent = trained(first, data, folder / device / "first", device, stop_at=3, keep_optimizer=True)
-            folders[device] = [parent, trained(second, data, folder / device / "second", device, parent)]
+        with fake_device():
+            parent = run_stage(first, data, folder / device / "first", device, stop_at=3, keep_optimizer=True)
+            folders[device] = [parent, run_stage(second, data, folder / device / "second", device, parent)]
     for expected, actual in zip(*folders.values(), strict=True):
         assert json.loads((actual / "run.json").read_text())["status"] == "finished"
         for name in ("train", "eval", "test"):
@@ -100,16 +104,16 @@ def check_stage(data, folder):
             assert all(b["loss_nats"] == pytest.approx(a["loss_nats"], abs=1e-4) for a, b in pairs)
 
 
-def test_the_stage_stops_resumes_and_grows(there, data, tmp_path):
-    there(check_stage, data, tmp_path)
+def test_a_stage_that_stops_resumes_and_grows_matches_the_cpu(on_device, data, tmp_path):
+    on_device(check_stage, data, tmp_path)
 
 
 def check_mixing():
-    with elsewhere():
+    with fake_device():
         model = RUN.model.build(0).to(DEVICE)
-        with pytest.raises(RuntimeError, match="on the CPU and elsewhere"):
+        with pytest.raises(RuntimeError, match="on the CPU and on the fake device"):
             model(torch.zeros(1, 4, dtype=torch.long))
 
 
-def test_a_tensor_on_the_wrong_device_is_refused(there):
-    there(check_mixing)
+def test_a_tensor_on_the_wrong_device_is_refused(on_device):
+    on_device(check_mixing)
