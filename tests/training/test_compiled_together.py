@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fixtures.forked import run_forked, join_process_group
+from fixtures.forked import join_process_group, run_forked
 from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained
 from variation import defaults

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from fixtures.forked import run_forked, join_process_group
+from fixtures.forked import join_process_group, run_forked
 from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained, write_plan
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fixtures.forked import run_forked, join_process_group
+from fixtures.forked import join_process_group, run_forked
 from fixtures.ports import free_ports
 from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
