@@ -48,15 +48,20 @@ FORMULAS = {(type(mixer).bytes_moved, getattr(mixer, "passes", 0)): mixer for mi
 
 
 @functools.cache
-def moved_with(depth):
+def bytes_moved_with(depth):
     return counted_bytes(PLAIN.model_copy(update={"layers": 2, "depth": depth}))[1]
 
 
 @pytest.mark.parametrize("mixer", FORMULAS.values(), ids=label)
 def test_a_compiled_step_moves_the_bytes_of_the_estimate(mixer):
-    """The formulas omit weights per token and half of a small model's streams, which kernels share."""
+    """The formulas omit per-token weights.
+
+    They also omit half of the stream traffic of small models, because one kernel does two operations.
+    """
     mixer = mixer.model_copy(update={"iterations": 2} if hasattr(mixer, "iterations") else {})
-    assert moved_with(mixer) - moved_with(PLAIN.depth) == pytest.approx(mixer.bytes_moved(2, WIDTH), rel=0.25)
+    assert bytes_moved_with(mixer) - bytes_moved_with(PLAIN.depth) == pytest.approx(
+        mixer.bytes_moved(2, WIDTH), rel=0.25
+    )
 
 
 TASK = LanguageModeling(context=128, batch=64)

@@ -23,14 +23,14 @@ case "$5" in
     *) exit 1 ;;
 esac
 """
-"""Output of Slurm for ended jobs, as observed; in job 6 a step used more than the memory of its job."""
+"""Output of Slurm for ended jobs, as observed. In job 6 a step used more than the memory of its job."""
 NOTE = {"state": "running", "pid": 7, "host": "node"}
 KILLED = {1: True, 2: True, 3: False, 4: False, 5: False, 6: True, 99: False}
 
 
 @pytest.fixture(autouse=True)
 def scontrol(tmp_path, monkeypatch):
-    """A replacement for Slurm's scontrol with observed output."""
+    """A fake scontrol that prints observed output."""
     path = tmp_path / "bin/scontrol"
     path.parent.mkdir()
     path.write_text(SCONTROL)
@@ -55,11 +55,11 @@ def end(folder, error, monkeypatch, job, stage="train"):
 
 
 @pytest.mark.parametrize("job", KILLED)
-def test_jobs_killed_for_memory_are_recognised(job):
+def test_out_of_memory_kills_are_recognised(job):
     assert killed_for_memory(str(job)) is KILLED[job]
 
 
-def test_only_kills_for_memory_are_counted(attempts, tmp_path, monkeypatch):
+def test_only_out_of_memory_kills_are_counted(attempts, tmp_path, monkeypatch):
     ends = (None, 1), (StoppedEarly("saved"), 7), (None, 4), (ValueError("crash"), 3), (None, 2), (UserError("no"), 8)
     grown = [attempts.memory_kills("train", "run", 1)]
     for attempt, (error, job) in enumerate(ends, start=2):
@@ -70,7 +70,7 @@ def test_only_kills_for_memory_are_counted(attempts, tmp_path, monkeypatch):
 
 
 def should_retry(attempts, folder, monkeypatch, *ends, stage="train"):
-    """Return the decision after each attempt, which raises an error, is killed (None) or leaves no note ("")."""
+    """Return the decision after each attempt. An attempt raises an error, is killed (None) or leaves no note ("")."""
     decisions = []
     for attempt, error in enumerate(ends, start=1):
         attempts.memory_kills(stage, "run", attempt)
@@ -89,7 +89,7 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
     ("ends", "decisions"),
     [
         ([SAVED, *LATER], [True] * 9),
-        ([SAVED] * 5, [True, True, True, True, False]),  # the time limit of the job is reached before a step is done
+        ([SAVED] * 5, [True, True, True, True, False]),  # every job reaches its time limit before its first step ends
         ([SAVED, SAVED, CRASH, SAVED, SAVED], [True, True, True, True, False]),
         ([SAVED, SAVED, SAVED, SAVED, LATER[0], LATER[0]], [True] * 6),
         ([CRASH, None, CRASH, None], [True, True, True, False]),
@@ -100,18 +100,18 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
     ],
 )
 def test_saved_work_continues_and_a_crash_is_retried_three_times(attempts, tmp_path, monkeypatch, ends, decisions):
-    end(tmp_path / "run", SAVED, monkeypatch, 3)  # the note of an earlier call, which is not an attempt
+    end(tmp_path / "run", SAVED, monkeypatch, 3)  # the note of an earlier call does not count as an attempt
     assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends) == decisions
 
 
 def test_a_stage_that_cannot_resume_is_retried_three_times(attempts, tmp_path, monkeypatch):
-    ends = [KeyboardInterrupt()] * 4  # as at the time limit of the job
+    ends = [KeyboardInterrupt()] * 4  # as if the job had reached its time limit
     assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends, stage="speed") == [True, True, True, False]
 
 
 @pytest.mark.parametrize("job", ["", "77"])
 def test_a_job_that_another_process_runs_is_not_retried(attempts, tmp_path, monkeypatch, job):
-    """The lock shows the other process, even if Slurm does not answer."""
+    """The lock shows that another process runs the job, even if Slurm does not answer."""
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("PATH", str(tmp_path))
     attempts.memory_kills("train", "run", 1)
@@ -138,7 +138,7 @@ echo "24|/elsewhere|"
         ("flow", "a/b/seed0", None, None),
     ],
 )
-def test_waiting_and_running_slurm_jobs_are_named(tmp_path, scontrol, stage, name, note, who):
+def test_pending_and_running_slurm_jobs_are_listed(tmp_path, scontrol, stage, name, note, who):
     (scontrol / "squeue").write_text(SQUEUE.format(root=tmp_path))
     (scontrol / "squeue").chmod(0o755)
     if note:
@@ -151,13 +151,13 @@ def test_waiting_and_running_slurm_jobs_are_named(tmp_path, scontrol, stage, nam
         assert message.startswith(f"{stage} {name} is already running: Slurm job {who}. {stop}")
 
 
-def test_a_running_process_is_named(tmp_path):
+def test_a_running_process_is_listed(tmp_path):
     with stage_note("train", tmp_path):
         message = already_running({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
     assert message.startswith(f"train x is already running: process {os.getpid()} on ")
 
 
-HOLD = (
+HOLDING_PROGRAM = (
     "from pathlib import Path; from formerlab.plan.attempts import remove_stale_locks\n"
     "held = remove_stale_locks(Path()); print(1, flush=True); input()"
 )
@@ -175,7 +175,7 @@ def test_only_locks_of_this_machine_are_removed(tmp_path, owner, stays):
 
 
 def test_a_lock_stays_until_its_owner_is_killed(tmp_path):
-    words = [sys.executable, "-c", HOLD]
+    words = [sys.executable, "-c", HOLDING_PROGRAM]
     with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         owner.stdout.readline()
         lock = tmp_path / "locks/0.input.lock"

@@ -23,7 +23,7 @@ def plans():
 
 @pytest.fixture(params=SCALES)
 def plan(request, plans):
-    """The plan of the repository's configuration at each scale."""
+    """Return the plan of the repository's configuration at each scale."""
     if request.param not in plans:
         plans[request.param] = build_plan(ROOT, {"scale": request.param, "tracking_uri": ""})
     return plans[request.param]
@@ -51,7 +51,7 @@ def test_parents_come_first_and_with_higher_priority(plan):
         assert job["priority"] == max(children, default=0) + max(1, round(3600 * job["cost"]["hours"]))
 
 
-def test_released_models_read_text_in_their_tokens(plan):
+def test_released_models_read_text_encoded_with_their_tokenizer(plan):
     assert bool(plan["load"]) == (plan["scale"] in ("released", "pretrained", "paper"))
     if plan["scale"] in ("released", "pretrained"):  # the released model has its own shape
         assert plan["decode"]["decay"]["runs"] == ["decay/released-smollm2-135m-instruct/seed0"]

@@ -30,7 +30,7 @@ print(json.dumps({"plan": plan, "heavy": [name for name in heavy if name in sys.
 
 @pytest.fixture
 def copied(tmp_path):
-    """Return a folder with only the configuration and the package, without data and results."""
+    """Return a folder with the configuration and the package, without data and results."""
     package = [path for ending in source_hashes.ENDINGS for path in (ROOT / "src").rglob(f"*{ending}")]
     for path in [ROOT / "config.yaml", *(ROOT / "workflow").glob("s*/*.yaml"), *package]:
         copy = tmp_path / path.relative_to(ROOT)

@@ -17,7 +17,7 @@ from formerlab.results.read import Results
 from formerlab.training.run import Run
 
 IMPORTS_MB = 242.0
-"""Memory of the imports on the machine of the committed laptop rows, with its torch release."""
+"""Memory of the imported packages on the machine and with the torch release of the committed laptop rows."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_time_and_memory_of_the_laptop_runs_are_predicted_within_a_factor_of_1_5
 OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0}
 
 
-def test_a_configured_processor_is_used_and_named(project):
+def test_a_configured_processor_is_used_and_printed(project):
     known = project.plan()
     faster = project.plan(hardware={"CPU": {"float32_tflops": 1.0}})
     assert faster["totals"]["hours"] < known["totals"]["hours"]
@@ -104,7 +104,7 @@ def test_the_profiles_have_enough_retries_for_the_longest_published_run():
     )
 
 
-def test_a_run_that_is_too_large_is_sharded_and_named(project):
+def test_a_run_that_is_too_large_is_sharded_and_listed(project):
     own = {"little": {"memory_gb": 0.00098, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "memory_base_mb": 0.0}}
     several = {"scale.hardware": "little", "scale.gpus": 2, "small.task.accumulate": 2}
     plan = project.plan(hardware=own, set=several)
@@ -153,7 +153,7 @@ def test_the_published_runs_can_be_planned_with_several_gpus(gpus):
     assert all(job["spec"]["task"].get("accumulate", gpus) % job["gpus"] == 0 for job in train.values())
 
 
-def test_a_run_that_does_not_support_sharding_is_named(project):
+def test_a_run_that_does_not_support_sharding_is_listed(project):
     held = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
     old = held | {"small.runs.child.growth.old_tokens": "freeze"}
     assert "sharded=true, but growth.old_tokens does not support sharding" in project.mistake(set=old)

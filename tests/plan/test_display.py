@@ -51,7 +51,7 @@ EVERYTHING = [event for job, of in enumerate(JOBS) for event in (started(job, *o
 
 @pytest.fixture
 def show(monkeypatch, tmp_path):
-    """Return a function that shows events and returns the displayed lines."""
+    """Return a function that displays events and returns the displayed lines."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     monkeypatch.setattr("snakemake_logger_plugin_formerlab.read_plan", lambda path: json.loads(path.read_text()))
     monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "plan.json"))

@@ -50,7 +50,7 @@ def test_only_settings_that_affect_speed_change_the_timing_job(project):
         ("{reference: null}", "reference: missing key"),
     ],
 )
-def test_mistakes_are_named(project, equal, answer):
+def test_mistakes_are_refused(project, equal, answer):
     project.merge_into(project.study, f"runs: {{matched: {{equal_time: {equal}}}}}")
     with pytest.raises(UserError, match=answer):
         project.plan()

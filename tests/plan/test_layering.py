@@ -24,13 +24,13 @@ LAYERS = {
     "set of the run": ("config.yaml", "set: {{small.runs.plain.steps: {}}}"),
     "set of the overlay": ("mine.yaml", "set: {{small: {{runs: {{plain: {{steps: {}}}}}}}}}"),
 }
-"""The files that can set a key of a run, by increasing priority."""
+"""The files that can set a key of a run, in order of increasing priority."""
 
 leaves = st.dictionaries(st.sampled_from("xy"), st.integers() | st.none())
 trees = st.recursive(
     leaves, lambda inner: st.builds(dict.__or__, leaves, st.dictionaries(st.sampled_from("ab"), inner)), max_leaves=6
 )
-"""Trees in which the keys x and y have values, and a and b have mappings."""
+"""Strategy for trees in which the keys x and y have values, and a and b have mappings."""
 
 
 @pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
@@ -76,7 +76,7 @@ def test_paths_and_splits_replace_each_other(project, below, above, left):
 
 
 def test_a_data_set_of_another_kind_replaces_the_base(project):
-    """A data set without `kind` is text, so that image keys merged over it leave no key of the text."""
+    """A data set without `kind` is text. Image keys that are merged over it replace all of its keys."""
     before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
     images = {"kind": "images", "source": {"kind": "digits"}}
     project.merge_into(project.scale, "data: {pictures: {source: {kind: embedded}, questions: 3}}")
@@ -116,7 +116,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
 def test_all_ways_to_set_a_key_are_equivalent(project, key, value, text, file):
-    """A key may be in `set` or outside, in config.yaml, in an overlay or on the command line, or in the edited file."""
+    """A key may be in or outside `set`, in config.yaml, an overlay, the command line, or the edited file."""
     before = project.plan()
     on_command_line = project.plan(set={key: value})
     assert on_command_line != before

@@ -35,7 +35,7 @@ def test_a_plan_is_created_once(project):
     assert path.stat().st_mtime_ns == made
 
 
-def test_another_checkouts_environment_is_refused(project):
+def test_the_environment_of_another_checkout_is_refused(project):
     project.write("src/formerlab/__init__.py", "")
     with pytest.raises(UserError, match=r"the active environment runs the code in .*; run `make setup` here"):
         ensure_plan(project.root, {})
@@ -75,7 +75,7 @@ def test_the_file_name_depends_on_all_inputs_of_the_plan(project, edit):
 
 @pytest.fixture
 def texts(project):
-    """The folder of texts of a data set."""
+    """Return the folder of the texts of a data set."""
     project.write("texts/deep/a.txt", "words")
     project.merge_into(project.config, "{data: {text: {source: {kind: files, paths: [texts]}}}}")
     return project.root / "texts"
@@ -128,7 +128,7 @@ def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
         ({"data": {"text": {"source": {"kind": "hub", "files": {"mine": ["text [1].txt"]}}}}}, "text [1].txt"),
     ],
 )
-def test_files_of_the_command_line_are_watched(project, given, file):
+def test_the_file_name_depends_on_files_of_the_command_line(project, given, file):
     project.write(file, "{}")
     before = plan_path(project.root, given)
     assert before != plan_path(project.root, {})

@@ -1,6 +1,6 @@
-"""Mistakes in the configuration: each gives one line that names file, key, value and remedy.
+"""Mistakes in the configuration: each gives one line with file, key, value and remedy.
 
-`MISTAKES` has (file, text merged over the file, part of the message).
+`MISTAKES` has (file, text that is merged over the file, part of the message).
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def small(text):
 
 
 MISTAKES = [
-    # Unknown keys, in every file.
+    # Unknown keys in every file.
     (CONFIG, "scal: laptop", "scal: unknown key (value 'laptop'); did you mean scale?"),
     (CONFIG, "smal: {steps: 3}", "smal: unknown key (value {'steps': 3}); did you mean small?"),
     (CONFIG, "small: {stepps: 3}", "small.stepps: unknown key (value 3); did you mean steps?"),
@@ -46,7 +46,7 @@ MISTAKES = [
         "set: {small.plain.steps: 3}",
         "set: small.plain: unknown key (value ...; write <study>.<key>, <study>.runs",
     ),
-    # Values of a wrong type, out of range, or in conflict; the message names all files that set them.
+    # Values of a wrong type, out of range, or in conflict. The message lists all files that set them.
     (
         LINE,
         "set: {small.steps: 2024-01-01}",
@@ -193,12 +193,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "answer"), BROKEN.values(), ids=BROKEN)
-def test_a_file_that_is_no_yaml_mapping_is_named_with_its_line(project, text, answer):
+def test_a_file_that_is_no_yaml_mapping_gives_its_name_and_line(project, text, answer):
     project.write(project.config, text)
     assert answer in project.mistake()
 
 
-def test_a_missing_file_is_named(project):
+def test_a_missing_file_gives_its_name(project):
     (project.root / project.config).unlink()
     assert project.mistake().startswith(f"config.yaml: not in {project.root.resolve()}; run this in a project")
 

@@ -67,7 +67,7 @@ VALUES = [
     *("/", "..", "~", "../../x", "a\nb", "\x00", "x" * 2000, "1e-3", "{x}", "{", "*", "[", "ftp://x", "http://u:p@h/"),
 ]
 KEYS = ["kind", "runs", "grid", "set", "a.b", "", "__proto__", "x" * 300]
-"""Keys of mutations. Of the values above, only 10^12 can be valid."""
+"""Keys that mutations add or replace."""
 
 
 def merged(below, above):
@@ -82,8 +82,8 @@ def files():
 
 
 @pytest.fixture(scope="module")
-def answer(files, tmp_path_factory):
-    """Return a function that plans the given files and returns the error message, or None."""
+def plan_error(files, tmp_path_factory):
+    """Return a function that plans the given files and returns the error message, or "" if planning succeeds."""
     root, given = tmp_path_factory.mktemp("mutations"), {}
 
     def read(_, place):
@@ -91,7 +91,7 @@ def answer(files, tmp_path_factory):
             return tree
         raise UserError(f"{place}: got {tree!r}; write keys and values")
 
-    def answer(changed):
+    def plan_error(changed):
         given.clear()
         given.update(changed)
         try:
@@ -107,8 +107,8 @@ def answer(files, tmp_path_factory):
         (root / "workflow/scales/smoke.yaml").touch()
         patch.setattr(build, "catalogue", dict)
         patch.setattr(sources, "read_yaml", read)
-        assert answer(files) == ""
-        yield answer
+        assert plan_error(files) == ""
+        yield plan_error
 
 
 def places(tree, above=()):
@@ -141,10 +141,10 @@ def mutated(files, random):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_mutation_gives_a_plan_or_one_line_with_a_file(seed, files, answer):
+def test_a_mutation_gives_a_plan_or_one_line_with_a_file(seed, files, plan_error):
     random, refused = Random(seed), 0
     for _ in range(40):
-        line = answer(mutated(files, random))
+        line = plan_error(mutated(files, random))
         assert line.isprintable()
         assert len(line) < 2500
         assert not line or line.startswith((*files, "workflow/", "hardware table: ", "scale.hardware: ")), line

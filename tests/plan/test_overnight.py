@@ -20,7 +20,7 @@ def studies():
 
 @pytest.fixture(scope="module")
 def runs(studies):
-    """Return the runs of the Tokenformer study by name, first seed only."""
+    """Return the runs of the Tokenformer study by name, with the first seed only."""
     return {run.name: run for run in reversed(studies["tokenformer"])}
 
 
@@ -68,7 +68,8 @@ def test_runs_on_the_whole_text_have_equal_tokens_and_fewer_than_twice_the_epoch
     assert grown.tokens == runs["annealed-random-sqrt-long"].tokens
     longer = runs["annealed-scratch-long"]
     first, end = longer.task.stretch
-    assert longer.tokens / (end - first) < 2 * grown.tokens  # in epochs: less than twice as often
+    # the run repeats its text less than twice as often as the grown run
+    assert longer.tokens / (end - first) < 2 * grown.tokens
 
 
 def test_combined_has_other_seeds_than_the_runs_that_it_repeats(studies):
@@ -77,7 +78,7 @@ def test_combined_has_other_seeds_than_the_runs_that_it_repeats(studies):
 
 
 @pytest.mark.parametrize("prefix", ["", "long-"])
-def test_arms_of_one_budget_have_equal_width_rotary_share_parameters_and_tokens(runs, prefix):
+def test_arms_of_one_budget_have_equal_width_rotary_fraction_parameters_and_tokens(runs, prefix):
     arms = [runs[f"{prefix}{arm}-chosen"] for arm in ARMS]
     shared = {(run.steps, run.task, run.schedule, run.model.width, run.model.position) for run in arms}
     assert len(shared) == 1

@@ -13,7 +13,7 @@ from formerlab.plan.staleness import Staleness
 
 RUN, CHILD = "small/plain/seed0", "small/child/seed0"
 LOOP, OTHER = "training/loop.py", "evaluation/language/flow.py"
-"""A file that training uses, and a file that it does not use."""
+"""One file that training uses, and one file that it does not use."""
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_stale_inputs_are_refused(plan, changed, keys, job, why):
     assert work(plan, *job) == f"{name}: {input_name} is stale (changed since: {why}); {remedy}"
 
 
-def test_prepared_data_stay_if_their_text_is_not_mounted(plan):
-    """The folder with the text is not mounted."""
+def test_prepared_data_stay_if_their_preparation_fails(plan):
+    """The job fails after its code has changed."""
     change(plan, "data", "text", code_hash="old")
     manifest = Staleness(plan).record("data", "text")
     before = manifest.read_bytes()

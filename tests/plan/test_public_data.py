@@ -1,4 +1,4 @@
-"""Data below $FORMERLAB_DATA are checked against the manifest when they are planned."""
+"""Planning checks the data below $FORMERLAB_DATA against the manifest."""
 
 import hashlib
 import subprocess
@@ -31,7 +31,7 @@ data:
 
 @pytest.fixture
 def project(project, tmp_path, monkeypatch):
-    """A project whose text is below the variable and listed in the manifest."""
+    """Return a project whose text is below $FORMERLAB_DATA and listed in the manifest."""
     for name in ("one", "two"):
         path = tmp_path / "public/books" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +44,12 @@ def project(project, tmp_path, monkeypatch):
     return project
 
 
-def test_without_the_variable_one_line_names_the_variable_and_the_source(project, monkeypatch, capsys):
+def test_without_the_variable_one_line_has_the_variable_and_the_source(project, monkeypatch, capsys):
     monkeypatch.delenv(DATA_VARIABLE)
     plan = project.plan()
-    assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${DATA_VARIABLE}/books"], "no path of a machine"
+    assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${DATA_VARIABLE}/books"], (
+        "the plan must not contain a path of this machine"
+    )
     line = plan["data"]["text"]["data_problem"]
     assert table(plan).endswith(line)
     start = (
@@ -60,7 +62,7 @@ def test_without_the_variable_one_line_names_the_variable_and_the_source(project
     assert f"error: {start}" in capsys.readouterr().err
 
 
-def test_missing_changed_and_unlisted_files_are_named(project, tmp_path):
+def test_missing_changed_and_unlisted_files_are_refused(project, tmp_path):
     two, three = (tmp_path / f"public/books/{name}.txt" for name in ("two", "three"))
     project.plan()
     before = plan_path(project.root, {})
@@ -104,7 +106,7 @@ def test_all_files_of_the_scales_are_in_the_manifest(scale):
     data = yaml.safe_load((ROOT / "workflow/scales" / f"{scale}.yaml").read_text())["data"]
     for name, tree in data.items():
         source = TypeAdapter(Data).validate_python({"kind": "text"} | tree).source.to_dict()
-        if source["kind"] == "embedded":  # shipped with the packages
+        if source["kind"] == "embedded":  # installed packages contain these files
             continue
         places = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]
         assert places, name

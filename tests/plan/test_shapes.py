@@ -8,17 +8,17 @@ from formerlab.plan.build import build_plan
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"width", "hidden", "tokens", "vocabulary"}
-ASKED = {"task.tokens"}
+BATCH_LIMITS = {"task.tokens"}
 """Keys that are upper limits for a batch."""
 
 
 def sizes(value, path=""):
-    """Yield every size of a spec with its path of keys."""
+    """Yield every size of a spec with the path of its key."""
     for key, inner in value.items():
         here = f"{path}.{key}" if path else key
         if isinstance(inner, dict):
             yield from sizes(inner, here)
-        elif key in SIZES and isinstance(inner, int) and here not in ASKED:
+        elif key in SIZES and isinstance(inner, int) and here not in BATCH_LIMITS:
             yield here, inner
 
 

@@ -1,4 +1,4 @@
-"""Initial models of the small scales have the loss of a uniform distribution and rotate all channels."""
+"""Initial models have the loss of a uniform distribution. Models of the small scales also rotate all channels."""
 
 import math
 

@@ -15,13 +15,13 @@ from formerlab.results.notes import read_note, stage_note
 
 DATA = ("data", "text")
 PLAIN, PARENT, CHILD = (("train", f"small/{run}/seed0") for run in ("plain", "parent", "child"))
-ASKED, PRUNED = ("zeroshot", "small/plain/seed0"), ("prune", "small/plain/seed0")
+ZEROSHOT, PRUNE = ("zeroshot", "small/plain/seed0"), ("prune", "small/plain/seed0")
 EXACT = ("exact", "claims")
 
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """A plan of three runs, in its project folder."""
+    """Return a plan of three runs, in its project folder."""
     project = Project(tmp_path)
     project.merge_into(project.config, "seeds: [0]")
     project.merge_into(project.scale, "studies: {small: {only: [plain, parent, child]}}")
@@ -31,7 +31,7 @@ def plan(tmp_path, monkeypatch):
 
 @pytest.fixture
 def finished(plan):
-    """The same plan with the records of finished stages."""
+    """Return the same plan with the records of finished stages."""
     return write_records(plan)
 
 
@@ -44,16 +44,16 @@ def change(path, **keys):
 
 
 def test_all_jobs_are_missing_at_first(plan):
-    assert set(states_of(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
+    assert set(states_of(plan)) == {DATA, PLAIN, PARENT, CHILD, ZEROSHOT, PRUNE, EXACT}
     assert set(states_of(plan).values()) == {("missing", "")}
     assert report(plan).endswith("scale smoke: 7 missing")
     assert report(plan, problems_only=True) == "no failed, killed or stopped jobs"
 
 
-def test_finished_and_diverged_jobs_are_up_to_date_and_unplanned_runs_are_named(plan, finished):
+def test_finished_and_diverged_jobs_are_up_to_date_and_unplanned_runs_are_listed(plan, finished):
     assert set(states_of(plan).values()) == {("finished", "")}
     change(finished / "small/plain/seed0/run.json", status="diverged")
-    assert (states_of(plan)[PLAIN], states_of(plan)[ASKED]) == (("diverged", ""), ("finished", ""))
+    assert (states_of(plan)[PLAIN], states_of(plan)[ZEROSHOT]) == (("diverged", ""), ("finished", ""))
     (finished / "small/child").rename(finished / "small/another")
     assert "not in the plan, and therefore not in figures and counts: small/another/seed0" in report(plan)
 
@@ -65,7 +65,7 @@ def test_finished_and_diverged_jobs_are_up_to_date_and_unplanned_runs_are_named(
         ("small/plain/seed0/run.json", {"code_hash": "old"}, PLAIN, "changed since: code"),
         ("small/plain/seed0/run.json", {"data": {"fingerprint": "old"}}, PLAIN, "changed since: data"),
         ("small/child/seed0/run.json", {"init": {"weights_sha256": "old"}}, CHILD, "changed since: parent"),
-        ("small/plain/seed0/prune.json", {"settings": {}}, PRUNED, "changed since: configuration"),
+        ("small/plain/seed0/prune.json", {"settings": {}}, PRUNE, "changed since: configuration"),
         ("data/text/manifest.json", {"recipe": "old"}, DATA, "changed since: configuration"),
         ("data/text/manifest.json", {"source_fingerprint": "old"}, DATA, "changed since: source files"),
     ],
@@ -82,12 +82,12 @@ def test_outputs_of_stale_inputs_are_stale(plan, finished):
     change(finished / "data/text/manifest.json", recipe="old")
     after = states_of(plan)
     assert after[CHILD] == ("stale", "text is stale; small/parent/seed0 is stale")
-    assert after[ASKED] == ("stale", "small/plain/seed0 is stale")
+    assert after[ZEROSHOT] == ("stale", "small/plain/seed0 is stale")
     (finished / "small/parent/seed0/run.json").unlink()
     assert states_of(plan)[CHILD] == ("stale", "text is stale; small/parent/seed0 is missing")
 
 
-def test_a_working_stage_is_running(plan, finished):
+def test_a_stage_in_progress_is_running(plan, finished):
     with stage_note("train", finished / "small/plain/seed0"):
         state, detail = states_of(plan)[PLAIN]
         assert state == "running"
@@ -115,7 +115,7 @@ def test_a_stage_that_ended_early_has_a_reason_and_a_log(plan, finished, monkeyp
     assert "small/child" not in text
 
 
-def test_a_stage_whose_process_is_gone_was_killed(plan, finished):
+def test_a_stage_whose_process_has_ended_was_killed(plan, finished):
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     note = {"state": "running", "pid": int(gone.stdout), "host": socket.gethostname(), "since": "now", "log": None}
     write_json(finished / "small/plain/seed0/.train.state.json", note)
@@ -125,12 +125,12 @@ def test_a_stage_whose_process_is_gone_was_killed(plan, finished):
     assert states_of(plan)[PLAIN][0] == "running"  # a process on another machine cannot be checked
 
 
-def test_another_process_with_the_number_of_a_killed_one_does_not_pass_for_it(tmp_path):
+def test_a_reused_process_id_does_not_count_as_running(tmp_path):
     write_json(tmp_path / ".train.state.json", {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
     assert read_note("train", tmp_path)["state"] == "killed"
 
 
-def test_status_says_that_there_is_no_compiler(finished_plan, monkeypatch):
+def test_status_reports_a_missing_compiler(finished_plan, monkeypatch):
     assert "no C++ compiler" not in report(finished_plan)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)

@@ -9,7 +9,7 @@ RUNS = ("small/plain/seed0", "small/plain/seed1")
 
 @pytest.fixture
 def words(project):
-    """Add a local suite to config.yaml; return its file."""
+    """Write the questions of a local suite, and return the file."""
     path = project.root / "words.jsonl"
     path.write_text('{"text": "a b"}\n')
     return path
@@ -19,7 +19,7 @@ def suites(path):
     return {"suites": {"words_local": {"kind": "files", "paths": [str(path)], "format": "cloze"}}}
 
 
-def test_suites_are_asked_beside_or_without_embedded_questions(project, words):
+def test_suites_are_used_with_and_without_embedded_questions(project, words):
     plan = project.plan(**suites(words))
     for stage in ("zeroshot", "prune"):
         states = [job["suites"] for job in plan[stage].values()]
@@ -30,7 +30,7 @@ def test_suites_are_asked_beside_or_without_embedded_questions(project, words):
     assert project.plan()["zeroshot"][RUNS[0]]["suites"] == {}
 
 
-def test_a_sweep_names_the_suites_that_it_asks(project, words):
+def test_a_sweep_selects_its_suites(project, words):
     only = project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": []})
     assert only["prune"][RUNS[0]]["suites"] == {}
     assert only["zeroshot"][RUNS[0]]["suites"] != {}
@@ -49,7 +49,7 @@ def test_changed_files_change_jobs_and_the_plan(project, words):
     assert after["train"] == before["train"]
 
 
-def test_files_out_of_sight_count_as_unchanged(project, words):
+def test_missing_suite_files_keep_the_recorded_state(project, words):
     plan = project.plan(**suites(words))
     state = plan["suites"]["words_local"]["state"]
     record = project.root / plan["results"] / RUNS[0] / "zeroshot.json"

@@ -1,4 +1,4 @@
-"""The runs of the Tokenformer study: conditions for the comparisons of the paper, at every scale."""
+"""The runs of the Tokenformer study at scales workstation and paper: conditions for the comparisons of the paper."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ LARGE = ("workstation", "paper")
 
 @pytest.fixture(scope="module", params=LARGE)
 def runs(request):
-    """Return the runs of a scale by name, one seed of each."""
+    """Return the runs of a scale by name, with one seed each."""
     sources = read_sources(ROOT, {"scale": request.param, "studies": ["tokenformer"]})
     return {run.name: run for run in resolve_study("tokenformer", sources)}
 
@@ -33,7 +33,7 @@ def test_training_from_scratch_has_the_flops_of_the_chain(runs):
 
 
 def test_sizes_are_equal(runs):
-    embedding = runs["tokenformer-1"].model.width == 768  # the paper counts the embedding, which is equal in both
+    embedding = runs["tokenformer-1"].model.width == 768  # the paper counts the embedding, which both models share
     for size in (2, 3, 4):
         grown = runs[f"grown-random-sqrt-{size}"].model.params(embedding=embedding)
         for name in (f"transformer-{size}", f"transformer-short-{size}", f"net2net-{size}", f"hypercloning-{size}"):
@@ -51,16 +51,16 @@ def test_a_stage_has_a_tenth_of_the_full_budget(runs):
             assert 2 * runs[f"grown-half-{size}"].tokens == stage == runs[f"grown-double-{size}"].tokens / 2
 
 
-def test_growth_in_width_sees_as_many_tokens(runs):
+def test_methods_that_grow_width_train_on_equally_many_tokens(runs):
     cloned = "hypercloning-3"
     for name in ("net2net-pad-2", "net2net-2", "net2net-3"):
         assert runs[name].tokens == runs["net2net-pad-3"].tokens
-    if cloned in runs:  # a single growth step
+    if cloned in runs:  # HyperCloning reaches this size in a single growth step
         assert runs[cloned].init == "transformer-1"
         assert runs[cloned].tokens == runs["net2net-2"].tokens + runs["net2net-3"].tokens
 
 
-def test_ways_to_grow_differ_in_their_growth_alone(runs):
+def test_growth_variants_differ_only_in_their_growth(runs):
     published = runs["grown-random-sqrt-2"]
     ways = [run for name, run in runs.items() if name.startswith(("grown-random-", "grown-zero-")) and name[-1] == "2"]
     assert len(ways) == 8
@@ -70,7 +70,7 @@ def test_ways_to_grow_differ_in_their_growth_alone(runs):
         assert run.model.params() == published.model.params()
 
 
-def test_continued_training_is_alike_in_all_arms(runs):
+def test_continued_training_has_equal_settings_in_all_arms(runs):
     arms = {name: run for name, run in runs.items() if name.startswith("continued-")}
     assert {"continued-tokenformer", "continued-net2net-pad"} <= arms.keys()
     reference = arms["continued-tokenformer"]
@@ -83,7 +83,7 @@ def test_continued_training_is_alike_in_all_arms(runs):
         assert arms[f"continued-{family}-ungrown"].growth is None
 
 
-def test_arms_of_the_same_learning_rates_differ_in_the_model_alone(runs):
+def test_arms_with_the_same_learning_rates_differ_only_in_the_model(runs):
     for rate in ("low", "middle", "high"):
         arms = [runs[f"{arm}-{rate}"] for arm in ("modern", "classic", "matched")]
         assert len({(run.steps, run.optimizer, run.schedule, run.task) for run in arms}) == 1

@@ -1,4 +1,4 @@
-"""The Transformer study at every scale: rows, sizes, schedule and token counts of the published runs."""
+"""The Transformer study at scale paper: rows, sizes, schedule and token counts of the published runs."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_every_row_of_table_3_is_a_run(paper):
     assert paper.keys() == TABLE_3 | {"base-averaged"}
 
 
-def test_sizes_are_the_published_ones(paper):
+def test_sizes_are_as_published(paper):
     for name, millions in MILLIONS.items():
         assert paper[name].model.params() / 1e6 == pytest.approx(millions, abs=0.051)
     assert paper["big"].model.params() / 1e6 == pytest.approx(214.2, abs=0.051)
@@ -41,7 +41,7 @@ def test_sizes_are_the_published_ones(paper):
 @pytest.mark.parametrize(
     ("name", "peak", "last"), [("base", 6.99e-4, 1.40e-4), ("big", 4.94e-4, None), ("width-256", 9.88e-4, None)]
 )
-def test_the_learning_rate_is_the_published_function(paper, name, peak, last):
+def test_the_learning_rate_is_as_published(paper, name, peak, last):
     run = paper[name]
     for step in (1, 100, 4000, run.steps):
         published = run.model.width**-0.5 * min(step**-0.5, step * 4000**-1.5)
@@ -52,7 +52,7 @@ def test_the_learning_rate_is_the_published_function(paper, name, peak, last):
         assert run.optimizer.lr * run.schedule.factor(run.steps - 1, run.steps) == pytest.approx(last, rel=5e-3)
 
 
-def test_steps_tokens_and_averages_are_the_published_ones(paper):
+def test_steps_tokens_and_averages_are_as_published(paper):
     assert paper["base"].steps == 100_000
     assert paper["big"].steps == 300_000
     assert paper["base"].tokens == 100_000 * 25_000

@@ -1,4 +1,4 @@
-"""A small data set on disk, made by the data stage, and a run that was never interrupted."""
+"""A small data set on disk, written by the stage `data`, and an uninterrupted run."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TEXT = "the cat sat on a mat and the dog ran to an old house by the river where 
 
 @pytest.fixture(autouse=True)
 def _shapes_checked_in_golden_runs(request, monkeypatch):
-    """Check shapes only in the golden runs, which cover all models and tasks; checks take a third of a run."""
+    """Check shapes only in the golden runs, which cover all models and tasks. Checks take a third of the time."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", request.path.stem != "test_golden_trajectories")
 
 

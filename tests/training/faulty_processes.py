@@ -1,7 +1,7 @@
-"""Run `formerlab` in processes that send themselves a signal at a chosen call, or with a limited file size.
+"""Run `formerlab` in processes that send themselves a signal at a chosen call, or that have a limited file size.
 
-test_killed.py starts this script. It reads one JSON order per line on stdin and answers each order with one JSON line
-on stdout. Every order runs in a fork of this process, which has only imported the package.
+test_killed.py starts this script. The script reads one JSON order per line from stdin, and answers each order with one
+JSON line on stdout. Every order runs in a fork of this process, which has only imported the package.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Prefetched and sharded batches equal the batches that a single process makes on demand."""
+"""Prefetched and sharded batches equal the batches that a single process samples on demand."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ CASES = {
     "mixed images": (run(IMAGES, PICTURES), MIXED),
 }
 START = DataPosition(chain_steps=5, steps=3, position=2)
-CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture(params=CASES)
@@ -51,7 +51,7 @@ def test_each_micro_batch_has_one_process_and_processes_have_equal_counts(parts,
 
 
 def test_a_shard_has_its_micro_batches_of_the_step(case):
-    """Bit-identical, also for images that are mixed with other images."""
+    """Sharded micro-batches are bit-identical to those of one process, also with Mixup and CutMix."""
     run, data = case
     for step in range(3):
         count = run.task.micro_batch_count(data, 3, step, START)
@@ -68,8 +68,8 @@ def test_prefetched_batches_are_equal(case, monkeypatch):
     run, data = case
     monkeypatch.setattr(processes, "rank", lambda: 1)
     monkeypatch.setattr(processes, "group_size", lambda: 2)
-    # one after the other: the thread that prefetches mixes images with the random state that both share
-    steps = [list(islice(batches(run, data, START, 4, device), 5)) for device in (CPU, ELSEWHERE)]
+    # run the two cases one after the other, because the prefetching thread uses the same global random state
+    steps = [list(islice(batches(run, data, START, 4, device), 5)) for device in (CPU, META)]
     for (count, on_demand), (prefetched_count, prefetched) in zip(*steps, strict=True):
         assert count == prefetched_count
         assert [number for number, _ in on_demand] == [number for number, _ in prefetched]
@@ -86,7 +86,7 @@ def test_a_thread_prefetches_batches_up_to_the_last_step(monkeypatch, tmp_path):
         return train_batch(task, stream, seed, step, *micro_batches)
 
     monkeypatch.setattr(type(run.task), "train_batch", batch_and_note)
-    coming = batches(run, data, DataPosition(), 5, ELSEWHERE)
+    coming = batches(run, data, DataPosition(), 5, META)
     next(coming)
     while len(made) < 1 + AHEAD:
         time.sleep(0.001)

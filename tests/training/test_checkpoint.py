@@ -52,7 +52,7 @@ def own_memory():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
-def test_a_truncated_checkpoint_gives_one_clear_line(share, saved):
+def test_a_truncated_checkpoint_gives_one_line(share, saved):
     full = saved.read_bytes()
     saved.write_bytes(full[: int(share * len(full))])
     with pytest.raises(UserError, match=r"last.pt: damaged \(.+\); its steps are lost") as caught:
@@ -61,7 +61,7 @@ def test_a_truncated_checkpoint_gives_one_clear_line(share, saved):
 
 
 @pytest.mark.parametrize("content", [torch.zeros(2), {"state": STATE}])
-def test_a_file_with_other_content_gives_one_clear_line(content, saved):
+def test_a_file_with_other_content_gives_one_line(content, saved):
     torch.save(content, saved)
     with pytest.raises(UserError, match=r"last.pt: damaged \(.+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("parallel")
 
 LAYERS = 10  # more than the compiler's limit of graphs per function
 MIXERS = list({type(mixer.build(2, 8)).mro()[-4:][0]: mixer for mixer in defaults(DepthMixer)}.values())
-"""One of every class right below Mixer, and Mixer itself."""
+"""One mixer of every direct subclass of Mixer, and Mixer itself."""
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=2)
 
 

@@ -20,7 +20,7 @@ from formerlab.training.runtime import StopRequest
 from formerlab.training.schedule import Constant
 
 DIVERGING = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(), steps=40, log_every=1)
-"""Decay multiplies the weights by 1 - lr weight_decay = -9 a step, until something overflows."""
+"""Weight decay multiplies the weights by 1 - lr weight_decay = -9 per step, until a value overflows."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_run_stopped_before_divergence_is_read_ends_as_diverged(data, tmp_path
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_loss_changes_no_weights(bad, late, data, tmp_path, monkeypatch):
-    """The sixth training loss is NaN: the run ends with the weights after five steps."""
+    """The sixth training loss is NaN or infinity. The run ends with the weights after five steps."""
     loss, calls = LanguageModeling.losses, []
 
     def broken(task, model, windows):

@@ -124,14 +124,14 @@ def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model\t")), "unknown")
-    name = f"{device_name(torch.device('cpu'))} model {model}"  # virtual machines give several models the same name
+    name = f"{device_name(torch.device('cpu'))} model {model}"  # different virtual machines have the same model name
     return f"{name}, {capability}, torch {torch.__version__}, {sums_implementation()} kernels"
 
 
 def data_of(run, folder):
     """Return training and validation data of a run's task, sampled with fixed seeds."""
     random = np.random.default_rng(7)
-    if isinstance(run.task, LanguageModeling):  # a walk through the vocabulary, which a model can learn
+    if isinstance(run.task, LanguageModeling):  # the tokens walk through the vocabulary, which a model can learn
         walk = np.cumsum(random.integers(0, 4, 2300)) % run.model.vocabulary
         return walk[:2000].astype(np.uint16), walk[2000:].astype(np.uint16)
     if isinstance(run.task, Translation):  # the translation of a sentence is its reverse

@@ -32,7 +32,7 @@ def child(growth, tokens=(8, 14), **changes):
     return small(**{"name": "child", "model": model, "init": "parent", "growth": growth, **changes})
 
 
-KEEPING = child(Growth(keys="zero", tau="keep"))
+FUNCTION_PRESERVING_CHILD = child(Growth(keys="zero", tau="keep"))
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +48,22 @@ def losses(out, step):
 
 
 def test_zero_keys_and_tau_keep_start_at_the_parents_loss(parent, data, tmp_path):
-    trained(KEEPING, data, tmp_path, parent)
+    trained(FUNCTION_PRESERVING_CHILD, data, tmp_path, parent)
     assert losses(tmp_path, 0) == pytest.approx(losses(parent, 12), rel=1e-6)
     assert losses(tmp_path, 12) != losses(parent, 12)
 
 
 def test_the_record_names_the_parent_and_accumulates_flops(parent, data, tmp_path):
     first = json.loads((parent / "run.json").read_text())
-    second = trained(KEEPING, data, tmp_path / "child", parent)
+    second = trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
     assert second["init"] == {"id": "study/parent/seed3", "weights_sha256": first["weights_sha256"]}
-    grown = grown_spec(KEEPING.model, KEEPING.model, Growth(tau="keep"))
+    grown = grown_spec(FUNCTION_PRESERVING_CHILD.model, FUNCTION_PRESERVING_CHILD.model, Growth(tau="keep"))
     run = small(name="grandchild", model=grown, init="child", growth=Growth(tau="keep"))
     third = trained(run, data, tmp_path / "grandchild", tmp_path / "child")
     assert [first["flops_cumulative"], second["flops_cumulative"], third["flops_cumulative"]] == [
         PARENT.flops,
-        PARENT.flops + KEEPING.flops,
-        PARENT.flops + KEEPING.flops + run.flops,
+        PARENT.flops + FUNCTION_PRESERVING_CHILD.flops,
+        PARENT.flops + FUNCTION_PRESERVING_CHILD.flops + run.flops,
     ]
 
 
@@ -74,7 +74,10 @@ WIDTHS = {method: {"method": method} for method in ("net2net_pad", "net2net", "h
 
 @pytest.mark.parametrize("growth", (TOKENS | WIDTHS).values(), ids=TOKENS | WIDTHS)
 def test_a_resumed_grown_run_is_bit_identical(growth, parent, data, tmp_path, monkeypatch):
-    """Frozen rows stay equal, and the function is preserved, within a run."""
+    """A resumed run is bit-identical.
+
+    Frozen rows do not change. With zero keys and unchanged tau, it starts at the parent's loss.
+    """
     method = growth.get("method")
     if method is None:
         run = child(Growth(**growth))
@@ -113,7 +116,7 @@ def test_carry_continues_with_the_parents_moments(parent, data, tmp_path):
     assert all(torch.equal(actual[name], weight) for name, weight in state.model.state_dict().items())
 
 
-def test_a_damaged_parent_is_named(parent, data, tmp_path):
+def test_a_damaged_parent_is_refused(parent, data, tmp_path):
     parent_copy, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
     (parent_copy / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again to write this file"):
@@ -121,18 +124,18 @@ def test_a_damaged_parent_is_named(parent, data, tmp_path):
     trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
     shutil.copy(tmp_path / "other" / "weights.safetensors", parent_copy)
     with pytest.raises(UserError, match=r"weights.safetensors: differs from weights_sha256 in run.json; delete this"):
-        trained(KEEPING, data, tmp_path / "child", parent_copy)
+        trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent_copy)
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
-        trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
+        trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "nowhere")
 
 
 def test_a_checkpoint_of_another_parent_is_superseded_and_a_result_refused(parent, data, tmp_path, monkeypatch, capsys):
     trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
-    interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", tmp_path / "other")
-    trained(KEEPING, data, tmp_path / "child", parent)
+    interrupted(monkeypatch, 4, FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "other")
+    trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
     assert "checkpoint of another run (init is " in capsys.readouterr().err
     with pytest.raises(UserError, match=r"result of another run \(init is \w+, expected \w+\)"):
-        trained(KEEPING, data, tmp_path / "child", tmp_path / "other")
+        trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "other")
 
 
 def test_a_run_continues_without_growth(parent, data, tmp_path):
@@ -149,7 +152,7 @@ OLD, NEW, WIDTH = 3, 2, 4
 
 
 class Tokens(nn.Module):
-    """Keys with old and new rows, and a parameter that growth does not change."""
+    """Keys with old and new rows, and a parameter that does not grow."""
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,7 @@
-"""`python -m formerlab train` killed, stopped and restarted ends bit-identical to an uninterrupted run.
+"""A run of `python -m formerlab train` that is killed or stopped, and then restarted, is bit-identical.
 
-Processes and signals are real, but processes send the signals to themselves at chosen calls, so that no test depends
-on the speed of the machine.
+Processes and signals are real, but processes send the signals to themselves at chosen calls, so that no test depends on
+the speed of the machine.
 """
 
 import json
@@ -18,7 +18,7 @@ from small_runs import MODEL, bits, interrupted, small, trained, write_plan
 from formerlab.results.notes import read_note, stage_note
 from formerlab.training.record import CHECKPOINT
 
-pytestmark = pytest.mark.xdist_group("killed")  # the tests share a process that takes seconds to start
+pytestmark = pytest.mark.xdist_group("killed")  # the tests share one process, because it takes seconds to start
 
 
 RUN = small(model=MODEL.model_copy(update={"dropout": 0.1}))
@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 class Processes:
-    """Starts commands in faulty_processes.py."""
+    """Starts commands through faulty_processes.py."""
 
     def __init__(self):
         script = Path(__file__).with_name("faulty_processes.py")
@@ -35,7 +35,10 @@ class Processes:
         )
 
     def run(self, *command, signal="SIGKILL", at_call=None, function=None, **limits):
-        """Run a command; the process gets the signal at its n-th call (of the named function); 0 only counts calls."""
+        """Run a command.
+
+        The process gets the signal at its n-th call (of the named function); with 0 it only counts calls.
+        """
         order = {"command": [str(word) for word in command], "signal": signal, "at_call": at_call, "function": function}
         order |= limits
         print(json.dumps(order), file=self.server.stdin, flush=True)
@@ -92,7 +95,7 @@ def calls(processes, data, tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, command, out, uninterrupted_bits, calls):
-    """The first kill hits anywhere in the run; in some cases two more kills hit the continued run."""
+    """The first kill hits anywhere in the run. In some cases two more kills hit the resumed run."""
     moments = random.Random(seed)
     first = processes.run(*command, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
@@ -141,7 +144,7 @@ def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, comm
     assert not (out / ".train.state.json").exists()
 
 
-def test_the_second_of_two_processes_names_the_owner_of_the_run(processes, command, out):
+def test_a_second_process_prints_the_process_that_trains_the_run(processes, command, out):
     with stage_note("train", out):
         second = processes.run(*command)
         assert second["status"] == 2
@@ -208,7 +211,7 @@ def stopped_with_two_checkpoints(patch, data, out):
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "empty"])
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
+def test_after_a_damaged_checkpoint_the_previous_one_is_used(
     damage, data, tmp_path, uninterrupted_bits, monkeypatch, capsys
 ):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)

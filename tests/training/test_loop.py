@@ -54,7 +54,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_elsewhere.py covers all kinds
+@pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_on_a_fake_device.py covers all kinds
 def test_late_reads_are_bit_identical(kind, monkeypatch):
     """As on a GPU, where the optimizer decides whether it takes a step."""
     at_once = done(KINDS[kind])
@@ -75,7 +75,7 @@ def test_every_checkpoint_resumes_to_the_same_result():
 
 
 def test_slow_checkpoints_are_saved_less_often(monkeypatch):
-    """Every clock call takes 1 s and every save 100 s; saving every minute would take half of the time."""
+    """Every clock call takes 1 s and every save 100 s. Saving once per minute would take half of the time."""
     clock, saving = [0.0], []
 
     def look():

@@ -92,7 +92,7 @@ def test_muon_without_torch_support_names_the_needed_version(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 def test_muon_matches_torch_on_block_matrices_and_adamw_on_other_parameters(tmp_path):
-    """Also after a checkpoint; a step with found_inf = 1 changes no weights."""
+    """Covers a checkpoint after two steps. A step with found_inf = 1 changes no weights."""
     model, twin = EVERYTHING.build(), EVERYTHING.build()
     spec = Muon(lr=0.02, weight_decay=0.3, momentum=0.9)
     optimizer = spec.build(model)

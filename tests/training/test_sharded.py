@@ -37,7 +37,10 @@ PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
 
 
 def run_as_one_of_three(rank, ports, data, folder):
-    """Take part in every phase that includes this rank; a phase begins when all processes finished the last phase."""
+    """Take part in every phase that includes this rank.
+
+    A phase begins after all processes have finished the last phase.
+    """
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
             join_process_group(rank, count, ports[len(RUNS) * phase + index], split=True)
@@ -125,7 +128,7 @@ def test_sharded_processes_agree_on_divergence(data, tmp_path):
     assert read_json(tmp_path / "run.json")["status"] == "diverged"
 
 
-def test_settings_that_need_full_tensors_are_named():
+def test_settings_that_need_full_tensors_are_refused():
     assert processes.unsupported_by_sharding(small()) is None
     assert "optimizer is carried over" in processes.unsupported_by_sharding(small(), carried=True)
     for key, changes in {

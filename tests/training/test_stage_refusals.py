@@ -69,7 +69,7 @@ def test_the_command_trains_a_stale_run_again(edited, lr, copied_run, data, tmp_
     run = small(optimizer={"lr": lr})
     record = json.loads((copied_run / "run.json").read_text())
     record["spec"]["steps"] += edited
-    del record["record_sha256"]  # as in older records
+    del record["record_sha256"]  # older records have no hash
     (copied_run / "run.json").write_text(json.dumps(record))
     words = ["train", run.id, "--plan", str(write_plan(run, data, tmp_path))]
     (tmp_path / "results/study/run").mkdir(parents=True)

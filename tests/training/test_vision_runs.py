@@ -116,46 +116,47 @@ def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished, dig
 
 
 def test_a_diverged_run_has_the_loss_of_a_uniform_guess(digits, tmp_path):
-    hopeless = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # larger than a configuration allows
-    run = changed(optimizer=hopeless)
+    huge_rate = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # larger than the configuration allows
+    run = changed(optimizer=huge_rate)
     assert trained(run, digits, tmp_path)["status"] == "diverged"
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}
     assert {row["confidence"] for row in test} == {0.1}
 
 
-def signalled_while_images_are_made(rank, digits, out):
-    """Train until all processes of the job get SIGTERM, then to the end."""
+def train_with_a_signal_while_images_are_read(rank, digits, out):
+    """Train until all processes of the job get SIGTERM, and then to the end."""
     os.setpgrp()
     job = os.getpid()
-    asked, made_ahead = itertools.count(1), TrainingImages._from_workers
+    calls, original = itertools.count(1), TrainingImages._from_workers
 
-    def made(images, *words):
-        if next(asked) == 2:
+    def read_images(images, *words):
+        if next(calls) == 2:
             sender = os.fork()
-            if sender == 0:  # a worker follows its parent
+            if sender == 0:  # send the signal from a child process, so that it reaches the whole process group
                 os.killpg(job, signal.SIGTERM)
                 os._exit(0)
             os.waitpid(sender, 0)
-            time.sleep(0.2)  # a worker that the signal ends does not return
-        return made_ahead(images, *words)
+            time.sleep(0.2)  # a worker that is ended by the signal does not return
+        return original(images, *words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "2")  # a worker then has a BLAS thread, which may receive the signal
+        # with two threads, a worker has a BLAS thread, which may receive the signal
+        patch.setenv("OMP_NUM_THREADS", "2")
         patch.setattr(TrainingImages, "workers", property(lambda images: 1, lambda images, value: None), raising=False)
-        patch.setattr(TrainingImages, "_from_workers", made)
+        patch.setattr(TrainingImages, "_from_workers", read_images)
         with pytest.raises(StoppedEarly, match=r"stopped after step 2 of 8 \(SIGTERM"):
             trained(RUN, digits, out)
         trained(RUN, digits, out)
 
 
 def test_a_signal_to_a_job_and_its_workers_saves_after_the_step(digits, tmp_path):
-    run_forked(1, signalled_while_images_are_made, digits, tmp_path / "stopped")
+    run_forked(1, train_with_a_signal_while_images_are_read, digits, tmp_path / "stopped")
     trained(RUN, digits, tmp_path / "whole")
     assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
 
 
-class Hindered(TrainingImages):
+class HangingWorker(TrainingImages):
     """Images whose only worker process hangs or ends at step 3."""
 
     workers = property(lambda images: 1, lambda images, value: None)
@@ -168,7 +169,7 @@ class Hindered(TrainingImages):
         return super().__getitem__(key)
 
 
-class Ended(Hindered):
+class KilledWorker(HangingWorker):
     ends = True
 
 
@@ -194,9 +195,9 @@ def hindered(rank, images, asked_to_stop, error, reason, digits, out):
 @pytest.mark.parametrize(
     ("images", "asked_to_stop", "error", "reason"),
     [
-        (Hindered, True, StoppedEarly, r"stopped after step 2 of 8 \(SIGTERM"),
-        (Hindered, False, UserError, "no image came from 1 worker processes for .*--shm-size"),
-        (Ended, True, StoppedEarly, r"stopped after step [12] of 8 \(a worker process ended"),
+        (HangingWorker, True, StoppedEarly, r"stopped after step 2 of 8 \(SIGTERM"),
+        (HangingWorker, False, UserError, "no image came from 1 worker processes for .*--shm-size"),
+        (KilledWorker, True, StoppedEarly, r"stopped after step [12] of 8 \(a worker process ended"),
     ],
 )
 def test_missing_images_stop_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
