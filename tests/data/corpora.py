@@ -1,4 +1,4 @@
-"""Small corpora for the tests: realistic text that is the same in every run."""
+"""Small corpora for the tests: realistic text that is equal in every run."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ WORDS = COMMON_WORDS.split()
 
 
 def sentence(random):
-    """Return a sentence of five to fifteen words; some of them occur only once."""
+    """Return a sentence of 6 to 16 words. The last word is random, so it nearly always occurs only once."""
     words = [random.choice(WORDS) for _ in range(random.randint(5, 15))]
     words.append(f"w{random.randrange(10**6)}")
     return " ".join(words).capitalize() + random.choice(".!?")
@@ -36,7 +36,7 @@ def folder(path, documents=60):
 
 
 def folder_data(path, **changes):
-    """Return the spec of a corpus in such a folder, split by a hash of the content."""
+    """Return the spec of a corpus in such a folder, which is split by a hash of the content."""
     settings: dict[str, object] = {
         "source": Files(paths=(str(path),)),
         "tokenizer": BytePairs(vocabulary=300),

@@ -1,4 +1,4 @@
-"""Embedded text: what is read from Python sources, and that splits share no text."""
+"""Embedded text: signatures and docstrings read from Python sources, and splits without common text."""
 
 from importlib import metadata
 
@@ -123,7 +123,7 @@ def test_code_and_docstrings_share_no_text(docstrings):
     assert not [paragraph for paragraph in prose & code if len(paragraph) >= REPEATABLE_CHARACTERS]
 
 
-def test_no_longer_paragraph_occurs_twice(docstrings):
+def test_long_paragraphs_occur_once(docstrings):
     paragraphs = [paragraph for texts in docstrings.values() for text in texts for paragraph in text.split("\n\n")]
     paragraphs = [text.partition(":\n")[2] if text.startswith(("def ", "class ")) else text for text in paragraphs]
     long = ["".join(text.split()) for text in paragraphs if len(text) >= REPEATABLE_CHARACTERS]
@@ -147,7 +147,7 @@ def test_tests_of_packages_are_not_read():
     assert len(set(names)) == len(names)
 
 
-def test_state_and_notice_name_versions_and_licences():
+def test_state_and_notice_have_versions_and_licences():
     source = Embedded(packages=("networkx", "no-such-package"), standard_library=False)
     assert source.versions() == {"networkx": metadata.version("networkx")}
     assert "networkx" in source.licence_notice()

@@ -18,11 +18,11 @@ from formerlab.errors import UserError
 from formerlab.file_search import files_below
 from formerlab.files import read_json
 
-SHARES = SplitFractions(valid=0.2, test=0.2)
+FRACTIONS = SplitFractions(valid=0.2, test=0.2)
 
 
 def read(source):
-    return {Path(shard.name).name: (shard.splits, list(shard.documents())) for shard in source.open(SHARES).shards}
+    return {Path(shard.name).name: (shard.splits, list(shard.documents())) for shard in source.open(FRACTIONS).shards}
 
 
 def test_folders_globs_and_files_are_read_without_hidden_files(tmp_path, monkeypatch):
@@ -63,7 +63,8 @@ def test_each_folder_is_read_once_despite_links(tmp_path):
     (tmp_path / "24/above").symlink_to(tmp_path / "24")
     (tmp_path / "24/z").mkdir()
     (tmp_path / "24/z/more.txt").touch()
-    (tmp_path / "24/a").symlink_to(tmp_path / "24/z")  # a folder is sorted by its own name, next to the link
+    # a folder that is reached twice is listed once, under its own path (`z`) and not under the link (`a`)
+    (tmp_path / "24/a").symlink_to(tmp_path / "24/z")
     paths = [os.path.relpath(path, tmp_path / "24") for path, _ in files_below(str(tmp_path / "24"))]
     assert paths == ["words.txt", "z/more.txt", "again"]
 
@@ -88,12 +89,12 @@ def test_named_splits_are_read_first(tmp_path):
         ({"paths": ("a",), "encoding": "base64"}, "'base64' is not an encoding"),
     ],
 )
-def test_contradictions_are_refused(settings, message):
+def test_contradictory_settings_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         Files(**settings)
 
 
-def test_missing_empty_and_duplicate_files_are_named(tmp_path):
+def test_missing_empty_and_duplicate_files_are_refused(tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "full.txt").write_text("x")
     (tmp_path / "link.txt").symlink_to(tmp_path / "full.txt")
@@ -105,7 +106,7 @@ def test_missing_empty_and_duplicate_files_are_named(tmp_path):
         (Files(train=full, test=(str(tmp_path / "link.txt"),)), "in both source.train and source.test"),
     ]:
         with pytest.raises(UserError, match=message):
-            source.open(SHARES)
+            source.open(FRACTIONS)
 
 
 def test_the_fingerprint_depends_only_on_contents(tmp_path):
@@ -115,13 +116,15 @@ def test_the_fingerprint_depends_only_on_contents(tmp_path):
         file = {"kind": "file", "path": str(tokenizer), "vocabulary": 300}
         return source_fingerprint(folder_data(path, tokenizer=file))
 
-    assert fingerprint() is None, "no tokenizer"
+    assert fingerprint() is None, "no fingerprint while the tokenizer file is missing"
     tokenizer.write_text("one")
     assert fingerprint(tmp_path / "none") is None
     first = fingerprint()
     os.utime(texts / "000.txt", (1, 1))
     shutil.copytree(texts, tmp_path / "copy")
-    assert fingerprint() == fingerprint(tmp_path / "copy") == first, "touched, moved"
+    assert fingerprint() == fingerprint(tmp_path / "copy") == first, (
+        "touching or moving the files does not change the fingerprint"
+    )
     (texts / "000.txt").write_text("Z" + (texts / "000.txt").read_text()[1:])
     changed = fingerprint()
     (texts / "new.txt").write_text(document("new"))
@@ -172,7 +175,7 @@ def test_files_of_spark_and_checksum_tools_are_not_read(tmp_path):
         (tmp_path / name).write_text("0123abcd  0.parquet")
     for pattern in (str(tmp_path), str(tmp_path / "*")):
         source = Files(paths=(pattern,))
-        assert [text for shard in source.open(SHARES).shards for text in shard.documents()] == words
+        assert [text for shard in source.open(FRACTIONS).shards for text in shard.documents()] == words
         left = "0.parquet.crc, 0.parquet.sha256, README.md and 6 more"
         assert source.notes() == [f"not read as data: {left}; list a file by its name to read it"]
     assert "list" in Files(paths=(str(tmp_path), str(tmp_path / "list"))).files_by_label()["paths"]

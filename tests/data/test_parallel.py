@@ -16,7 +16,7 @@ from formerlab.data.text.streams import load_tokenizer
 from formerlab.errors import UserError
 
 DATA = TypeAdapter(Data)
-SHARES = SplitFractions(0.1, 0.1)
+FRACTIONS = SplitFractions(0.1, 0.1)
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
 
 
@@ -41,11 +41,11 @@ def files(folder, **changes):
 
 def test_phrases_are_distinct_and_in_one_split():
     phrases = Phrases(count=300)
-    by_split = {split: list(phrases.pairs(split, SHARES)) for split in SPLITS}
+    by_split = {split: list(phrases.pairs(split, FRACTIONS)) for split in SPLITS}
     sources = [source for pairs in by_split.values() for source, _ in pairs]
     assert len(sources) == len(set(sources)) == 300
     assert all(by_split.values())
-    assert by_split == {split: list(Phrases(count=300).pairs(split, SHARES)) for split in SPLITS}
+    assert by_split == {split: list(Phrases(count=300).pairs(split, FRACTIONS)) for split in SPLITS}
     months = {"March": "März", "May": "Mai", "October": "Oktober"}
     dates = [(source.replace(",", "").split(), target) for source, target in by_split["train"]]
     dates = [(words, target) for words, target in dates if words[0] in months and len(words) == 3]
@@ -92,7 +92,7 @@ def test_prepared_pairs_are_the_lines(tmp_path):
         path.unlink()
     with pytest.raises(UserError, match="no such file"):
         prepare("pairs", data.model_copy(update={"max_tokens": 39}), tmp_path / "out")
-    assert read_manifest(tmp_path / "out") == manifest, "what cannot be replaced stays"
+    assert read_manifest(tmp_path / "out") == manifest, "prepared data stay if the new preparation fails"
 
 
 def test_files_with_different_numbers_of_lines_are_refused(tmp_path):
@@ -121,13 +121,13 @@ def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **keys: asked.append((names, keys)) or rows)
     source = {"kind": "hub", "name": "wmt/wmt14", "subset": "de-en", "source": "de", "target": "en", "valid": None}
     data = DATA.validate_python({"kind": "parallel", "source": source})
-    assert list(data.source.pairs("test", SHARES)) == [(f"Satz {i}", f"sentence {i}") for i in range(50)]
+    assert list(data.source.pairs("test", FRACTIONS)) == [(f"Satz {i}", f"sentence {i}") for i in range(50)]
     assert asked == [(("wmt/wmt14", "de-en"), {"revision": None, "split": "test"})]
-    split = [list(data.source.pairs(name, SHARES)) for name in ("train", "valid")]
+    split = [list(data.source.pairs(name, FRACTIONS)) for name in ("train", "valid")]
     assert sorted(split[0] + split[1]) == sorted((f"Satz {i}", f"sentence {i}") for i in range(50))
     wrong = DATA.validate_python({"kind": "parallel", "source": source | {"target": "fr"}})
     with pytest.raises(UserError, match=r"no translation.de and translation.fr"):
-        list(wrong.source.pairs("test", SHARES))
+        list(wrong.source.pairs("test", FRACTIONS))
 
 
 def test_an_unknown_locale_is_refused():

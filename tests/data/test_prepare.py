@@ -24,7 +24,7 @@ def texts(out, split):
     """Return the documents of a stream, decoded."""
     tokens, tokenizer = load_stream(out, split), load_tokenizer(out)
     ends = np.flatnonzero(tokens == 0)
-    assert ends[-1] == len(tokens) - 1, "the last document ends too"
+    assert ends[-1] == len(tokens) - 1, "the last document ends with the end-of-text token"
     documents = np.split(np.asarray(tokens), ends[:-1] + 1)
     return [tokenizer.decode(document[document != 0].tolist()) for document in documents]
 
@@ -65,7 +65,8 @@ def test_files_do_not_depend_on_the_number_of_threads(out, source, tmp_path, mon
     monkeypatch.setattr("formerlab.data.text.documents.BATCH_CHARACTERS", 1000)
     prepare("text", folder_data(source), tmp_path, code_hash="c0de")
     expected, actual = files(out), files(tmp_path)
-    for name in (CHECKED, "manifest.json"):  # files of `verify`, and the time of preparation in full seconds
+    # `verify` writes CHECKED, and the manifest contains the time of preparation
+    for name in (CHECKED, "manifest.json"):
         expected.pop(name, None), actual.pop(name, None)
     assert actual == expected
     assert read_manifest(out)["fingerprint"] == read_manifest(tmp_path)["fingerprint"]
@@ -157,7 +158,7 @@ def test_the_tokenizer_is_trained_only_on_training_text(tmp_path):
         ({"tokenizer": {"kind": "of", "data": "none", "vocabulary": 300}}, "the data are not prepared"),
     ],
 )
-def test_a_failure_names_the_data_set_and_removes_incomplete_files(source, tmp_path, changes, message):
+def test_a_failure_prints_the_data_set_and_removes_incomplete_files(source, tmp_path, changes, message):
     with pytest.raises(UserError, match=f"^data: mine: .*{message}"):
         prepare("mine", folder_data(source, **changes), tmp_path / "mine")
     assert set(files(tmp_path)) <= {"mine/tokenizer.json", "mine/file_hashes.json"}
@@ -189,7 +190,7 @@ def test_an_interrupted_preparation_leaves_no_manifest(source, tmp_path, monkeyp
     assert not list(tmp_path.glob(".*"))
 
 
-def test_damaged_results_are_named(out, tmp_path):
+def test_damaged_results_are_refused(out, tmp_path):
     with pytest.raises(UserError, match=r"manifest\.json: no such file, so the data are not prepared"):
         load_stream(tmp_path, "train")
     with pytest.raises(UserError, match="no split 'dev'; choose from train, valid, test"):

@@ -80,7 +80,7 @@ def test_wrong_choices_are_from_other_modules_with_similar_lengths():
         wrong = [choice for choice in question["choices"] if choice != correct]
         assert not [choice for choice in wrong if choice.split()[0] == correct.split()[0]]
         lengths[sum(len(choice) < len(correct) for choice in wrong)] += 1
-    assert min(lengths[rank] for rank in range(CHOICES)) > 60, "the length of a choice tells nothing"
+    assert min(lengths[rank] for rank in range(CHOICES)) > 60, "the length of a choice does not reveal the answer"
 
 
 def test_no_query_repeats():
@@ -111,7 +111,7 @@ def test_the_harness_loads_the_tasks_without_network(out):
         assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in made]
 
 
-def test_missing_questions_are_named(out, tmp_path):
+def test_missing_questions_are_refused(out, tmp_path):
     (tmp_path / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
     with pytest.raises(UserError, match=r"embedded_summary\.jsonl: no such file"):
         list(embedded_tasks(tmp_path))

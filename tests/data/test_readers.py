@@ -1,4 +1,4 @@
-"""Read documents from files; messages about unreadable files."""
+"""Read documents from files, and messages about unreadable files."""
 
 import bz2
 import csv
@@ -75,7 +75,7 @@ def test_parquet_column(tmp_path):
 
 @pytest.mark.parametrize("format", ["csv", "tsv"])
 def test_a_column_of_a_table(tmp_path, format):
-    """A file of another program: quotes, delimiters and line breaks within fields, a byte-order mark, blank lines."""
+    """The file has quotes, delimiters and line breaks within fields, a byte-order mark, and blank lines."""
     texts = ['He said "no", twice.', "two\r\nlines", "a\ttab", "", "café"]
     path = tmp_path / f"a.{format}.gz"
     with gzip.open(path, "wt", encoding="utf-8-sig", newline="") as file:
@@ -117,7 +117,7 @@ BROKEN = {
 }
 
 
-def test_parquet_with_invalid_utf8_is_named(tmp_path):
+def test_parquet_with_invalid_utf8_is_refused(tmp_path):
     rows = pyarrow.array([b"caf\xe9 au lait"], pyarrow.binary())
     texts = pyarrow.StringArray.from_buffers(1, rows.buffers()[1], rows.buffers()[2])
     parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
@@ -126,7 +126,7 @@ def test_parquet_with_invalid_utf8_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_files_are_named(tmp_path, kind):
+def test_broken_files_are_refused(tmp_path, kind):
     name, content, message = BROKEN[kind]
     path = tmp_path / name
     path.write_bytes(content)
@@ -138,7 +138,7 @@ def test_broken_files_are_named(tmp_path, kind):
     assert "\n" not in str(caught.value)
 
 
-def test_utf_16_without_byte_order_mark_is_named(tmp_path):
+def test_utf_16_without_byte_order_mark_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes("text".encode("utf-16-le"))
     with pytest.raises(UserError, match=r"a\.txt: (cannot be read|not utf-16).*BOM"):
         list(read_text(tmp_path / "a.txt", "utf-16", "file"))
@@ -159,5 +159,5 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, documents, fi
     size = sum(map(len, read_text(path, "utf-8", documents)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size == pytest.approx(2_000_000, abs=200)  # white space at the cut of a paragraph may be lost
+    assert size == pytest.approx(2_000_000, abs=200)  # white space at the end of a cut paragraph may be lost
     assert peak < 300_000

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from formerlab.data.splitting import SPLITS, Digests, SplitFractions, digest
 from formerlab.data.text.readers import split_text
 
-SHARES = SplitFractions(valid=0.1, test=0.2)
+FRACTIONS = SplitFractions(valid=0.1, test=0.2)
 
 
 def test_split_fractions_are_reached():
-    splits = [SHARES.split(digest(str(number)), SPLITS) for number in range(20_000)]
+    splits = [FRACTIONS.split(digest(str(number)), SPLITS) for number in range(20_000)]
     assert splits.count("test") / 20_000 == pytest.approx(0.2, abs=0.01)
     assert splits.count("valid") / 20_000 == pytest.approx(0.1, abs=0.01)
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_test_documents_do_not_depend_on_other_named_splits(mark):
-    everything = SHARES.split(mark, SPLITS)
-    without_valid = SHARES.split(mark, ("train", "test"))
+    everything = FRACTIONS.split(mark, SPLITS)
+    without_valid = FRACTIONS.split(mark, ("train", "test"))
     assert (everything == "test") == (without_valid == "test")
-    assert SHARES.split(mark, ("valid",)) == "valid"
+    assert FRACTIONS.split(mark, ("valid",)) == "valid"
 
 
 def test_white_space_does_not_make_a_document_new():

@@ -1,4 +1,4 @@
-"""Tokenizers: training, files, and the additions of `encode` to the library."""
+"""Tokenizers: training, files, and the behaviour that `Encoder` adds to the tokenizers library."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_end_of_text_within_a_text_is_plain_text(path):
     assert encoded(path, [f"a{END_OF_TEXT}b"]).count(0) == 1
 
 
-def word_piece(path):
+def word_level(path):
     """Write a tokenizer of another family, which lowercases, pads, truncates and adds special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -67,10 +67,12 @@ def word_piece(path):
 
 
 def test_other_tokenizers_encode_whole_texts_without_additions(tmp_path):
-    path = word_piece(tmp_path / "t.json")
+    path = word_level(tmp_path / "t.json")
     assert TokenizerFile(path=str(path), vocabulary=8, end_of_text="</s>").load()[1] == 3
     assert encoded(path, ["One two three", "two"], end=3) == [1, 2, 0, 3, 2, 3]
-    assert 3 not in encoded(path, ["one </s> two"], end=3)[:-1], "written in a text, it is text"
+    assert 3 not in encoded(path, ["one </s> two"], end=3)[:-1], (
+        "a special token inside a text is encoded as ordinary text"
+    )
 
 
 def test_tokenizer_files_are_checked(tmp_path, path):
@@ -89,8 +91,8 @@ def test_tokenizer_files_are_checked(tmp_path, path):
             TokenizerFile(**{"path": str(file), "vocabulary": 400} | settings).load()
 
 
-def of_family(family):
-    """Return a tokenizer of a family that has only the letters of `the cat sat`."""
+def tokenizer_of_family(family):
+    """Return a tokenizer of a family, with the token `the`, the letters `thecasd` and, in some families, bytes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     letters = sorted(set("▁thecasd"))
@@ -124,7 +126,7 @@ def of_family(family):
     ],
 )
 def test_characters_without_a_token_are_counted(family, lost, tmp_path):
-    of_family(family).save(str(tmp_path / "t.json"))
+    tokenizer_of_family(family).save(str(tmp_path / "t.json"))
     encoder = Encoder(tmp_path / "t.json", 0, "t.json")
     assert encoder(["the the\n" if family in ("words", "pieces") else "the the", "the ддд", "the tд the"])[1] == lost
     assert not encoder.notes("train", 0, 10)
@@ -135,7 +137,7 @@ def test_characters_without_a_token_are_counted(family, lost, tmp_path):
         encoder.notes("test", 11, 20)
 
 
-def test_a_tokenizer_without_its_unknown_token_is_named(tmp_path):
+def test_a_tokenizer_without_its_unknown_token_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
 
     unknown = {"unk_token": "[UNK]"}

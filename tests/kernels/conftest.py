@@ -1,4 +1,4 @@
-"""Triton without a GPU: its interpreter runs kernels on the CPU, and its compiler builds them for any target."""
+"""Triton without a GPU: the interpreter runs kernels on the CPU, and the compiler builds them for any target."""
 
 import os
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ from fixtures.own_process import own_process
 
 @pytest.fixture(scope="session")
 def triton():
-    """Return Triton; without Triton skip the test, or fail it if FORMERLAB_CI=1."""
+    """Return Triton. Without Triton, skip the test, or fail it if FORMERLAB_CI=1."""
     if find_spec("triton") is None:
         reason = "triton is not installed; `make test` installs it on Linux"
         pytest.fail(reason) if os.environ.get("FORMERLAB_CI") == "1" else pytest.skip(reason)
@@ -21,5 +21,5 @@ def triton():
 @pytest.fixture(scope="session")
 def interpreted(triton):
     """Return a function that calls a test function in a process with TRITON_INTERPRET=1."""
-    with own_process(TRITON_INTERPRET="1") as call:  # Triton reads it when a kernel is defined
+    with own_process(TRITON_INTERPRET="1") as call:  # Triton reads the variable when a kernel is defined
         yield call

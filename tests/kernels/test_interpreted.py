@@ -89,7 +89,7 @@ def check_reductions(heads, queries):
 
     reductions, reduce = [], interpreter.ReduceOps.apply_impl
     inputs = prompt(Decay(), 4, [queries], heads, 1, 16)
-    inputs.q.mul_(0.1)  # no logit is far above the others
+    inputs.q.mul_(0.1)  # all logits are close to each other
     with pytest.MonkeyPatch.context() as patch:
         record = lambda self, tensor: reductions.append(1) or reduce(self, tensor)  # noqa: E731
         patch.setattr(interpreter.ReduceOps, "apply_impl", record)
@@ -130,7 +130,7 @@ def test_nan_attention_respects_the_budget(interpreted):
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor that claims to be on a GPU."""
+    """A tensor that reports a GPU as its device."""
 
     is_cuda = True
 
@@ -142,7 +142,9 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     inputs = prompt(Decay(), 0.4, [40], 2, 2, 16)
     on_gpu = replace(inputs, q=inputs.q.as_subclass(GpuTensor))
     assert engines.choose_engine(Decay(), on_gpu) is triton_engine.run
-    assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch, "its score is not a sum of attention"
+    assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch, (
+        "the score of this policy is not a sum of attention"
+    )
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     kernels.triton_usable.cache_clear()
     assert engines.choose_engine(Decay(), on_gpu) is engines.run_in_torch

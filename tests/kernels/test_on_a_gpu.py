@@ -1,4 +1,4 @@
-"""The kernels match the torch engine and the formulas on a GPU; skipped without a GPU."""
+"""The kernels match the torch engine and the formulas on a GPU. Without a GPU the tests are skipped."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_pattention_matches_the_formula(dtype, tokens):
 @pytest.mark.parametrize("policy", [*POLICIES, Decay()], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pruned_attention_nearly_always_matches_the_torch_engine(triton, policy, dtype):
-    """Another order of sums may swap two keys with nearly equal scores; an error would swap many keys."""
+    """Another order of sums may swap two keys with nearly equal scores. An error in the kernel would swap many keys."""
     lengths = [500, 311, 64]
     inputs = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
     on_gpu = replace(inputs, q=inputs.q.cuda(), k=inputs.k.cuda(), v=inputs.v.cuda())

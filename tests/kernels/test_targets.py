@@ -22,7 +22,7 @@ TYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 class Driver:
-    """Stand-in for the driver of a GPU."""
+    """A fake GPU driver."""
 
     def __init__(self, capability):
         from triton.backends.compiler import GPUTarget
@@ -75,13 +75,14 @@ def spilled(ptx, capability):
     """Return the bytes of spilled registers of a kernel, from NVIDIA's assembler."""
     from triton import knobs
 
-    blackwell = getattr(knobs.nvidia, "ptxas_blackwell", knobs.nvidia.ptxas)  # two in Triton 3.6 and later
+    # Triton 3.6 and later have a separate ptxas for Blackwell
+    blackwell = getattr(knobs.nvidia, "ptxas_blackwell", knobs.nvidia.ptxas)
     tool = knobs.nvidia.ptxas if capability < 100 else blackwell
     name = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     command = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
     output = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
     threads = int(re.search(r"^\.reqntid (\d+)", ptx, re.MULTILINE)[1])
-    assert threads * int(re.search(r"Used (\d+) registers", output)[1]) <= 2**16, "the kernel cannot be launched"
+    assert threads * int(re.search(r"Used (\d+) registers", output)[1]) <= 2**16, "a GPU cannot launch the kernel"
     return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", output)))
 
 
@@ -103,7 +104,7 @@ SIZES = SMALL, LARGE, (2, 2, 2048, 128), (8, 1, 4096, 80)
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-def test_pruned_attention(built, capability):
+def test_pruned_attention_compiles_for_all_targets(built, capability):
     cases = [(policy, dtype, *size) for policy, dtype, size in product(POLICIES, TYPES, SIZES)]
     for case in cases if ALL else PRUNED[capability]:
         check(built(capability, pruned_attention, *case), capability, case[1])

@@ -75,8 +75,8 @@ def test_values_and_gradients_match_the_formula(batch, tau):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_saves_half_the_activations_of_an_mlp(dtype):
-    """It saves the normalised products and one number per row; the MLP saves two numbers per hidden unit."""
+def test_lean_pattention_saves_half_the_activations_of_an_mlp(dtype):
+    """Lean Pattention saves the normalised products and one number per row, the MLP two numbers per hidden unit."""
     inputs = random_inputs(16, dtype=dtype)
     assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
     assert 0 < saved_bytes(lean_pattention, inputs) - 16 * TOKENS * dtype.itemsize <= 16 * 4
@@ -123,7 +123,7 @@ assert counter.frame_count == 2
 """
 
 
-def test_it_compiles_to_one_graph_that_saves_as_few_activations():
+def test_lean_pattention_compiles_to_one_graph_with_the_same_saved_activations():
     """The test runs in a new process without shape checks, which torch.compile cannot trace."""
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     run([sys.executable, "-c", COMPILED], env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True)

@@ -45,7 +45,7 @@ def perturbed(spec, seed=0):
     return model
 
 
-PARTS = {
+UNIONS_BY_FIELD = {
     "projection": Projection,
     "feedforward": FeedForward,
     "depth": DepthMixer,
@@ -56,18 +56,18 @@ PARTS = {
 
 def combinations():
     """Return decoders that cover every pair of variants of two fields, chosen greedily."""
-    choices, met = [defaults(union) for union in PARTS.values()], set()
-    for new in range(len(PARTS) * (len(PARTS) - 1) // 2, 0, -1):
+    choices, met = [defaults(union) for union in UNIONS_BY_FIELD.values()], set()
+    for new in range(len(UNIONS_BY_FIELD) * (len(UNIONS_BY_FIELD) - 1) // 2, 0, -1):
         for parts in itertools.product(*choices):
             pairs = set(itertools.combinations(enumerate(parts), 2)) - met
             if len(pairs) >= new:
                 met |= pairs
-                yield tiny(**dict(zip(PARTS, parts, strict=True)))
+                yield tiny(**dict(zip(UNIONS_BY_FIELD, parts, strict=True)))
 
 
 def single_options():
     """Return every option of every field."""
-    for name, union in PARTS.items():
+    for name, union in UNIONS_BY_FIELD.items():
         for part in settings(union):
             yield tiny(**{name: part})
     yield tiny(projection=Pattention(tokens=5), feedforward=Pattention(tokens=7), depth=DepthWeightedAverage(period=2))
@@ -81,7 +81,7 @@ COMBINATIONS = list(dict.fromkeys([*combinations(), *OPTIONS]))
 
 
 def name(spec):
-    parts = "-".join(label(getattr(spec, part)) for part in PARTS)
+    parts = "-".join(label(getattr(spec, part)) for part in UNIONS_BY_FIELD)
     return parts + ("" if spec.tied else "-untied")
 
 
@@ -118,7 +118,9 @@ def test_closed_forms_match_pytorch_counts(spec):
 
 
 @pytest.mark.parametrize(
-    ("field", "part"), [(field, part) for field, union in PARTS.items() for part in settings(union)], ids=label
+    ("field", "part"),
+    [(field, part) for field, union in UNIONS_BY_FIELD.items() for part in settings(union)],
+    ids=label,
 )
 def test_shared_modules_start_with_equal_values(field, part):
     """Comparisons paired by seed: modules that two models share start with equal values."""
@@ -165,7 +167,7 @@ def test_last_and_targets_match_the_full_logits(spec):
 
 
 def test_mixed_outputs_are_inputs_of_the_next_block_and_the_final_norm():
-    """Compares with Y_i from raw X_j by the definition (arXiv:2402.02622, section 3)."""
+    """The reference computes Y_i from the block outputs X_j by the definition (arXiv:2402.02622, section 3)."""
     spec = tiny(layers=4, depth=DepthWeightedAverage(dilation=2, period=2), position=Learned())
     model = perturbed(spec)
     tokens = torch.randint(11, (2, TIME))

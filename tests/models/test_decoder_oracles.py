@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"vocabulary": 23, "layers": 3, "width": 24, "heads": 2, "context": 16}
 
 
-def drawn(spec):
+def randomised_model(spec):
     """Build a model with non-zero values in all parameters, including norms and biases."""
     model = spec.build(0).eval()
     with torch.no_grad():
@@ -24,7 +24,7 @@ def drawn(spec):
 
 def test_gpt2_gives_the_same_logits():
     spec = Decoder(**SIZES, position=Learned(), projection=Linear(bias=True), feedforward=Mlp(bias=True))
-    model = drawn(spec).double()
+    model = randomised_model(spec).double()
     config = transformers.GPT2Config(
         vocab_size=23, n_positions=16, n_embd=24, n_layer=3, n_head=2, activation_function="gelu"
     )
@@ -61,14 +61,14 @@ def norm_names(norm, place):
 
 
 QWEN = {"heads": 4, "key_heads": 2, "query_key_norm": RMSNorm(eps=1e-5)}
-"""Grouped heads of keys and values, and normalised queries and keys."""
+"""Cases with grouped keys and values, and with normalised queries and keys."""
 
 
 def test_qwen_gives_the_same_logits():
     """tests/huggingface/test_model_folders.py has LLaMA and GPT-NeoX."""
     swiglu = Mlp(activation="swiglu")
     spec = Decoder(**SIZES | QWEN, position=Rotary(), norm=RMSNorm(), final_norm=RMSNorm(), feedforward=swiglu)
-    model = drawn(spec)
+    model = randomised_model(spec)
     config = transformers.Qwen3Config(
         vocab_size=23,
         hidden_size=24,

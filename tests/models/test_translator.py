@@ -31,7 +31,7 @@ def small(**changes):
 
 
 def sentences(seed=0, source=(7, 4), target=(5, 6)):
-    """Return sources with padding, the mask of real tokens, and targets."""
+    """Return sources with padding, the mask that is False at padding, and targets."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, 40, (2, max(source)), generator=generator)
     real = torch.arange(max(source)) < torch.tensor(source)[:, None]
@@ -46,7 +46,8 @@ def test_closed_forms_match_the_built_model(changes):
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         tokens = torch.ones(1, 7, dtype=torch.long)
         model.to("meta").eval()(tokens, tokens.bool(), torch.ones(1, 5, dtype=torch.long))
-    if "Pattention" not in repr(model):  # its operator is counted in its tests
+    # FlopCounterMode cannot count the operator of Pattention; tests/layers counts it
+    if "Pattention" not in repr(model):
         assert counter.get_total_flops() == spec.flops(7, 5)
 
 
@@ -63,7 +64,7 @@ def as_torch(model, spec):
         batch_first=True,
         norm_first=spec.order == "pre",
     ).eval()
-    if spec.order == "post":  # the paper has no norm after the last sub-layer's norm
+    if spec.order == "post":  # the model of the paper has no norm after the norm of the last sub-layer
         reference.encoder.norm = reference.decoder.norm = None
     for ours, layer in zip(model.encoder, reference.encoder.layers, strict=True):
         copy_attention(ours.attention, layer.self_attn)

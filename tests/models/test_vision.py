@@ -23,8 +23,8 @@ def images(count=2, side=16, channels=3):
     return torch.randn(count, channels, side, side)
 
 
-def drawn(model):
-    """Give every parameter non-zero values, including class token and norms."""
+def randomised_model(model):
+    """Set every parameter to non-zero values, including class token and norms."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -58,7 +58,7 @@ def test_timm_gives_the_same_logits_and_features(pool):
         image=64, classes=7, layers=3, width=192, heads=3, pool="token" if pool == "token" else "average"
     )
     model = spec.build().eval()
-    model.load_state_dict(from_timm(drawn(oracle).state_dict(), spec))
+    model.load_state_dict(from_timm(randomised_model(oracle).state_dict(), spec))
     x = images(side=64)
     with torch.no_grad():
         torch.testing.assert_close(model(x), oracle(x))

@@ -61,7 +61,7 @@ def same(first, second):
 def test_a_batch_depends_only_on_seed_and_step(task, digits):
     first, second = task.load(digits, "train"), task.load(digits, "train")
     for step in (0, 1):
-        task.step_batches(second, 0, step)  # earlier steps
+        task.step_batches(second, 0, step)  # earlier steps have no effect on later batches
     random.seed(5), np.random.seed(6), torch.manual_seed(7)  # noqa: NPY002
     late = task.step_batches(second, 3, 2)[0]
     assert same(task.step_batches(first, 3, 2)[0], late)
@@ -81,7 +81,7 @@ def test_worker_processes_make_the_same_batches(digits):
         torch.set_num_threads(threads)
     assert (alone.workers, shared.workers) == (0, 2)
     indices = [np.array([1, 2, 6, 3]), np.arange(4, 8)]
-    for draw, position in ((5, 40), (6, 48)):  # continued from a checkpoint
+    for draw, position in ((5, 40), (6, 48)):  # resumed from a checkpoint
         pairs = zip(*(data.batches_of(1, draw, position, indices, None) for data in (alone, shared)), strict=True)
         assert all(same(*pair) for pair in pairs)
 
@@ -119,7 +119,10 @@ def test_zero_bits_give_a_black_image():
 
 
 def test_augmented_images_equal_timm_bit_for_bit(digits):
-    """The images equal timm's transform and mixing of the step; mixed images are in the same micro-batch."""
+    """Images equal the output of timm's transform and Mixup for the step.
+
+    Two images that are mixed are in one micro-batch.
+    """
     from timm.data.mixup import Mixup
 
     task = TASKS[2].model_copy(update={"accumulate": 2, "augmentation": TIMM.model_copy(update={"erase": 0.9})})
@@ -162,8 +165,9 @@ def test_a_run_continues_at_the_end_of_its_ancestors(task, digits):
 
 @pytest.mark.parametrize("batch", [8, 16])
 def test_no_random_augmentation_repeats_in_a_chain(batch, digits, monkeypatch):
-    """Random draws do not repeat for any batch size, even if a stage takes fewer steps to a position than its
-    ancestors.
+    """Random numbers of a stage never repeat those of its ancestors.
+
+    This holds even if the stage has a larger batch and so reaches a position in fewer steps.
     """
     drawn = []
     monkeypatch.setattr("formerlab.data.images.batches.shifted", lambda *key: drawn.append(key[-1]) or key[0])

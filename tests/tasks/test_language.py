@@ -18,7 +18,7 @@ from formerlab.tasks.window_losses import window_documents, window_losses
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
 TASK = LanguageModeling(context=6, batch=4, valid_windows=5)
-STREAM = np.arange(40, dtype=np.uint16)  # every token is its own position
+STREAM = np.arange(40, dtype=np.uint16)  # every token is its own position in the stream
 
 
 @settings(max_examples=20)
@@ -77,7 +77,7 @@ def test_a_window_belongs_to_the_document_of_its_middle_prediction(lengths, cont
 
 
 def test_the_interface_of_tasks_gives_windows_of_the_stream(tmp_path, monkeypatch):
-    """The general methods of the task give windows of a stream."""
+    """The methods that all tasks share return windows of the stream."""
     model, spec = MODEL.build(1), MODEL
     halves = TASK.model_copy(update={"accumulate": 2})
     batch = TASK.train_batch(STREAM, 3, 5)

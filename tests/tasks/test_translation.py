@@ -1,4 +1,4 @@
-"""Translation: deterministic batches, each pair once per epoch, losses by definition, averages of snapshots."""
+"""Translation: deterministic batches, every pair once per epoch, losses by definition, averages of snapshots."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ TASK = Translation(tokens=40, valid_pairs=7)
 
 
 def stream(pairs=60, seed=0):
-    """Return pairs of 1 to 12 and 1 to 12 tokens; token 0 ends a sentence."""
+    """Return sentence pairs with 1 to 12 tokens on each side; token 0 ends a sentence."""
     random = np.random.default_rng(seed)
     sentences = [[*random.integers(1, 30, random.integers(1, 13)), 0] for _ in range(2 * pairs)]
     return PairStream(np.concatenate(sentences).astype(np.uint16), 0)
@@ -76,8 +76,8 @@ def test_a_run_continues_at_the_end_of_its_ancestors():
 
 
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
-def test_a_run_with_another_batch_size_starts_with_the_next_epoch(epochs, more, begins):
-    """Another batch size groups pairs differently, so the rest of an epoch is not defined."""
+def test_a_run_with_another_batch_size_starts_a_new_epoch(epochs, more, begins):
+    """Another batch size groups pairs differently, so the remaining part of an epoch is not defined."""
     start, larger = TASK.position_after(DATA, START, epochs * len(DATA.batches(40)) + more), Translation(tokens=70)
     size = len(DATA.batches(70))
     assert size != len(DATA.batches(40))

@@ -24,7 +24,7 @@ def picture(number, size=(12, 10), blue=7):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two classes, each with six training images and three held-out images."""
+    """A folder with two classes, each with six training images and three held-out images."""
     for split, count, blue in (("train", 6, 7), ("val", 3, 99)):
         for label, name in enumerate(("cat", "dog")):
             folder = tmp_path / split / name / "deep"
@@ -126,7 +126,7 @@ def test_transparent_pixels_become_white():
 
 @pytest.mark.parametrize("damage", [lambda content: content[:40], lambda content: b"no image at all"])
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
-def test_a_damaged_image_is_named_and_files_are_removed(damage, storage, folders, tmp_path):
+def test_a_damaged_image_is_refused_and_files_are_removed(damage, storage, folders, tmp_path):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
     bad.write_bytes(damage(bad.read_bytes()))
     with pytest.raises(UserError, match=f"^data: pictures: {bad}: .*; repair or remove it$"):
@@ -154,8 +154,9 @@ def test_inconsistent_settings_are_refused(folders, tmp_path, change, wrong, mes
 
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
 def test_a_training_image_equal_to_a_held_out_image_is_dropped(storage, folders, tmp_path, capsys):
-    picture(7, blue=99).save(tmp_path / "train" / "dog" / "deep" / "held out.bmp")  # the same pixels in another file
-    picture(8, blue=99).save(tmp_path / "train" / "cat" / "deep" / "wrong.png")  # even if its class differs
+    picture(7, blue=99).save(tmp_path / "train" / "dog" / "deep" / "held out.bmp")  # a file with the same pixels
+    # the image is dropped even if its class differs
+    picture(8, blue=99).save(tmp_path / "train" / "cat" / "deep" / "wrong.png")
     picture(7, blue=98).save(tmp_path / "train" / "dog" / "deep" / "other.png")
     sets = prepared(settings(folders, storage=storage), tmp_path / "out")
     assert len(sets["test"]) == 6
@@ -191,7 +192,7 @@ def test_prepared_images_are_not_prepared_again(folders, tmp_path, capsys):
     assert len(load_images(out, "train")) + len(load_images(out, "valid")) == 13
 
 
-def test_a_truncated_file_is_named(folders, tmp_path):
+def test_a_truncated_file_is_refused(folders, tmp_path):
     prepared(settings(folders), tmp_path / "out")
     path = tmp_path / "out" / "train.bin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -232,7 +233,7 @@ def check_rows(sets):
         ({"what": float("nan")}, "image 3 has label nan"),
     ],
 )
-def test_parquet_is_read_and_a_missing_image_or_label_is_named(tmp_path, row, message):
+def test_parquet_is_read_and_a_missing_image_or_label_is_refused(tmp_path, row, message):
     rows = [{"picture": {"bytes": encoded(n), "path": None}, "what": float(n // 6)} for n in range(12)]
     rows[3] |= row
     (tmp_path / "[v2]").mkdir()
