@@ -65,8 +65,10 @@ class Oracle:
 
     @staticmethod
     def cascade(layers: list[list[list[list[float]]]], *, budget: list[int]) -> list[list[set[int]]]:
-        """Return the keys that each query sees under SpAtten, per layer; logits [layer][head][q][k], a budget per
-        layer."""
+        """Return the keys that each query sees under SpAtten, per layer.
+
+        `layers` are logits [layer][head][query][key]; `budget` has one number per layer.
+        """
         time = len(layers[0][0])
         alive, total = set(range(time)), dict.fromkeys(range(time), 0.0)
         result = []

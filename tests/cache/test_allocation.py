@@ -33,7 +33,7 @@ from formerlab.evaluation.pruning.windows import policy_name
 from tests.cache.conftest import softmax
 
 
-def adaptive_account(logits, groups, alpha, budget, safe, sink, recent):
+def adaptive_reference(logits, groups, alpha, budget, safe, sink, recent):
     """Return the keys that each query of each key-value head sees; logits [head][query][key] of one sequence."""
     key_heads = len(logits) // groups
     scores, visible_keys = [{} for _ in range(key_heads)], [[] for _ in range(key_heads)]
@@ -66,11 +66,13 @@ def test_adaptive_eviction_matches_the_reference(safeguard, safe, sink, recent, 
     logits = torch.randn(1, 6, 30, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     logits *= torch.tensor([0.3, 0.3, 2, 2, 5, 5])[:, None, None]  # heads with attention of different entropy
     _, visible = simulate(policy, logits, 8, groups=2)
-    expected = adaptive_account(logits[0].tolist(), 2, 0.5, 8, safe, sink, last)
+    expected = adaptive_reference(logits[0].tolist(), 2, 0.5, 8, safe, sink, last)
     assert [[set(row.nonzero().flatten().tolist()) for row in head] for head in visible[0, ::2]] == expected
     assert visible[0, ::2, -1].sum() == 3 * 9
     per_head = visible[0, ::2, -1].sum(-1)
-    assert (len(set(per_head.tolist())) > 1) == (safeguard < 1), "heads must differ, or this test shows nothing"
+    assert (len(set(per_head.tolist())) > 1) == (safeguard < 1), (
+        "heads must retain different numbers of keys, otherwise the test is vacuous"
+    )
 
 
 @pytest.mark.parametrize("scoring", [H2O(), KeyDiff(), Knorm(), Random(sink=2)], ids=repr)
@@ -167,7 +169,9 @@ def test_a_pyramid_evicts_as_simulated_in_each_layer(scoring):
     assert (feed(model, tokens, cache) - expected).abs().max() < 1e-10
     assert [cache.kept(layer).shape[-1] for layer in (0, 1)] == [9, 3]
     assert [masks[layer][0, 0, -1].sum().item() for layer in (0, 1)] == [10, 4]
-    assert masks[1][0, 0, -1, cache.kept(1)[0, 0]].sum() >= 2, "of the keys before the last eviction"
+    assert masks[1][0, 0, -1, cache.kept(1)[0, 0]].sum() >= 2, (
+        "at least two keys that the query sees stay after the last eviction"
+    )
 
 
 @pytest.mark.parametrize("make", [PrunedCache, CompressedCache])

@@ -141,8 +141,10 @@ def test_eviction_matches_simulation(policy, model, tokens):
         assert (real - expected).abs().max() < 1e-10
         assert cache.length == TIME
         if not isinstance(policy, Full):
-            everything = model(tokens, attend=Simulation(Full(), 1.0))
-            assert (real - everything).abs().max() > 1e-6, "the budget must bind, or this test shows nothing"
+            unpruned_logits = model(tokens, attend=Simulation(Full(), 1.0))
+            assert (real - unpruned_logits).abs().max() > 1e-6, (
+                "the budget must be smaller than the text, otherwise the test is vacuous"
+            )
 
 
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
@@ -186,11 +188,11 @@ REORDERED = {repr(policy): functools.partial(PrunedCache, policy, 5) for policy 
 REORDERED |= {"everything": KVCache, "compressed": lambda: CompressedCache(SnapKV(), 5)}
 
 
-@pytest.mark.parametrize("worthwhile", [0, math.inf], ids=["compiled", "torch"])
+@pytest.mark.parametrize("compile_threshold", [0, math.inf], ids=["compiled", "torch"])
 @pytest.mark.parametrize("make", REORDERED.values(), ids=REORDERED)
-def test_reordered_sequences_continue_correctly(make, worthwhile, monkeypatch):
-    """As in beam search: a compiled step must not keep references to buffers from before a reordering."""
-    monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", worthwhile)
+def test_reordered_sequences_continue_correctly(make, compile_threshold, monkeypatch):
+    """As in beam search. A compiled step must not keep references to buffers from before the reordering."""
+    monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", compile_threshold)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
     rows, reordered, reference = torch.tensor([2, 0, 2]), make(), make()
@@ -293,7 +295,8 @@ def test_realised_budget_is_the_retained_fraction(policy, tokens):
     simulation = Simulation(policy, 0.4, [TIME, 11])
     model(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME, 4 / 11])
-    for budget in (1.0, TIME, TIME - 1):  # with one key less than tokens, the last query sees all keys and evicts one
+    # with a budget of one key fewer than tokens, the last query still sees every key and then evicts one
+    for budget in (1.0, TIME, TIME - 1):
         simulation = Simulation(policy, budget)
         model(tokens, attend=simulation)
         assert simulation.realised_budget.tolist() == pytest.approx(

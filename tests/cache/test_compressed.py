@@ -44,7 +44,7 @@ def linear(policy):
     return policy.is_online and coefficients(policy) is not None
 
 
-ONE_SHOT = [
+ONE_SHOT_CASES = [
     Chunks(policy=SnapKV(window=4), size=3),
     SnapKV(window=4, kernel=3),
     ExpectedAttention(sink=2),
@@ -52,7 +52,7 @@ ONE_SHOT = [
 ]
 COMPRESSING = [
     *[policy for policy in VARIANTS if isinstance(policy, OneShot) or linear(policy)],
-    *ONE_SHOT,
+    *ONE_SHOT_CASES,
 ]
 
 
@@ -69,7 +69,7 @@ def chosen(policy, budget, q, k, v, position=None):
 
 
 def attention(q, k):
-    """Return the unpruned attention, one query head at a time."""
+    """Return the attention of the full cache, one query head at a time."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     return (q @ keys.transpose(-1, -2) / math.sqrt(q.shape[3])).masked_fill(~mask, -torch.inf).softmax(-1)
@@ -107,7 +107,7 @@ def test_scores_match_the_worked_example(alpha, expected, vectors, hand_logits):
     assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
 
 
-def test_keys_that_step_by_step_policies_retain_of_a_prompt():
+def test_step_by_step_policies_compress_a_prompt_to_their_best_keys():
     q, k, v = tensors(time=300)
     sums = attention(q, k).sum(2).unflatten(1, (2, 2)).sum(2)
     sums[..., 270:] = torch.inf  # the recent half of the budget
@@ -155,17 +155,19 @@ def test_queries_are_unrotated(spec):
     position = spec.build(context=200, width=16, d_head=8)
     q = torch.randn(2, 3, 150, 8, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(unrotated(position.rotate(q, 0), position), q, atol=1e-5)
-    turn = rotations(position, 7, 2, q)
-    assert torch.allclose(q[:, :, :1] @ turn[1], position.rotate(q[:, :, :1], 8), atol=1e-6)
-    assert len(rotations(position, 150, 512, q)) == 50, "no more positions than the model has"
+    rotation_matrices = rotations(position, 7, 2, q)
+    assert torch.allclose(q[:, :, :1] @ rotation_matrices[1], position.rotate(q[:, :, :1], 8), atol=1e-6)
+    assert len(rotations(position, 150, 512, q)) == 50, "the model has no more positions"
     assert len(rotations(position, 200, 512, q)) == 1
 
 
-ONCE = [policy for policy in VARIANTS if isinstance(policy, OneShot)]
+ONE_SHOT_DEFAULTS = [policy for policy in VARIANTS if isinstance(policy, OneShot)]
 
 
 @pytest.mark.parametrize(
-    "policy", [*ONCE, Chunks(policy=H2O()), HeadAdaptive(policy=SnapKV()), Pyramid(policy=SnapKV(), layers=2)], ids=repr
+    "policy",
+    [*ONE_SHOT_DEFAULTS, Chunks(policy=H2O()), HeadAdaptive(policy=SnapKV()), Pyramid(policy=SnapKV(), layers=2)],
+    ids=repr,
 )
 def test_one_shot_policies_refuse_single_steps(policy):
     message = rf"{type(policy).__name__}.*compresses only once, after the prompt.*CompressedCache"
@@ -191,14 +193,14 @@ def test_one_key_of_the_shortest_prompt_is_retained(policy):
         ] * 2
 
 
-@pytest.mark.parametrize("policy", ONE_SHOT, ids=repr)
+@pytest.mark.parametrize("policy", ONE_SHOT_CASES, ids=repr)
 def test_half_precision_selects_the_keys_of_float32(policy):
     q, k, v = (x.half() for x in tensors(time=300))
-    q = 200 * q  # their squares exceed the largest number
+    q = 200 * q  # the squares overflow in float16
     assert chosen(policy, 60, q, k, v) == chosen(policy, 60, q.float(), k.float(), v.float())
 
 
-def test_missing_inputs_are_named():
+def test_missing_inputs_are_refused():
     q, k, v = tensors()
     with pytest.raises(UserError, match=r"ExpectedAttention.*pass position=model\.position"):
         CompressedCache(ExpectedAttention(), 4)(0, q, k, v)

@@ -65,7 +65,7 @@ def prompt(policy, budget, lengths, q, k, v):
     return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths)
 
 
-def same(left, right, lengths, exact=1e-12):
+def assert_engines_agree(left, right, lengths, exact=1e-12):
     """Compare two engines on the tokens of every sequence, without padding."""
     for row, length in enumerate(lengths):
         assert torch.allclose(left.out[row, :, :length], right.out[row, :, :length], atol=exact)
@@ -83,12 +83,14 @@ def test_the_numba_engine_matches_torch(policy, numba_engine):
         q, k, v = tensors(3, 4, key_heads, time, d_head)
         for budget in (0.4, 3, 0.9):
             prompt_inputs = prompt(policy, budget, lengths, q, k, v)
-            same(numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), lengths)
+            assert_engines_agree(
+                numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), lengths
+            )
 
 
 @pytest.mark.parametrize("engine", ["torch", "numba"])
 def test_engines_match_the_masks(engine, numba_engine):
-    """With an observer a simulation uses masks."""
+    """A simulation with an observer uses masks instead of an engine."""
     run = engines.run_in_torch if engine == "torch" else numba_engine.run
     q, k, v = tensors(2, 4, 2, 45, 8)
     for policy in [*POLICIES, *([KeyDiff()] if engine == "torch" else [])]:
@@ -102,7 +104,7 @@ def test_ties_evict_the_older_key_in_every_engine(numba_engine):
     k = torch.zeros(1, 2, 40, 16)
     for run in (engines.run_in_torch, numba_engine.run):
         last_query = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last_query
-        assert last_query[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
+        assert last_query[0, 0].tolist() == [*range(6, 40), *[40] * 6], "the retained keys are those of a window"
 
 
 def test_results_do_not_depend_on_threads(numba_engine):
@@ -128,10 +130,10 @@ def test_threads_and_chunks_divide_the_sequences_in_torch(policy, monkeypatch):
     prompt_inputs = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
     alone = engines.run_in_torch(policy, prompt_inputs)
     monkeypatch.setattr(engines, "MAX_LOGITS", 1)
-    same(alone, engines.run_in_torch(policy, prompt_inputs), lengths)
+    assert_engines_agree(alone, engines.run_in_torch(policy, prompt_inputs), lengths)
     torch.set_num_threads(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        same(alone, engines.run_in_torch(policy, prompt_inputs), lengths)
+        assert_engines_agree(alone, engines.run_in_torch(policy, prompt_inputs), lengths)
 
 
 @pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, engines.MAX_LOGITS)])
@@ -200,7 +202,10 @@ UNCOMPILED_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
 
 @pytest.mark.parametrize("policy", UNCOMPILED_RULES, ids=repr)
 def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monkeypatch):
-    """In simulation and step by step; an inherited `linear` does not describe an overridden rule."""
+    """Policies that override a rule run in torch, in simulation and in step-by-step decoding.
+
+    The inherited `linear` does not describe the overridden rule.
+    """
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
     prompt_inputs = prompt(policy, 30, [90, 90], q, k, v)
     monkeypatch.setattr(engines, "NUMBA_THRESHOLD", 0)
@@ -235,7 +240,7 @@ def test_only_large_inputs_use_numba(numba_engine, monkeypatch):
     monkeypatch.setattr(engines, "NUMBA_THRESHOLD", 2 * 4 * 40 * 16)
     assert engines.choose_engine(Decay(), prompt_inputs) is numba_engine.run
     assert engines.choose_engine(KeyDiff(), prompt_inputs) is engines.run_in_torch, (
-        "it decides by more than a sum of attention"
+        "the score of KeyDiff is not a sum of attention"
     )
     half = [x.bfloat16() for x in (q, k, v)]
     assert engines.choose_engine(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is engines.run_in_torch

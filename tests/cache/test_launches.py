@@ -1,4 +1,4 @@
-"""Number of operations of a decoded token; a GPU launches a kernel for each, which limits decoding speed."""
+"""Number of operations per decoded token. A GPU launches one kernel per operation, which limits the decoding speed."""
 
 import torch
 from estimates import launches
@@ -8,7 +8,7 @@ from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers import DepthWeightedAverage
 from formerlab.layers.depth.attention_residuals import AttentionResiduals, stacked_attention
 
-LAYERS, LONG = 12, 48
+LAYERS, DEEP_LAYERS = 12, 48
 
 
 def test_decoding_a_token_needs_few_launches():
@@ -19,8 +19,8 @@ def test_decoding_a_token_needs_few_launches():
 
 def test_an_average_over_depth_needs_two_launches():
     """Adding streams one by one took 1273 launches in 48 blocks."""
-    mixing = launches(KVCache(), LONG, depth=DepthWeightedAverage()) - launches(KVCache(), LONG)
-    assert mixing <= 2 * LONG + 2
+    mixing = launches(KVCache(), DEEP_LAYERS, depth=DepthWeightedAverage()) - launches(KVCache(), DEEP_LAYERS)
+    assert mixing <= 2 * DEEP_LAYERS + 2
 
 
 def test_attention_over_depth_needs_few_launches_and_is_equal():

@@ -18,14 +18,15 @@ def test_early_share_without_pruning_is_uniform():
 
 def test_early_share_counts_straddling_positions_fractionally():
     visible = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
-    visible[0, 0, 3, [1, 2, 3]] = True  # 40 % of the 3 earlier positions are 1.2: position 1 counts 0.2
-    visible[0, 0, 2, 2] = True  # retains no earlier key: not counted
-    visible[0, 0, 1, [0, 1]] = True  # first half: not counted
+    # the first 40 % of 3 earlier positions are 1.2 positions, so position 1 has weight 0.2
+    visible[0, 0, 3, [1, 2, 3]] = True
+    visible[0, 0, 2, 2] = True  # the query retains no earlier key, so it is not counted
+    visible[0, 0, 1, [0, 1]] = True  # queries in the first half are not counted
     assert retention_measures(visible)["early_share"].item() == pytest.approx(0.1)
 
 
 def ideal(full, budget):
-    """Return the ideal attention row by row: the best `budget` past keys and the query's own key."""
+    """Return the ideal attention row by row: the `budget` best earlier keys and the query's own key."""
     rows = torch.zeros_like(full)
     for b, h, q in torch.cartesian_prod(*(torch.arange(size) for size in full.shape[:3])).tolist():
         best = sorted(range(q), key=lambda k: -full[b, h, q, k].item())[:budget]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
-from test_worked_examples import walked
+from test_worked_examples import slot_states
 
 from formerlab.cache import (
     H2O,
@@ -36,7 +36,10 @@ def random_logits(batch=2, heads=4, time=12, seed=0, dtype=torch.float64):
 
 
 def keys_of(logits, groups=1):
-    """Return keys that are functions of the logits, so that permutations and slices of logits apply to them."""
+    """Return keys (batch, key heads, time, 3) computed from the logits.
+
+    Permuting or slicing the logits therefore also permutes or slices the keys.
+    """
     first = logits[:, ::groups, :, 0]
     return torch.stack([first, first.square() - 1, (5 * first).cos()], -1)
 
@@ -46,7 +49,7 @@ def run(policy, logits, budget, groups=1, **inputs):
 
 
 def layers(policy, logits, budget, **inputs):
-    """Run two layers, so that state passes between layers; return the result of the second layer."""
+    """Run two layers, so that state passes between layers, and return the result of the second layer."""
     state = {}
     run(policy, logits.roll(1, 1), budget, state=state, **inputs)
     return run(policy, logits, budget, state=state, **inputs)
@@ -101,7 +104,7 @@ def test_the_budget_is_exact_and_evicted_keys_never_return(policy):
         counts = torch.arange(1, 13).clamp(max=budget + 1)
         assert torch.equal(visible.sum(-1), counts.expand(2, 4, -1))
         before, after = visible[:, :, :-1], visible[:, :, 1:]
-        assert not (after & ~before).tril(0).any(), "a dropped key never reappears"
+        assert not (after & ~before).tril(0).any(), "an evicted key never reappears"
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -154,7 +157,7 @@ def test_official_h2o_matches_the_plain_python_reference(oracle, time, budget, r
 @pytest.mark.parametrize("budgets", [(8, 6, 3, 1), (6, 6, 6, 6), (0.8, 0.5, 0.2, 0.1)])
 def test_spatten_matches_the_plain_python_reference(oracle, budgets):
     state, lengths = {}, [12, 8]
-    # every layer prefers other keys, so that the sum over layers and the last layer alone give different results
+    # every layer prefers other keys, so that the sum over layers and the last layer give different results
     stack = [random_logits(seed=seed) + 3 * random_logits(seed=seed + 9)[:, :, :1] for seed in range(4)]
     results = [
         simulate(SpAtten(), logits, budget, lengths=lengths, state=state)[1]
@@ -228,13 +231,15 @@ def test_a_head_group_retains_one_set_by_its_summed_attention(policy):
     twins = logits[:, ::2].repeat_interleave(2, 1)
     _, grouped = layers(policy, twins, 4, groups=2)
     _, single = layers(policy, logits[:, ::2], 4)
-    assert torch.equal(grouped[:, ::2], single), "twins choose what one of them chooses"
+    assert torch.equal(grouped[:, ::2], single), (
+        "a group of two equal heads retains the keys that one of the heads retains"
+    )
 
 
 def test_scores_of_half_precision_logits_are_summed_in_float32():
     """In bfloat16 a sum would stop growing at 256 times the smallest step."""
     layer = LayerInputs(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
-    _, scores = walked(H2O(), layer)[-1]
+    _, scores = slot_states(H2O(), layer)[-1]
     assert scores.dtype == torch.float32
     assert scores[0, 0, 0].item() == pytest.approx(sum(1 / n for n in range(1, 301)), rel=1e-5)
     logits = random_logits(dtype=torch.bfloat16)
@@ -243,7 +248,7 @@ def test_scores_of_half_precision_logits_are_summed_in_float32():
     assert torch.equal(visible, simulate(Decay(), logits.float(), 4)[1])
 
 
-def test_missing_policy_inputs_are_named():
+def test_missing_policy_inputs_are_refused():
     for policy, message in ((KeyDiff(), "KeyDiff needs keys"), (SpAtten(), "SpAtten needs state")):
         with pytest.raises(ValueError, match=message):
             simulate(policy, random_logits(), 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from test_caches import TIME, Toy, decoder, feed
-from test_engines import prompt, same, tensors
+from test_engines import assert_engines_agree, prompt, tensors
 
 from formerlab.cache import (
     H2O,
@@ -32,12 +32,15 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.spec import variants
 
 EVICTING = [cls for cls in variants(CachePolicy) if issubclass(cls, Eviction) and cls is not Full]
-KEEPING = [cls(protect="prompt") for cls in EVICTING]
+PROTECTING_PROMPT = [cls(protect="prompt") for cls in EVICTING]
 PROMPT = 7
 
 
-def random_account(policy, heads, time, budget, first, last):
-    """Return the keys that each query sees under `Random`, which evicts the lowest draw without protection."""
+def random_reference(policy, heads, time, budget, first, last):
+    """Return the keys that each query sees under `Random`.
+
+    It evicts the unprotected key with the smallest random number.
+    """
     draws = policy.initial_scores(torch.arange(time), heads, None, 0)[0].tolist()
     visible_keys = []
     for draw in draws:
@@ -59,7 +62,7 @@ def random_account(policy, heads, time, budget, first, last):
 def test_protected_random_eviction_matches_the_reference(sink, recent, last):
     policy, logits = Random(sink=sink, recent=recent, seed=3), torch.randn(1, 2, 40, 40)
     _, visible = simulate(policy, logits, 12)
-    expected = random_account(policy, 2, 40, 12, sink, last)
+    expected = random_reference(policy, 2, 40, 12, sink, last)
     assert [[set(row.nonzero().flatten().tolist()) for row in head] for head in visible[0]] == expected
 
 
@@ -82,7 +85,7 @@ def test_a_one_shot_cache_retains_protected_tokens(policy):
     assert all(protected <= set(row) and len(row) == 10 for row in cache.kept(0).flatten(0, 1).tolist())
 
 
-@pytest.mark.parametrize("policy", KEEPING, ids=repr)
+@pytest.mark.parametrize("policy", PROTECTING_PROMPT, ids=repr)
 def test_a_protected_prompt_is_retained_as_simulated(policy):
     model, tokens = Toy(2, rotary=True), torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
     for budget in (PROMPT, PROMPT + 4):
@@ -98,7 +101,8 @@ def test_a_protected_prompt_is_retained_as_simulated(policy):
 @pytest.mark.parametrize(
     ("policy", "budget", "protected"),
     [
-        (H2O(protect="prompt").with_prompt_length(100), 110, (100, 5)),  # half of the budget without the prompt
+        # half of the budget that remains after the prompt: (110 - 100) / 2
+        (H2O(protect="prompt").with_prompt_length(100), 110, (100, 5)),
         (Decay(sink=4, recent=0.25), 16, (4, 4)),
         (Decay(sink=4, recent=1.0), 16, (4, 12)),
         (Decay(sink=4, recent=0.5), 3, (3, 0)),
@@ -114,7 +118,7 @@ def test_engines_agree_on_a_protected_prompt(policy):
     numba_engine = pytest.importorskip("formerlab.cache.numba_engine")
     policy = policy.with_prompt_length(5)
     prompt_inputs = prompt(policy, 9, [37, 24], *tensors(2, 4, 2, 37, 16))
-    same(numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), [37, 24])
+    assert_engines_agree(numba_engine.run(policy, prompt_inputs), engines.run_in_torch(policy, prompt_inputs), [37, 24])
 
 
 def test_reindexed_positions_with_a_protected_prompt():

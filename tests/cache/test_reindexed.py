@@ -1,4 +1,4 @@
-"""Re-indexed keys against the paper's method: keys are cached before rotation and rotated by their index."""
+"""Re-indexed keys match the paper's method: keys are cached before rotation and rotated by their index in the cache."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.models import Decoder
 
 POLICY = StreamingLLM(sink=2, positions="reindexed")
-KEPT = StreamingLLM(sink=2)
+ORIGINAL_POSITIONS = StreamingLLM(sink=2)
 TIME, BUDGET = 25, 6
 
 
@@ -50,7 +50,9 @@ def test_simulation_matches_the_paper():
     q, k, v = plain()
     out = Simulation(POLICY, BUDGET, position=Exact())(0, *rotated(q, k), v)
     assert torch.allclose(out, by_index(q, k, v, BUDGET, sink=2), atol=1e-12)
-    assert (out - Simulation(KEPT, BUDGET)(0, *rotated(q, k), v)).abs().max() > 1e-3, "or this test shows nothing"
+    assert (out - Simulation(ORIGINAL_POSITIONS, BUDGET)(0, *rotated(q, k), v)).abs().max() > 1e-3, (
+        "re-indexing must change the output, otherwise the test is vacuous"
+    )
 
 
 def test_each_sequence_of_a_padded_batch_is_reindexed():
@@ -90,7 +92,7 @@ def test_decoding_matches_the_simulated_logits(position):
     out = torch.cat([model(chunk, attend=cache, start=cache.length) for chunk in tokens.split([5, *[1] * 20], 1)], 1)
     expected = model(tokens, attend=Simulation(POLICY, BUDGET, position=model.position))
     assert (out - expected).abs().max() < 1e-10
-    with_text_positions = model(tokens, attend=Simulation(KEPT, BUDGET))
+    with_text_positions = model(tokens, attend=Simulation(ORIGINAL_POSITIONS, BUDGET))
     assert torch.allclose(out, with_text_positions) == isinstance(position, NoPosition)
 
 

@@ -51,7 +51,7 @@ def test_half_precision_keys_give_the_scores_of_float32(policy, dtype):
 
 
 def check_evictions(policy, worst):
-    """Check that `policy` evicts worst(keys of a head, retained positions) above 5 retained keys."""
+    """Check that `policy` evicts the key worst(keys of a head, retained positions) if more than 5 keys are retained."""
     keys = draw(2, 2, TIME, 3)
     visible_keys = visible_to_queries(policy, draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
     for row in range(2):
@@ -88,7 +88,7 @@ def test_ideal_sees_the_largest_probabilities_of_every_row():
 
 
 class TestRandom:
-    """Priorities that are sampled once per key retain a uniform sample of all keys so far."""
+    """Priorities that are sampled once per key retain a uniform sample of all earlier keys."""
 
     def kept(self, policy, budget=4, time=400, heads=3, layer=0):
         logits = torch.zeros(2, heads, time, time)

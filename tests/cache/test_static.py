@@ -38,7 +38,7 @@ def unchecked_shapes():
 
 
 def decoder(kind):
-    """Return a model whose attention is uneven enough for pruning to matter."""
+    """Return a model whose attention is so uneven that pruning changes its output."""
     spec = Decoder(vocabulary=64, layers=2, width=16, heads=4, context=1024, embedding_std=0.5, **MODELS[kind])
     model = spec.build(seed=1).eval().requires_grad_(False)
     for weights in model.blocks.parameters():
@@ -48,7 +48,7 @@ def decoder(kind):
     return model
 
 
-def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, count=TOKENS):
+def decode_tokens(model, cache, static, temperature=0.0, prepare=lambda step: None, count=TOKENS):
     """Return the tokens of two sequences after a prompt, and their logits."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(64, (2, PROMPT), generator=generator)
@@ -68,8 +68,8 @@ def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, 
 @pytest.mark.parametrize(("kind", "cache"), CASES)
 def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
     model, ordinary, static = decoder(kind), CACHES[cache](), CACHES[cache]()
-    expected, expected_logits = continued(model, ordinary, False, temperature)
-    tokens, logits = continued(model, static, True, temperature)
+    expected, expected_logits = decode_tokens(model, ordinary, False, temperature)
+    tokens, logits = decode_tokens(model, static, True, temperature)
     assert torch.equal(tokens, expected)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=1e-4)
     assert ordinary.length == static.length == PROMPT + TOKENS
@@ -92,7 +92,7 @@ def test_a_full_cache_is_static():
 
 def test_a_cache_can_be_used_after_static_steps():
     model, cache = decoder("transformer"), CACHES["decay"]()
-    list(continued(model, cache, True))
+    list(decode_tokens(model, cache, True))
     other = copy.deepcopy(cache)
     token = torch.tensor([[5], [6]])
     expected = model(token, attend=cache, start=cache.length)[:, -1]
@@ -110,8 +110,8 @@ def test_many_tokens_need_one_graph(kind, cache):
     def compiled(step):
         step.compute = torch.compile(step.compute, backend=counter, fullgraph=True, dynamic=False)
 
-    tokens, _ = continued(decoder(kind), CACHES[cache](), True, prepare=compiled, count=count)
-    expected, _ = continued(decoder(kind), CACHES[cache](), False, count=count)
+    tokens, _ = decode_tokens(decoder(kind), CACHES[cache](), True, prepare=compiled, count=count)
+    expected, _ = decode_tokens(decoder(kind), CACHES[cache](), False, count=count)
     assert torch.equal(tokens, expected)
     assert counter.frame_count == 1
     assert counters["stats"]["unique_graphs"] == 1

@@ -22,23 +22,23 @@ def as_layer(logits, budget, groups=1):
     return LayerInputs(by_group(logits, groups), [budget] * batch, [time] * batch)
 
 
-def walked(policy: Eviction, layer):
+def slot_states(policy: Eviction, layer):
     """Return positions and scores of the slots after every query, before its eviction."""
     states = []
 
-    class Watched(type(policy)):
+    class RecordingPolicy(type(policy)):
         def eviction_priority(self, state, keys, query):
             states.append((state.positions.clone(), state.scores.clone()))
             return super().eviction_priority(state, keys, query)
 
-    Watched(**policy.model_dump()).visible(layer)
+    RecordingPolicy(**policy.model_dump()).visible(layer)
     return states
 
 
 def steps(policy, logits, budget, groups=1, head=0):
-    """Return the keys that each query saw and the scores before its eviction, {position: score} per query."""
+    """Return the keys that each query sees, and the scores before its eviction ({position: score} per query)."""
     states = []
-    for positions, scores in walked(policy, as_layer(logits, budget, groups)):
+    for positions, scores in slot_states(policy, as_layer(logits, budget, groups)):
         filled = positions[0, head] != EMPTY_POSITION
         states.append(dict(zip(positions[0, head][filled].tolist(), scores[0, head][filled].tolist(), strict=True)))
     return states
@@ -131,13 +131,16 @@ def test_fixture_16(name, vectors, fixture_logits):
         assert final == pytest.approx({int(k): s for k, s in expected["final_scores"].items()}, abs=1e-6)
         for head in expected["heads"]:
             assert visible[0, head, 15].nonzero().flatten().tolist() == expected["last_row_attended"]
-        assert gap(states, case["heavy"] + case["recent"], case["recent"]) == pytest.approx(
+        assert smallest_score_gap(states, case["heavy"] + case["recent"], case["recent"]) == pytest.approx(
             expected["min_gap"], abs=1e-6
         )
 
 
-def gap(states, budget, recent):
-    """Return the smallest score difference of the two lowest candidates over all evictions, or 9 without a choice."""
+def smallest_score_gap(states, budget, recent):
+    """Return the smallest difference between the two lowest candidate scores over all evictions.
+
+    Return 9 if no eviction has two candidates.
+    """
     smallest = 9.0
     for q, scores in enumerate(states):
         candidates = sorted(score for k, score in scores.items() if k <= q - recent)

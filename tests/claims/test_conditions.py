@@ -73,15 +73,21 @@ def write_curve(folder, losses, lrs=(1.0,), train=(3.0,), **columns):
 def test_quantities_of_the_validation_curve(root):
     write_curve(make_run(root, "study", "a"), [9, 5, 4, 3, 2.5, 2, 1.9, 1.8, 1.6, 1.4, 1.7], lrs=(0.1, 1.0, 0.01))
     assert value(root, "final_rate_share", "a") == pytest.approx(0.01)
-    assert value(root, "still_falling", "a") == pytest.approx(-0.3), "from step 90 to 100, a tenth of the run"
+    assert value(root, "still_falling", "a") == pytest.approx(-0.3), (
+        "the change from step 90 to step 100, the last tenth of the run"
+    )
     assert value(root, "rise_from_best", "a") == pytest.approx(0.3)
-    assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7), "from step 50 to 100, half of the run"
+    assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7), (
+        "the change from step 50 to step 100, the second half of the run"
+    )
     write_curve(make_run(root, "study", "seldom"), [4.0, 3.0, 2.6])
-    assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), "half of the run lies between"
+    assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), (
+        "the two validations are half of the run apart"
+    )
 
 
 def test_examples_of_masks_are_windows(root):
-    """19 windows are too few for any number of metrics and configurations."""
+    """19 windows are too few, however many metrics and configurations were measured."""
     folder = make_run(root, "study", "a")
     arm = Arm(run="a", policy="h2o", budget=0.2)
     claim = next(claim for claim in read_claims().claims if claim.id == "decay-mask-closer-to-ideal")
@@ -115,7 +121,7 @@ def test_overfit_needs_the_training_loss_without_label_smoothing(root):
     assert line.endswith("of 'arm': not known, because the rows have only the training loss with label smoothing")
     write_curve(root / "study/a/seed0", [4.0, 2.0], train=[1.8], unsmoothed_nats=1.5)
     assert value(root, "overfit", "a") == pytest.approx(0.5)
-    assert not holds(root, "overfit", {"at_least": -9}, arm="text"), "documents of a text are not drawn from one pool"
+    assert not holds(root, "overfit", {"at_least": -9}, arm="text"), "documents of a text are not a random sample"
 
 
 @pytest.mark.parametrize(
@@ -171,12 +177,16 @@ def test_apart_compares_the_largest_and_the_smallest_arm(root):
     epochs = {"a": [{"epochs": 40.0}, {"epochs": 2.34}], "b": [{"epochs": 40.0}, {"epochs": 4.68}]}
     make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000, read=epochs["a"])
     make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000, read=epochs["b"])
-    assert holds(root, "epochs_apart", {"at_most": 1}, one="a", other="b"), "twice as many are allowed"
+    assert holds(root, "epochs_apart", {"at_most": 1}, one="a", other="b"), (
+        "the second arm may have twice as many epochs"
+    )
     assert not holds(root, "epochs_apart", {"at_most": 0.9}, one="a", other="b")
-    assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b"), "with embedding they are near"
+    assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b"), (
+        "the parameter counts with the embedding are close"
+    )
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
-    assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
+    assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "neither arm has rotary positions"
     line = unmet_conditions(*claim_and_runs(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
     assert line == ["blocks of 'a': 4 (needed: at least 24)"]
 

@@ -1,4 +1,4 @@
-"""The FLOPs that models from scratch need for a loss, on known envelopes."""
+"""FLOPs that models trained from scratch need to reach a loss, on envelopes with known values."""
 
 import math
 
@@ -20,11 +20,11 @@ runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1
 
 @given(st.floats(0.02, 0.5), st.floats(1e9, 1e20), st.floats(0.05, 0.95))
 def test_flops_of_a_power_law_are_recovered(exponent, scale, share):
-    """If loss is a power of FLOPs, every loss between the ends needs the FLOPs of the law."""
+    """If the loss is a power of the FLOPs, every loss between the ends needs the FLOPs of the power law."""
     flops = scale * np.array([1.0, 3.0, 10.0, 50.0])
-    asked = scale * 50**share
-    found = flops_at_loss(4 * (asked / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
-    assert found == pytest.approx(asked, rel=1e-9)
+    target_flops = scale * 50**share
+    found = flops_at_loss(4 * (target_flops / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
+    assert found == pytest.approx(target_flops, rel=1e-9)
 
 
 @given(runs)
@@ -33,7 +33,9 @@ def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     places = on_envelope(flops, losses)
     for loss in losses:
         needed = flops_at_loss(loss, flops, losses)
-        assert math.isnan(needed) == (loss > losses[places[0]]), "only a run worse than the cheapest"
+        assert math.isnan(needed) == (loss > losses[places[0]]), (
+            "only a loss above the loss of the cheapest run has no FLOPs"
+        )
         enough = flops[places][losses[places] <= loss]
         assert math.isnan(needed) or needed <= enough.min() * (1 + 1e-9)
 
@@ -52,8 +54,8 @@ def test_envelope_has_the_runs_with_the_lowest_loss_for_their_budget(points):
     assert sorted(on_envelope(flops, losses)) == expected
 
 
-def test_only_the_best_run_of_a_budget_counts():
-    """Slightly cheaper and worse runs would add a nearly vertical segment, here at 14.5 TFLOP."""
+def test_only_the_best_run_of_a_budget_is_used():
+    """Runs that are slightly cheaper and worse would add a nearly vertical segment, here at 14.5 TFLOP."""
     flops, losses = [14.50e12, 14.55e12, 14.65e12, 130e12], [4.73, 4.27, 4.21, 3.88]
     assert list(on_envelope(flops, losses)) == [2, 3]
     assert math.isnan(flops_at_loss(4.5, flops, losses))
@@ -70,7 +72,7 @@ def test_flops_at_loss_ignores_worse_runs_order_and_unit(points, loss, worse, de
 
 
 def test_envelope_variance_matches_finite_differences():
-    """The loss lies half-way (in ln FLOPs) between two runs of one power law."""
+    """The loss is half-way, in ln FLOPs, between two runs of one power law."""
     flops, law = np.array([1e12, 4e12]), lambda cost: 4 * (cost / 1e12) ** -0.1
     by_run = [pd.Series(law(cost) + np.array(noise)) for cost, noise in zip(flops, ([-0.01, 0.01], [0.0]), strict=True)]
     cost, middle = np.array([6e12]), np.array([law(2e12)])
@@ -81,22 +83,25 @@ def test_envelope_variance_matches_finite_differences():
     slopes = (np.array(ends[1]) - np.array(ends[0])) / 2e-5
     spread = 2e-4  # one degree of freedom: two seeds of one run
     assert (found, freedom) == (pytest.approx(spread * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4), 1)
-    assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3), "d ln F / d ln L = 10, shares of a half"
+    assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3), (
+        "d ln F / d ln L = 10, and both runs have weight 1/2"
+    )
     assert envelope_variance(middle, cost, flops, [run[:1] for run in by_run]) is None
 
 
 CLAIM = next(claim for claim in read_claims().claims if claim.id == "tokenformer-growth-saves-cost")
 ATTAINABLE = CLAIM.model_copy(update={"regime": CLAIM.regime[-1:]})
-CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_conditions.py has
+CLAIM = CLAIM.model_copy(update={"regime": ()})  # test_conditions.py tests the conditions
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
 def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0,
               claim=CLAIM, inherited=0.0):  # fmt: skip
-    """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`.
+    """Return the verdict on a chain of models with `flops` in total.
 
-    With `lent` the chain was tested on another text, and on so many tokens a window of the text of the others.
-    The models before the last stage have `inherited` of the `flops`.
+    By default, the chain has the loss of a Transformer with 8e12 FLOPs. If `lent` is given, the chain was tested on
+    another data set, and has rows on the data set of the envelope with `lent` tokens per window. `inherited` is the
+    fraction of `flops` that was spent on the models before the last stage.
     """
     for size, length, cost in LAW:
         if (size, length) in left_out:
@@ -138,12 +143,16 @@ def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
     assert "envelope-2-4" in verdict.runs
     assert evaluated(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
     lent = evaluated(tmp_path / "lent/overnight", lent=10)
-    assert lent.items[0].texts == verdict.items[0].texts, "its loss on their text, not on its own"
+    assert lent.items[0].texts == verdict.items[0].texts, (
+        "the chain is compared by its loss on the data set of the envelope"
+    )
     single = evaluated(tmp_path / "single/overnight", seeds=(0,))
-    assert (single.outcome, single.items[0].seeds) == ("agrees", 3), "one seed of the envelope serves all of the chain"
+    assert (single.outcome, single.items[0].seeds) == ("agrees", 3), (
+        "one seed per run of the envelope is enough for all seeds of the chain"
+    )
 
 
-def test_spread_of_the_envelope_widens_the_interval(tmp_path):
+def test_the_variance_of_the_envelope_widens_the_interval(tmp_path):
     """The chain has the same loss in every seed; the losses of the envelope differ between seeds."""
     verdict = evaluated(tmp_path / "overnight", flops=3e12, spread=0.02)
     cost = verdict.items[0].quantities["cost"]
@@ -151,7 +160,7 @@ def test_spread_of_the_envelope_widens_the_interval(tmp_path):
     found = cost.interval(0.95)
     assert found.mean == pytest.approx(3 / 8, rel=1e-3)
     assert found.high - found.mean > 0.015, (
-        "half of 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1: two runs share the corner"
+        "0.5 x 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1, because the point is between two runs"
     )
 
 

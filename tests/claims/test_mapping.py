@@ -20,7 +20,7 @@ STUDIES = [name for name in study_names(ROOT) if name != "combined"]
 @pytest.mark.parametrize("scale", SCALES)
 def test_studies_map_registered_claims(scale):
     arms = read_arms(ROOT, scale)
-    assert arms.pop("combined") == {}, "no paper claims anything of it"
+    assert arms.pop("combined") == {}, "no registered claim belongs to the combined study"
     assert set(arms) == set(STUDIES)
     registered = {claim.id: claim for claim in read_claims().claims}
     for study, claims in arms.items():
@@ -30,7 +30,7 @@ def test_studies_map_registered_claims(scale):
             assert set(mapped.items) <= set(registered[name].criterion.for_each)
 
 
-NOT_PLANNED = {  # for runs that neither of these scales plans
+NOT_PLANNED = {  # claims whose runs are planned at neither scale
     "tokenformer-growth-beats-continuing",
     "tokenformer-growth-gap-shrinks-with-stage",
     "tokenformer-growth-saves-cost",
@@ -38,14 +38,18 @@ NOT_PLANNED = {  # for runs that neither of these scales plans
     "denseformer-gain-persists-with-training",
 }
 EXCLUDED = NOT_PLANNED | {
-    "decay-h2o-nearly-lossless-long-prompts",  # five-shot prompts: for published models (docs/decay.md)
-    "decay-score-beats-protected-random",  # for a released model
+    "decay-h2o-nearly-lossless-long-prompts",  # five-shot prompts are for published models (docs/decay.md)
+    "decay-score-beats-protected-random",  # claims of a released model
 }
-RIVAL = "tokenformer-growth-beats-width-growth"  # HyperCloning needs whole factors, which paper's sizes are not
+# HyperCloning needs integer factors, and the sizes of scale paper are not multiples of each other
+RIVAL = "tokenformer-growth-beats-width-growth"
 
 
 def planned_claims(scale):
-    """Yield the measured claims whose arms all have a planned run at the scale, in all items (`tested`: in one)."""
+    """Yield the measured claims for which every arm has a planned run at the scale.
+
+    A claim with `combine: tested` needs this in one item, every other claim in all items.
+    """
     sources, mapped, runs = read_sources(ROOT, {"scale": scale, "studies": STUDIES}), read_arms(ROOT, scale), {}
     for study in STUDIES:
         runs[study] = [run.name for resolve in (resolve_study, resolve_released) for run in resolve(study, sources)]

@@ -60,7 +60,10 @@ def test_pooled_variance_is_used_unless_an_f_test_rejects_it():
 
 
 def test_arms_with_unequal_deviations_have_welchs_interval():
-    """Each arm has a separate variance with its degrees of freedom; arms with equal deviations share one."""
+    """Each arm has a separate variance with its own degrees of freedom.
+
+    Arms with equal deviations share one variance.
+    """
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
     own = [within_run_variance([values]) for values in (wide, narrow)]
     a, b = (
@@ -79,7 +82,7 @@ def test_arms_with_unequal_deviations_have_welchs_interval():
         assert found.high - found.mean == pytest.approx(common)
 
 
-def test_within_run_variance_is_about_the_mean_of_each_run():
+def test_the_within_run_variance_uses_the_mean_of_each_run():
     first, second, single = pd.Series([3.0, 3.2]), pd.Series([4.0, 4.0, 4.3]), pd.Series([9.0])
     assert within_run_variance([first, second, single]) == pytest.approx(((0.02 + 0.06) / 3, 3))
     assert within_run_variance([single]) is None
@@ -100,7 +103,9 @@ def test_coefficients_of_one_run_are_summed_before_they_are_squared():
     assert {level.name: c for level, c in excess.terms.items()} == {"sparse": 1, "dense": -0.75, "plain": -0.25}
     half = stats.t(12).ppf(0.975) * math.sqrt(0.01 * (1 + 0.75**2 + 0.25**2) / 3)
     assert excess.interval(0.95).high - excess.interval(0.95).mean == pytest.approx(half)
-    assert plain.interval(0.95).high != pytest.approx(half), "a level is no comparison, so it is not pooled"
+    assert plain.interval(0.95).high != pytest.approx(half), (
+        "the value of a single run is not a comparison, so it has no pooled variance"
+    )
 
 
 @pytest.mark.parametrize(("documents", "counted"), [(19, False), (40, True)])

@@ -25,7 +25,7 @@ VERSION_HASHES = {
     6: "5c4b3474f4007e243cb62b6164ccedb065b51211ad149f342c1af2d3e258728a",
     7: "43277890bf29866721c64bf3c26226866ab4381d552568b0a5f334407712b616",
 }
-"""SHA-256 of claims.yaml by its version. A correction raises the version and says what was known by then."""
+"""SHA-256 of claims.yaml by its version. A correction raises the version and states which results were known then."""
 
 
 def test_the_file_is_unchanged():
@@ -36,11 +36,11 @@ def test_the_file_is_unchanged():
 
 
 ATTAINABLE = ("tokenformer-growth-saves-cost", "decay-score-beats-protected-random")
-"""The claims to which version 7 added a condition."""
+"""Claims that got a condition in version 7."""
 
 
 def test_versions_6_and_7_changed_no_other_criterion():
-    """The hash is of the criteria, limits, scales and published numbers of version 5, without ATTAINABLE."""
+    """The hash covers criteria, limits, scales and published numbers of version 5, except the claims in ATTAINABLE."""
     decisive = [
         [c.id, c.kind, c.headline, c.published, c.criterion.model_dump(), c.scales.judged, sorted(c.arms)]
         + [condition.model_dump() for condition in c.regime]
@@ -51,7 +51,7 @@ def test_versions_6_and_7_changed_no_other_criterion():
     assert digest == "62b79ade3ea6fc2423e792345eb28313486031a8ca26f3cecb474db9c1f552b5"
 
 
-def test_revisions_name_the_versions_that_changed_a_claim():
+def test_revisions_list_the_versions_that_changed_a_claim():
     marks = {claim.id: mark for claim in REGISTRY.claims if (mark := REGISTRY.revisions(claim))}
     statistics = "statistics changed in versions 3, 4"
     assert marks["tokenformer-continued-training-lower"] == f"criterion changed in versions 2, 3; {statistics}"
@@ -66,7 +66,7 @@ def test_revisions_name_the_versions_that_changed_a_claim():
     }
 
 
-def test_constants_in_the_code_are_the_registered_ones():
+def test_constants_in_the_code_are_as_registered():
     extra = REGISTRY.protocol
     assert (extra["confidence"], extra["min_seeds"], extra["bootstrap_resamples"]) == (CONFIDENCE, MIN_SEEDS, RESAMPLES)
     assert extra["min_documents"] == extra["min_examples"] == MIN_UNITS
@@ -76,12 +76,15 @@ def test_constants_in_the_code_are_the_registered_ones():
 
 
 def test_every_quantity_of_a_regime_is_implemented():
-    of_several = {"same_grid", "gain_of_depth"}
+    CONDITIONS_WITH_SEVERAL_ARMS = {"same_grid", "gain_of_depth"}
     for claim in REGISTRY.claims:
         for condition in claim.regime:
             assert ({condition.of} if isinstance(condition.of, str) else set(condition.of)) <= set(claim.arms)
             name = condition.quantity
-            assert {name, name.removesuffix("_apart"), name.removesuffix("_ratio")} & {*QUANTITIES, *of_several}
+            assert {name, name.removesuffix("_apart"), name.removesuffix("_ratio")} & {
+                *QUANTITIES,
+                *CONDITIONS_WITH_SEVERAL_ARMS,
+            }
 
 
 @pytest.mark.parametrize("claim", REGISTRY.claims, ids=lambda claim: claim.id)

@@ -35,7 +35,7 @@ NEWER = {
         "decay-mask-closer-to-ideal": "not_tested -> agrees",
     },
 }
-"""Verdicts of rows that are newer than the lists of versions 3 to 5."""
+"""Verdicts from rows that are newer than the lists of versions 3 to 5."""
 LISTED = {
     scale: {claim: text for change in read_claims().changes for claim, text in change.verdicts.get(scale, {}).items()}
     for scale in ("overnight", "pretrained", "laptop")
@@ -53,7 +53,7 @@ def verdicts(tmp_path_factory):
 
 @pytest.mark.parametrize("scale", LISTED)
 def test_committed_rows_have_the_listed_verdicts(scale):
-    """Claims that are missing in the lists of versions 3 and 4 and in NEWER have no rows or are not tested."""
+    """Claims that are missing in the registered lists and in NEWER have no rows or are not tested."""
     root = ROOT / "results/cached" / scale
     found = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
     now = {verdict.claim.id: verdict for verdict in found}
@@ -85,8 +85,8 @@ def test_every_claim_is_listed_with_headlines_first_and_separate_totals(verdicts
         ("laptop", "decoder", "no verdict: condition not met"),
     ],
 )
-def test_a_verdict_on_one_model_names_the_model(tmp_path, scale, run, expected):
-    """With one seed, the verdict is on this model alone; at scale pretrained it names the released model."""
+def test_a_verdict_on_one_model_states_the_model(tmp_path, scale, run, expected):
+    """With one seed, the verdict is on this model alone. At scale pretrained it states the released model."""
     make_decay(tmp_path / scale, (0,), run)
     items = {
         f"budget_{100 * budget:.0f}_percent": {
@@ -107,7 +107,7 @@ def table_of_the_readme(by_scale):
     return [line for line in table.splitlines() if line]
 
 
-def test_the_findings_of_the_readme_have_the_verdict_and_the_number_of_their_row_in_the_table():
+def test_the_findings_of_the_readme_have_verdict_and_number_of_their_table_row():
     block = readme_findings(verdicts_by_scale(ROOT))
     findings = re.findall(r"^- (\S) \*\*[^(]+ \((.*?)\)\.\*\* (.*)$", block, re.MULTILINE)
     lines = [line for line in README_CLAIMS.values() if line.topic]
@@ -153,7 +153,7 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
 
-def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within_one(verdicts):
+def test_the_table_of_the_readme_is_sorted_by_verdict_with_a_stable_order(verdicts):
     names = list(README_CLAIMS)
     outcomes = {name: README_ORDER[5 - place % 6] for place, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in verdicts]
@@ -163,7 +163,7 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
 
 
 def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition():
-    """In the README, on the page of verdicts and in claims.csv; the README names the condition."""
+    """README, the page of verdicts and claims.csv show the reason. Only README states the condition."""
     by_scale = verdicts_by_scale(ROOT)
     untested = [verdict for verdict in best_verdicts(by_scale) if verdict.outcome == "not_tested"]
     measured = {verdict.claim.id for verdict in untested if any(item.quantities for item in verdict.items)}
@@ -172,7 +172,9 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
     for verdict in untested:
         assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
-        assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), "internal names"
+        assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), (
+            "no internal names"
+        )
     lines = [line for line in table_of_the_readme(by_scale) if "no verdict" in line.split(" | ")[0]]
     assert all(line.startswith(f"| {SIGNS['not_tested']} {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
@@ -182,18 +184,21 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
 def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(verdicts):
     registry = read_claims()
     shown = [claim for claim in registry.claims if claim.id in README_CLAIMS and claim.kind == "measured"]
-    assert all(map(registry.revisions, shown)), "README says so of every claim"
+    assert all(map(registry.revisions, shown)), "README says that the rules of every claim changed"
     former = {claim.id: registry.former_outcome(claim) for claim in shown}
     altered = {name for name, outcome in former.items() if outcome}
     assert former["denseformer-better-at-equal-depth"] == former["tokenformer-growth-beats-continuing"] == "agrees"
     assert former["tokenformer-continued-training-lower"] == "cannot_tell"
-    assert "decay-beats-h2o" not in altered, "undecided became cannot_tell, which is another word alone"
+    assert "decay-beats-h2o" not in altered, "undecided was only renamed to cannot_tell"
     lines = table_of_the_readme({"overnight": verdicts})
     assert sum(" † (before: " in line for line in lines) == len(altered) < len(shown)
 
 
 def test_cards_show_numbers_in_the_unit_of_their_label():
-    """The rows have fractions of questions and logarithms of ratios; the cards points and ratios, as published."""
+    """Rows have fractions of questions and logarithms of ratios.
+
+    Cards show percentage points and ratios, as published.
+    """
     cards = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
     shown = {"decay-beats-h2o": "{:.1f} [{:.1f}, {:.1f}] points", "vision-gelu-over-exp": "{:.2f} [{:.2f}, {:.2f}];"}
     for (name, form), convert in zip(shown.items(), (lambda x: 100 * x, math.exp), strict=True):
@@ -225,5 +230,5 @@ def test_the_generated_block_replaces_only_the_text_between_markers(tmp_path):
 
 
 def test_generated_blocks_are_up_to_date():
-    """If rows, a scale or the evaluation changed: run `make readme`."""
+    """Run `make readme` if rows, a scale or the evaluation changed."""
     assert list(outdated(ROOT)) == []

@@ -1,4 +1,4 @@
-"""The numbers of claims, on rows with known answers."""
+"""The numbers of claims, on rows with known values."""
 
 import pytest
 from fixtures.rows import NOVELS, WINDOWS, make_decay, make_run, model, write, write_csv
@@ -10,7 +10,7 @@ from formerlab.results.read import Results
 
 
 def test_chance_is_zero_for_free_answers(tmp_path):
-    """LAMBADA offers no choices (registry, tokenformer-zeroshot-beats-pythia)."""
+    """LAMBADA has no choices (registry, tokenformer-zeroshot-beats-pythia)."""
     tasks = (("lambada", ""), ("piqa", 2))
     rows = [(task, 1, example, "acc", 1.0, choices) for task, choices in tasks for example in "ab"]
     write(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", rows)

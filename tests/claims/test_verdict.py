@@ -110,8 +110,8 @@ def test_outcomes_of_items_are_combined(items, by_all, by_tested):
     assert combine_outcomes(["holds", "fails"], "all") == "fails"
 
 
-def test_seeds_are_those_of_the_interval():
-    """The short runs have five seeds and the long runs three, so their gaps are compared over three."""
+def test_an_item_counts_the_seeds_of_its_interval():
+    """The short runs have five seeds and the long runs three, so their gaps are compared over three seeds."""
     losses = {"tokenformer_short": [4.3] * 5, "transformer_short": [4.2] * 5}
     losses |= {"tokenformer_long": [4.0, 4.01, 4.0], "transformer_long": [4.1] * 3}
     numbers = {(arm, "loss_nats"): values for arm, values in losses.items()}
@@ -131,14 +131,16 @@ def test_policies_are_compared_over_the_same_examples():
     found = evaluated(claim, examples=policies(worse, better))
     assert found.outcome == "agrees"
     exact = (better - worse).mean()
-    assert found.items[0].texts["effect"].startswith(f"{exact:.4f} ["), "the point estimate, not that of replicates"
+    assert found.items[0].texts["effect"].startswith(f"{exact:.4f} ["), (
+        "shows the point estimate and not the mean of the bootstrap replicates"
+    )
     assert evaluated(claim, examples=policies(better, worse)).outcome == "contradicts"
     assert evaluated(claim, examples=policies(worse, worse)).items[0].texts["effect"] == "0 [0, 0]"
     (item,) = evaluated(claim, examples=policies(worse, better[:, :300])).items
     assert item.reason == "the arms have rows of different examples"
 
 
-def test_p_is_the_error_level_at_which_the_claim_stops_to_hold():
+def test_p_is_the_significance_level_at_which_the_claim_stops_holding():
     """For one sample, the p value of `hi <= limit` is the two-sided p value of the t test."""
     claim = claim_of("tokenformer-growth-equal-total-flops")
     gaps = np.array([-0.03, -0.01, -0.05])
@@ -181,7 +183,7 @@ def test_checks_compute_the_numbers_of_their_criteria(name, outcome):
     assert evaluate(claim, None, {}, "smoke").outcome == "not_tested"
 
 
-def test_table_1_holds_and_the_numbers_of_its_traps_are_computed():
+def test_table_1_holds_and_variants_with_other_constants_are_computed():
     claim = next(claim for claim in REGISTRY.claims if claim.id == "transformer-complexity-table1")
     numbers = CHECKS[claim.id]()
     assert evaluate(claim, None, numbers, "smoke").outcome == "holds"

@@ -35,7 +35,7 @@ def targets(plan):
 
 
 @pytest.fixture(scope="module")
-def result(slurm, tmp_path_factory):
+def finished_checkout(slurm, tmp_path_factory):
     """Run all these jobs and return the checkout. Training jobs request a GPU, which is a fake device file."""
     checkout = Checkout(tmp_path_factory.mktemp("checkout"))
     poll_often(checkout)

@@ -59,9 +59,9 @@ def embedded_data(**changes):
     return TextData.model_validate(settings | changes)
 
 
-def letters(path, known):
+def letters(path, alphabet):
     """Write a tokenizer whose tokens are single letters and which drops other letters; return its spec."""
     from tokenizers import Tokenizer, models
 
-    Tokenizer(models.BPE({token: i for i, token in enumerate(["<|endoftext|>", *known])}, [])).save(str(path))
+    Tokenizer(models.BPE({token: i for i, token in enumerate(["<|endoftext|>", *alphabet])}, [])).save(str(path))
     return {"kind": "file", "path": str(path), "vocabulary": 300}

@@ -28,7 +28,7 @@ def spec() -> Decoder:
 
 @pytest.fixture(scope="session")
 def model(spec: Decoder) -> DecoderModel:
-    """Return an untrained model whose attention is uneven enough for pruning to matter."""
+    """Return an untrained model whose attention is so uneven that pruning changes its output."""
     model = spec.build(seed=1)
     with torch.no_grad():
         for weights in model.blocks.parameters():
@@ -43,7 +43,7 @@ def stream() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def configs() -> list[dict]:
-    """Twelve questions with four choices of unequal length, as a task of the harness."""
+    """Twelve questions with four choices of unequal length, in the format of a harness task."""
     random = np.random.default_rng(3)
     rows = [
         {
@@ -69,7 +69,7 @@ def naive_log_prob(model, context, continuation) -> tuple[float, bool]:
 
 @pytest.fixture(scope="session")
 def harness_rows(model, tokenizer):
-    """Return the results of lm-evaluation-harness's own loop: (task, example, metric, value)."""
+    """Return the results of the loop of lm-evaluation-harness: (task, example, metric, value)."""
     import lm_eval
     from lm_eval.api.model import TemplateLM
 

@@ -1,4 +1,4 @@
-"""n-gram models compared with their definition, and the stage that fits n-gram models and a linear probe."""
+"""n-gram models match their definition. The stage fits n-gram models and a linear probe."""
 
 import csv
 import math
@@ -25,7 +25,7 @@ VOCABULARY = 7
 STREAM = np.random.default_rng(0).choice(6, size=400, p=[0.4, 0.2, 0.2, 0.1, 0.06, 0.04])
 
 
-def as_defined(stream, order):
+def reference_probability(stream, order):
     """Return p(w, h) by the definition of Chen and Goodman, with dictionaries."""
     grams = [Counter(tuple(stream[i : i + n]) for i in range(len(stream) - n + 1)) for n in range(1, order + 1)]
     counts = [Counter({gram: 0 for gram in grams[n]}) for n in range(order - 1)] + [grams[-1]]
@@ -47,7 +47,10 @@ def as_defined(stream, order):
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 def test_probabilities_equal_the_definition(order):
-    model, probability = NGram(STREAM.astype(np.uint16), order, VOCABULARY), as_defined(STREAM.tolist(), order)
+    model, probability = (
+        NGram(STREAM.astype(np.uint16), order, VOCABULARY),
+        reference_probability(STREAM.tolist(), order),
+    )
     windows = np.random.default_rng(1).integers(0, VOCABULARY, size=(6, 9))
     expected = [
         [math.log(probability(row[i], tuple(row[max(0, i - order + 1) : i]))) for i in range(1, 9)]
@@ -113,7 +116,7 @@ def test_translation_has_no_baseline():
         Baselines().settings_for_run(run, questions=False)
 
 
-def test_baselines_are_above_the_runs_of_a_table(tmp_path):
+def test_baselines_are_listed_before_the_runs_of_a_table(tmp_path):
     from fixtures.rows import make_run, write_csv
 
     folder = make_run(tmp_path, "tokenformer", "transformer-1")

@@ -1,4 +1,4 @@
-"""Beam search: the cache changes no result, beam 1 is greedy, a wide beam is brute force, early stopping is exact."""
+"""Beam search equals searches without a cache, greedy search, brute force, and search without early stopping."""
 
 import functools
 import itertools
@@ -89,7 +89,10 @@ def test_a_wide_beam_equals_brute_force(seed):
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(4))
 def test_early_stopping_gives_the_same_result(seed):
-    """Beam search for one sentence in plain Python; it stops only at the limit or after `beam` finished hypotheses."""
+    """The reference searches one sentence in plain Python.
+
+    It stops at the limit or after `beam` finished hypotheses.
+    """
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6], seed)
 

@@ -40,7 +40,7 @@ def test_the_parts_of_split_compounds_are_matched():
     texts = "a well-known cat sat", "a well-read cat sat"
     unsplit, split = (statistics(metric, *texts) for metric in ("sacrebleu", "compound_split"))
     assert (unsplit[0], unsplit[4]) == (3, 4)
-    assert (split[0], split[4]) == (5, 6)  # a, well, @-@, cat and sat match, of six words
+    assert (split[0], split[4]) == (5, 6)  # five of six tokens match: a, well, @-@, cat, sat
     assert statistics("compound_split", "- 3 - 4 -", "- 3 - 4 -")[4] == 5  # single dashes are not split
 
 

@@ -1,4 +1,7 @@
-"""Table 1 of the Transformer: longest paths equal the paths in the graph. Counts are tested as an exact claim."""
+"""Table 1 of the Transformer: the longest paths equal the paths in the graph.
+
+The exact claim transformer-complexity-table1 tests the operation counts.
+"""
 
 import numpy as np
 import pytest
@@ -42,6 +45,6 @@ def test_a_row_for_every_layer_and_size():
         ({"lengths": (64, 100)}, "does not divide lengths=.100"),
     ],
 )
-def test_sizes_of_other_operations_are_refused(changed, message):
+def test_invalid_kernel_and_length_sizes_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         Complexity(**changed)

@@ -1,4 +1,4 @@
-"""The rows of the stage `decode`, and that all its caches compute the same attention."""
+"""The rows of the stage `decode`. All of its caches compute the same attention."""
 
 from itertools import product
 

@@ -55,11 +55,13 @@ def test_the_end_of_the_document_ends_the_text(model, tokenizer):
 
 def test_the_text_stops_at_the_end_of_the_context_with_a_note(model, tokenizer):
     prompt, notes = "the cat sat on the mat", []
-    room = 48 - len(tokenizer.encode(prompt).ids) + 1
-    continuation = generate(model, tokenizer, prompt, tokens=room, seed=1, warn=notes.append)
+    remaining_tokens = 48 - len(tokenizer.encode(prompt).ids) + 1
+    continuation = generate(model, tokenizer, prompt, tokens=remaining_tokens, seed=1, warn=notes.append)
     assert notes == []
-    assert generate(model, tokenizer, prompt, tokens=room + 1, seed=1, warn=notes.append) == continuation
-    assert notes == [f"stopped after {room} of {room + 1} tokens, at the end of the model's context of 48"]
+    assert generate(model, tokenizer, prompt, tokens=remaining_tokens + 1, seed=1, warn=notes.append) == continuation
+    assert notes == [
+        f"stopped after {remaining_tokens} of {remaining_tokens + 1} tokens, at the end of the model's context of 48"
+    ]
     with pytest.raises(UserError, match="shorten the prompt"):
         generate(model, tokenizer, "the cat sat " * 40, tokens=1)
 
@@ -114,7 +116,7 @@ def test_a_temperature_near_zero_chooses_the_most_probable_token(temperature):
         *(("seed", value) for value in (2**64, -(2**63) - 1)),
     ],
 )
-def test_invalid_options_are_named(name, value, model, tokenizer):
+def test_invalid_options_are_refused(name, value, model, tokenizer):
     with pytest.raises(UserError, match=f"^{name}={value}: "):
         generate(model, tokenizer, "the cat", **{name: value})
     generate(model, tokenizer, "the cat", tokens=1, seed=2**64 - 1)

@@ -36,7 +36,7 @@ def test_lengths_are_at_most_two_per_cent_below_the_limit(name, length, text, co
     for example in generated:
         tokens = count(f"{example.input} {example.gen_prefix}") + TASKS[name].answer_tokens
         assert 0.98 * length <= tokens <= length
-    assert generated == list(examples(name, length, 3, count, text)), "the seed is the same"
+    assert generated == list(examples(name, length, 3, count, text)), "equal seeds give equal texts"
     assert len({example.input for example in generated}) == 3
     assert generated[0] != next(examples(name, length, 1, count, text, seed=1))
 
@@ -109,7 +109,7 @@ def test_the_harness_uses_the_prompt_whose_length_was_counted(text, count):
     assert task.instances[0].args[1]["max_gen_toks"] == 128
 
 
-def test_mistakes_are_named(text, count, tmp_path):
+def test_mistakes_are_refused(text, count, tmp_path):
     with pytest.raises(UserError, match="lengths: 100 is not in 512 to 8192"):
         next(examples("needle_single", 100, 1, count, text))
     with pytest.raises(

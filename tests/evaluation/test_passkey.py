@@ -27,7 +27,7 @@ def test_the_number_is_hidden_at_the_requested_depth(tokenizer):
 
 
 class Copier(torch.nn.Module):
-    """A model that repeats the token after the last earlier occurrence of the last five tokens, if it attends to it."""
+    """A model that copies the token after the longest earlier occurrence of its last 2 to 8 tokens, if it sees it."""
 
     def __init__(self, vocabulary):
         super().__init__()
@@ -38,13 +38,13 @@ class Copier(torch.nn.Module):
     def forward(self, tokens, attend=None, last=None):
         time = tokens.shape[1]
         one_hot = torch.eye(time)[None, None]
-        seen = attend(0, torch.zeros(1, 1, time, time), torch.zeros(1, 1, time, time), one_hot)[0, 0] > 0
+        visible = attend(0, torch.zeros(1, 1, time, time), torch.zeros(1, 1, time, time), one_hot)[0, 0] > 0
         logits = torch.zeros(1, time, self.spec.vocabulary)
         row = tokens[0].tolist()
         for query in range(time - last, time):
             for key in range(query - 1, 8, -1):
                 matches = next((n for n in range(8) if row[key - 1 - n] != row[query - n]), 8)
-                if matches >= 2 and seen[query, key]:
+                if matches >= 2 and visible[query, key]:
                     logits[0, query, row[key]] += 10.0**matches
         return logits[:, -last:]
 

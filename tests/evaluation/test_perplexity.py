@@ -9,7 +9,7 @@ from formerlab.tasks.window_losses import mean_loss, spread_windows, window_coun
 
 
 def naive_losses(model, stream, context):
-    """Predict each token separately from the tokens before it in its window."""
+    """Return the losses of tokens that are predicted one by one from the earlier tokens of their window."""
     tokens = torch.from_numpy(stream.astype(np.int64))
     losses = {}
     for target in range(1, len(tokens)):

@@ -81,7 +81,7 @@ def times(path, *pairs):
     return path
 
 
-def test_the_ratio_is_the_median_within_repetitions_and_missing_times_are_named(tmp_path):
+def test_the_ratio_is_the_median_within_repetitions_and_missing_times_are_refused(tmp_path):
     path = times(tmp_path / "speed.csv", (1.0, 1.1), (2.0, 2.1), (3.0, 9.0))
     assert EqualTime(arm="dense", reference="plain").ratio(path) == pytest.approx(1.1)
     for arm, file in (("dense", "none.csv"), ("other", "speed.csv")):

@@ -126,7 +126,7 @@ MISTAKES = {
 @pytest.mark.parametrize(
     ("form", "line", "message"), [(form, *case) for form, cases in MISTAKES.items() for case in cases]
 )
-def test_an_invalid_row_is_named_with_its_line(tmp_path, form, line, message):
+def test_the_error_for_an_invalid_row_has_its_line(tmp_path, form, line, message):
     good = {"choices": {"query": "a", **ROWS["choices"][0]}}.get(form, ROWS[form][0])
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(good) + "\n\n" + line + "\n")
@@ -233,7 +233,7 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
         load_suites({"x": HarnessSuite(task="openbookqa", paths={"test": "/nowhere.jsonl"})})
 
 
-def copy_of(path, rows):
+def write_task_copy(path, rows):
     """Write a local copy of a task of the harness as JSON lines; return the paths of all splits."""
     path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
     return dict.fromkeys(("train", "validation", "test"), str(path))
@@ -272,8 +272,8 @@ PIQA = {"goal": "the cat", "sol1": "sat", "sol2": "ran", "label": 0}
         ),
     ],
 )
-def test_a_damaged_copy_is_named(tokenizer, tmp_path, task, rows, message):
-    suite = HarnessSuite(task=task, paths=copy_of(tmp_path / "copy.jsonl", rows))
+def test_a_damaged_copy_is_refused(tokenizer, tmp_path, task, rows, message):
+    suite = HarnessSuite(task=task, paths=write_task_copy(tmp_path / "copy.jsonl", rows))
     if message is None:
         assert len(Questions(load_suites({task: suite}), tokenizer).questions) == 1
         return
@@ -298,7 +298,7 @@ def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
     for (context, ending), (context_with_shots, same_ending) in zip(plain_requests, requests(shots), strict=True):
         assert same_ending == ending
         assert "  " not in context_with_shots
-        if context:  # one request has no mutual information
+        if context:  # skip requests with an empty context, which acc_mutual_info adds
             assert context_with_shots.endswith(f"\n\n{context}")
             assert context_with_shots.count("\n\n") == 2
     assert plain.state() != shots.state()
@@ -309,7 +309,7 @@ def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
         return
     for context in {context for context, _ in requests(one_shot) if context}:
         first, second = context.split("\n\n")
-        assert not first.startswith(second), "a question is no example of its own answer"
+        assert not first.startswith(second), "a question is not a solved example of itself"
 
 
 def test_a_task_of_the_harness_has_no_limit():

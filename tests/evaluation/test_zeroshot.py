@@ -1,4 +1,4 @@
-"""Questions are answered as lm-evaluation-harness does, in batches, with any attention function."""
+"""Answers match lm-evaluation-harness for every batch size and attention function."""
 
 import json
 import math
@@ -80,7 +80,7 @@ def test_log_probabilities_do_not_depend_on_the_batch(model, tokenizer, policy):
         assert [answer.realised_budget for answer in alone] == pytest.approx(rounded)
 
 
-def test_greedy_is_whether_the_model_generates_the_answer(model, tokenizer):
+def test_greedy_is_true_if_the_model_would_generate_the_answer(model, tokenizer):
     context = tokenizer.encode("the cat").ids
     written = list(sample(model, context, tokens=3, temperature=0.0))
     changed = [*written[:2], (written[2] + 1) % 290]

@@ -12,6 +12,6 @@ def unsaved(monkeypatch):
 
     def save(figure, *paths):
         for path in paths:
-            write_text(path, "drawn, and not saved")
+            write_text(path, "rendered without saving")
 
     monkeypatch.setattr(write, "save", save)

@@ -20,7 +20,7 @@ def test_arcs_match_the_mixer(dilation, period):
     assert averages(16, dilation, period) == mixer.sources_by_block(16)
 
 
-def test_tokens_of_a_stage_are_those_added_to_the_parent(tmp_path):
+def test_a_stage_shows_the_tokens_that_it_adds_to_its_parent(tmp_path):
     def sized(tokens):
         return model(projection=pattention(tokens)) | {"feedforward": pattention(4 * tokens)}
 
@@ -40,10 +40,10 @@ def test_example_cache_is_pruned_like_the_policy(alpha, recent):
     logits = torch.tensor(example())[None, None]
     policy = H2O(recent=recent / BUDGET) if recent else Decay(alpha=alpha)
     weights, seen = simulate(policy, logits, BUDGET)
-    drawn = pruned(example(), alpha, BUDGET, recent)
-    assert (drawn == seen[0, 0].numpy()).all()
+    example_mask = pruned(example(), alpha, BUDGET, recent)
+    assert (example_mask == seen[0, 0].numpy()).all()
     for query in range(TOKENS):
-        assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), drawn)[query])
+        assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), example_mask)[query])
 
 
 def test_example_scores_match_the_policy(tmp_path):
@@ -51,8 +51,8 @@ def test_example_scores_match_the_policy(tmp_path):
     rows = decay_rule.rows(Results(tmp_path), catalogue()["decay_rule"].runs)
     for (alpha, _), block in rows.groupby(["alpha", "recent"]):
         scores = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
-        for query, of_query in block.groupby("query"):
+        for query, query_rows in block.groupby("query"):
             new = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
-            new[0, 0, : query + 1] = torch.tensor(of_query["attention"].to_numpy())
+            new[0, 0, : query + 1] = torch.tensor(query_rows["attention"].to_numpy())
             scores = Decay(alpha=alpha).score(scores, new)
-            assert scores[0, 0, : query + 1].numpy() == pytest.approx(of_query["score"].to_numpy())
+            assert scores[0, 0, : query + 1].numpy() == pytest.approx(query_rows["score"].to_numpy())

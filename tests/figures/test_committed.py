@@ -21,7 +21,7 @@ SIZE_LIMIT_BYTES = 6_000_000
 
 
 def test_committed_figures_match_the_committed_rows():
-    """If rows or figures changed: run `make readme`, and commit `figures`."""
+    """Run `make readme` and commit `figures` if rows or figures changed."""
     assert committed.stale_message(ROOT) == ""
 
 
@@ -54,7 +54,9 @@ def test_a_figure_of_several_scales_has_one_heading(tmp_path):
     assert first < second
     assert "\n#" not in page[first:second]
     assert "At the edge of the grid: 0.1." in page[first:second]
-    assert "n = 3 seeds" not in page[first:second], "the picture shows the first note"
+    assert "n = 3 seeds" not in page[first:second], (
+        "the first note is printed in the figure and not repeated on the page"
+    )
 
 
 @pytest.mark.usefixtures("unsaved")

@@ -33,7 +33,7 @@ from formerlab.statistics import student
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
-    """Return answers whose first `right` are right, for every seed."""
+    """Return `examples` answers per seed, of which the first `right` are correct."""
     cells = {"study": "decay", "run": "decoder", "policy": policy, "alpha": alpha, "recent": np.nan, "budget": budget}
     return pd.DataFrame(
         cells
@@ -70,7 +70,7 @@ def test_suites_have_equal_weight_in_the_mean():
     assert means["accuracy"].tolist() == pytest.approx([expected] * 2)
     assert set(means["questions"]) == {sum(40 + 20 * place for place in range(5))}
     assert (means["low"] < expected).all()
-    assert MEAN_LABEL not in set(table["task"])  # local suites never count as the published ones
+    assert MEAN_LABEL not in set(table["task"])  # local suites never count as published suites
     without = accuracies(pd.concat(parts[2:]))
     assert f"{MEAN_LABEL} (local)" not in set(without["task"])
 
@@ -89,7 +89,7 @@ def test_questions_without_answers_of_all_configurations_are_excluded():
 
 
 def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
-    """If a machine is slower in one repetition, it is slower for all caches, so the ratios stay."""
+    """A machine that is slower in one repetition is slower for all caches, so the ratios do not change."""
     make_run(tmp_path, "decay", "decoder", 0)
     slow = (1.0, 3.0, 2.0, 1.0, 5.0)
     rows = [
@@ -110,7 +110,7 @@ def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
     assert table["cache_share"].tolist() == [1.0, 0.25]
     assert table["metadata_bytes"].tolist() == [0, 30]
     assert decode_speeds(Results(tmp_path), "decay", ("other",)).empty
-    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, "timing runs first"
+    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, "there is no table if only timings exist"
 
 
 def test_precisions_are_compared_on_the_same_questions(tmp_path):
@@ -268,7 +268,7 @@ def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
 
 def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
     path = make_run(tmp_path, "decay", "random-small") / "prune.csv"
-    harder = HARD + np.array([0.0, 9.0, 0.0, 9.0, 0.0])  # on windows that the other run does not read
+    harder = HARD + np.array([0.0, 9.0, 0.0, 9.0, 0.0])  # on windows that the other run does not use
     rows = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.1): harder + 0.2}
     rows |= {("random", None, None, 0.1): harder + 3, ("h2o variant=local_statistics", None, 0.5, 0.1): harder}
     write_csv(path, TABLES["prune.csv"].required, windows(rows))
@@ -300,7 +300,7 @@ def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
 
 
 def write_needles(root):
-    """Write answers to two tasks; the full cache answers more than half of one task correctly."""
+    """Write answers to two tasks. The full cache answers more than half of one task correctly."""
     answers = [
         (*arm, task, 1, example, metric, float(example < right))
         for task, right in {"needle_single_512": 3, "needle_multikey_512": 1}.items()
@@ -313,7 +313,7 @@ def write_needles(root):
 
 
 def test_windows_of_one_document_are_resampled_together(tmp_path):
-    """Equal windows of a document bring nothing new: the interval is that of one window of each document."""
+    """Copies of a window add no information: the interval equals the interval with one window per document."""
     ends = {}
     for copies in (1, 4):
         path = make_run(tmp_path / str(copies), "decay", "random-small") / "prune.csv"

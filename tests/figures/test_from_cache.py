@@ -23,7 +23,10 @@ class NoTorch:
 
 sys.meta_path.insert(0, NoTorch)
 """
-"""Every process that starts runs sitecustomize.py, also the workers of a pool. scipy looks for torch in sys.modules."""
+"""Every new Python process runs sitecustomize.py, including pool workers.
+
+A finder blocks the import, because a None entry in sys.modules would confuse scipy, which looks for torch there.
+"""
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_page_begins_with_main_figures_tables_verdicts_and_thumbnails(page):
     assert "denseformer_flow" not in page  # not rendered
 
 
-def test_a_study_without_figures_names_the_command_that_renders_them(page):
+def test_a_study_without_figures_shows_the_command_that_renders_them(page):
     assert page.count("No figures or tables yet") == 1
     command = "<code>snakemake --cores 2 vision --config scale=tiny</code>"
     assert command in page.partition('<section id="vision">')[2]

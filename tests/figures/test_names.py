@@ -1,4 +1,4 @@
-"""A new mixer, projection or policy gets its label and plot style in figures and tables from names.yaml alone."""
+"""A new mixer, projection or policy gets its label and plot style in figures and tables only from names.yaml."""
 
 import os
 import re
@@ -151,7 +151,7 @@ def test_a_label_shows_the_settings_of_the_run():
     assert kind_label("mixer", {"depth.kind": None}, "depth.") == ""
 
 
-def test_tables_for_readers_name_data_sets_by_their_labels_and_show_baselines_with_them():
+def test_tables_show_labels_of_data_sets_and_their_baselines():
     rows = pd.DataFrame(
         {
             "source": "ours",

@@ -72,7 +72,7 @@ def test_every_kind_shows_all_seeds(rows, kind):
         assert dots(axes) == 12
 
 
-def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
+def test_pooled_intervals_are_thick_bars_behind_the_seed_intervals(rows):
     ours = rows[rows["source"] == "ours"]
     ends = {
         f"loss_nats_pooled_{end}": ours[f"loss_nats_{end}"] + 0.05 * sign for end, sign in (("low", -1), ("high", 1))
@@ -103,7 +103,7 @@ def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
             assert to_hex(colour) != to_hex(family) or re.match(names, name), name
 
 
-def test_published_values_have_a_ground_and_a_title_of_their_own(rows):
+def test_published_panels_have_a_background_colour_and_a_title(rows):
     ours, theirs = layout(panel(title="here"), panel(where={"source": "published"}, title="there"))(rows).axes
     assert ours.get_title() == "here"
     assert theirs.get_title().startswith("PUBLISHED, not ours:")
@@ -111,7 +111,7 @@ def test_published_values_have_a_ground_and_a_title_of_their_own(rows):
     assert dots(theirs) == 0
 
 
-def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(rows):
+def test_points_with_equal_x_are_shifted_and_rows_without_x_are_horizontal_lines(rows):
     level = rows.iloc[:1].assign(variant="level", size=np.nan)
     (axes,) = layout(panel())(pd.concat([rows, level], ignore_index=True)).axes
     first, second = (
@@ -122,7 +122,9 @@ def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(r
     assert sum(len(bars.get_segments()) for bars in axes.collections if isinstance(bars, LineCollection)) == 4
     assert "level" in {text.get_text() for text in axes.texts}
     (axes,) = layout(panel(where={"source": "published"}))(rows).axes
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2, "no bars, so nothing is moved"
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2, (
+        "points without error bars are not shifted"
+    )
 
 
 def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
@@ -146,7 +148,8 @@ def test_a_caption_says_how_many_seeds_and_which_runs_diverged(rows):
     assert seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan)) != []
     assert "no interval" in seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan))[0]
     assert "no interval" in seed_notes(rows.drop(columns="loss_nats_low"))[0]
-    assert "no interval" in seed_notes(rows.assign(seeds=1))[0]  # bars of something else, such as quartiles
+    # bars that are no confidence intervals, such as quartiles
+    assert "no interval" in seed_notes(rows.assign(seeds=1))[0]
     assert "bootstrap interval over test examples" in seed_notes(rows.assign(seeds=1, interval="windows"))[0]
 
 

@@ -1,4 +1,4 @@
-"""Rate searches: the runs of a search, the chosen rate, and the note on a choice at the edge."""
+"""Rate searches: the runs of a search, the chosen rate, and the note on a rate at the edge of the grid."""
 
 import json
 
@@ -27,7 +27,11 @@ def write_run(root, run, rate, loss, seed=0, **rest):
 
 @pytest.fixture
 def results(tmp_path):
-    """A Tokenformer whose best rate is inside its grid, a Transformer whose best is the highest, and a lone run."""
+    """Results of three models.
+
+    The best rate of the Tokenformer is inside its grid, the best rate of the Transformer is the highest of its grid,
+    and the third model has a single run.
+    """
     root = tmp_path / "live" / "pilot"
     for seed, shift in ((100, 0.0), (101, 0.1)):
         for run, rate, loss in (("a", 1e-3, 4.2), ("b", 2e-3, 4.0), ("c", 4e-3, 4.1)):
@@ -48,12 +52,14 @@ def rows_of_curves(root):
 def test_a_search_is_recognised_by_its_specs():
     spec = {"name": "a", "seed": 0, "optimizer": {"lr": 1.0}, "model": {"depth": {"kind": "identity"}}}
     other = json.loads(json.dumps(spec)) | {"name": "b", "seed": 1}
-    assert families([spec, other], "optimizer.lr") == [-1, -1], "the same rate"
+    assert families([spec, other], "optimizer.lr") == [-1, -1], "both runs have the same rate"
     other["optimizer"]["lr"] = 2.0
     assert families([spec, other, {"model": {}}], "optimizer.lr") == [0, 0, -1]
-    assert families([spec, other | {"compile": True}], "optimizer.lr") == [0, 0], "rounded otherwise"
+    assert families([spec, other | {"compile": True}], "optimizer.lr") == [0, 0], (
+        "compile only changes rounding, so both runs are in one search"
+    )
     other["model"]["depth"] = {"kind": "dwa", "period": 1}
-    assert families([spec, other], "optimizer.lr") == [-1, -1], "another mixer too"
+    assert families([spec, other], "optimizer.lr") == [-1, -1], "runs with another mixer are not in the search"
     assert families([spec, other | {"optimizer": {"lr": 1.0}}], "model.depth") == [0, 0]
     assert families([], "optimizer.lr") == []
 
@@ -108,10 +114,10 @@ def test_the_curve_is_at_the_better_rate(tmp_path):
         write_run(tmp_path, run, rate, 4.1 - 50 * rate)
     rows = rows_of_curves(tmp_path)
     assert rows["family"].to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
-    assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "the best rate alone is plotted"
+    assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "only the best rate is plotted"
 
 
-def test_a_curve_has_its_difference_to_the_transformer_of_as_many_steps(tmp_path):
+def test_curves_are_compared_with_the_transformer_of_equal_steps_and_width(tmp_path):
     for seed, shift in enumerate((0.0, 0.5)):
         write_run(tmp_path, "plain", 1e-3, 4.0 + shift, seed)
         write_run(tmp_path, "tokens", 1e-3, 4.2 + shift, seed, spec=model(projection=pattention(8)))
@@ -124,7 +130,7 @@ def test_a_curve_has_its_difference_to_the_transformer_of_as_many_steps(tmp_path
     (panel,) = curves.draw(rows.reset_index()).axes
     title = "text, 4 blocks, width 64, 200 steps: minus Transformer"
     assert " ".join(panel.get_title().split()) == title
-    assert pd.isna(rows_of_curves(tmp_path).loc["wide", "control"]), "no Transformer of its width"
+    assert pd.isna(rows_of_curves(tmp_path).loc["wide", "control"]), "there is no Transformer of this width"
     write_run(tmp_path, "stage", 1e-3, 3.9, init="tokens")
     assert "stage" not in rows_of_curves(tmp_path).index
 

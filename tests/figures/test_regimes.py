@@ -56,7 +56,8 @@ def copy_runs(root, study, changes):
 def test_runs_of_another_regime_change_no_numbers(tmp_path, study, make, changes):
     make(tmp_path, (0,))
     entries = [entry for entry in catalogue().values() if entry.study == study and not entry.varied]
-    entries = [entry for entry in entries if entry.function == entry.name]  # without the figures of every study
+    # skip figures that are declared for every study
+    entries = [entry for entry in entries if entry.function == entry.name]
     results = Results(tmp_path)
     old_rows = {entry.name: load_rows(entry, results) for entry in entries}
     copy_runs(tmp_path, study, changes)
@@ -111,12 +112,15 @@ def test_stages_are_compared_with_the_parent_trained_further_for_equal_flops(tmp
     make_run(tmp_path, "tokenformer", "annealed-random-sqrt-all", loss=2.0, **grown | NOVELS | {"flops": 3e12})
     rows = plot.rows(Results(tmp_path), entry.run_names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("rival")["difference_nats"]
-    assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05), "the best rate of several seeds"
+    assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05), "the best rate has several seeds"
     assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}
 
 
 def test_runs_of_a_full_length_search_are_not_paired(tmp_path):
-    """The plain model has another rate than the averages; the plain run at the averages' rate belongs to the search."""
+    """The plain model and the DenseFormer have different learning rates.
+
+    A plain run at the rate of the DenseFormer belongs to the search and is not its control.
+    """
     for run, depth, rate in (
         ("annealed-plain-4", None, 0.02),
         ("annealed-whole-plain-10000", None, 0.01),

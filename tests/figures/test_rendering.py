@@ -45,13 +45,16 @@ from formerlab.results.stages import TABLES
 ROOT = Path(__file__).parents[2]
 ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""One figure and one table of every study; the tests of the others look only at rows, since saving is alike."""
+"""One figure and one table per study are saved as images.
+
+Other figures are tested only by their rows, because the code for saving is the same.
+"""
 WITH_THREE_SEEDS = {
     *("denseformer_depth", "denseformer_tradeoff", "denseformer_flow", "denseformer_sparsity"),
     *("tokenformer_gap", "transformer_bleu", "transformer_differences"),
     *(name for name in ENTRIES if not any((ROOT / "figures/cached").glob(f"*/{name}.csv"))),
 }
-"""Rendered with three seeds here; tests/figures/test_committed.py renders the others from the committed rows."""
+"""Figures that are rendered here with three seeds. tests/figures/test_committed.py renders all others."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
 
@@ -68,7 +71,10 @@ def make_all(root, seeds):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Synthetic results at two scales and their figures; the figures of WITH_IMAGES with one seed also have PDFs."""
+    """Return synthetic results at two scales and their figures.
+
+    Figures of WITH_IMAGES with one seed also have PDFs.
+    """
     folder = tmp_path_factory.mktemp("figures")
     make_all(folder / "results" / "live" / "one", (0,))
     save = write.save
@@ -157,7 +163,7 @@ def test_an_unknown_name_suggests_a_similar_one(tmp_path):
         draw_one("decay_alfa", tmp_path, tmp_path)
 
 
-def test_a_failure_is_named_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+def test_a_failure_is_listed_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
     def broken(results, runs):
         raise ZeroDivisionError("by its author")
 
@@ -212,8 +218,8 @@ def test_a_full_disk_stops_rendering(tmp_path, monkeypatch):
 def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
     make_denseformer(tmp_path / "live" / "tiny", (0,), depths=(4,))
     written = draw_all(tmp_path / "live", tmp_path / "figures")
-    of_what_it_has = {"architecture", "curves", "depth", "evolution", "weights", "table", "patterns"}
-    assert {path.stem for path in written} == {f"denseformer_{name}" for name in of_what_it_has}
+    expected_figures = {"architecture", "curves", "depth", "evolution", "weights", "table", "patterns"}
+    assert {path.stem for path in written} == {f"denseformer_{name}" for name in expected_figures}
     assert {path.stem for path in (tmp_path / "figures/tiny").iterdir()} == {path.stem for path in written}
     assert re.fullmatch(r"tiny: 7 rendered, \d+ have no rows of finished runs\n", capsys.readouterr().err)
     with pytest.raises(UserError, match="no finished runs"):
@@ -272,7 +278,7 @@ def test_published_points_are_marked_and_complete(folder):
     assert decay.tolist() == pytest.approx([0.476, -0.019, 0.040])
 
 
-def test_differences_are_beside_the_published_ones(folder):
+def test_differences_are_beside_published_differences(folder):
     folder = folder / "figures/live/one"
     rows = pd.read_csv(folder / "transformer_differences.csv").set_index(["source", "run"])
     assert rows.loc[("ours", "dropout-0"), "loss_minus_base_nats"].dropna().to_numpy() == pytest.approx(0.1, abs=0.05)
@@ -282,10 +288,12 @@ def test_differences_are_beside_the_published_ones(folder):
     sizes = rows[rows["source"].eq("published") & rows["compared_with"].eq("ViT-B/16 (MAE recipe) 224px")]
     assert sizes["top1_points"].tolist() == pytest.approx([82.1 - 82.3])
     pairs = set(zip(rows["run"], rows["compared_with"], strict=True))
-    assert {("tokenformer", "tokenformer-matched"), ("score-gelu-l2", "score-gelu-l1")} <= pairs, "as in the tables"
+    assert {("tokenformer", "tokenformer-matched"), ("score-gelu-l2", "score-gelu-l1")} <= pairs, (
+        "the difference is as in the tables"
+    )
 
 
-def test_sparse_averages_are_shown_beside_the_dense_ones(folder):
+def test_sparse_averages_are_shown_beside_dense_averages(folder):
     rows = pd.read_csv(folder / "figures" / "live" / "three" / "denseformer_sparsity.csv")
     theirs = rows[rows["source"] == "published"].set_index("run")
     assert theirs.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
@@ -307,7 +315,7 @@ def test_configurations_are_paired_with_the_full_cache(tmp_path):
     h2o = table.loc["H2O"].set_index("budget")
     assert h2o.loc[0.1, "increase_nats"] == pytest.approx(0.1, abs=0.02)
     assert (h2o["increase_nats_low"] < h2o["increase_nats"]).all()
-    # the level's own spread over windows (0.19) is several times larger than that of the paired difference
+    # the standard deviation of the losses over windows (0.19) is several times that of the paired differences
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
     assert "Decay, alpha 0.2, 50 % recent" in table.index
     assert "H2O (local statistics)" in table.index
@@ -317,7 +325,7 @@ def test_the_mean_of_a_configuration_is_the_mean_of_its_seeds(tmp_path):
     make_decay(tmp_path, (0, 1, 2))
     results = Results(tmp_path)
     table = with_seeds(results, "decay", configurations(results, "decay"))
-    for policy in ("h2o", "local"):  # the recent share of Local is not a number
+    for policy in ("h2o", "local"):  # the recent fraction of Local is NaN
         rows = table[(table["policy"] == policy) & (table["budget"] == 0.1)].groupby("part")["increase_nats"]
         assert rows.size().to_dict() == {"mean": 1, "seed": 3}
         assert rows.mean()["seed"] == pytest.approx(rows.mean()["mean"])
@@ -327,7 +335,7 @@ def test_the_mean_of_a_configuration_is_the_mean_of_its_seeds(tmp_path):
     assert set(with_seeds(alone, "decay", configurations(alone, "decay"))["part"]) == {"mean"}
 
 
-def test_the_main_configuration_is_the_published_one(tmp_path):
+def test_the_main_configuration_is_as_published(tmp_path):
     make_decay(tmp_path)
     table = main_configurations(configurations(Results(tmp_path), "decay"))
     decay = table[table["policy"] == "decay"]
@@ -348,7 +356,7 @@ def test_without_the_full_cache_there_is_no_interval(tmp_path):
 
 
 @UNSAVED
-def test_a_diverged_run_is_named(tmp_path):
+def test_a_diverged_run_is_listed(tmp_path):
     uniform = float(np.log(VOCABULARY))
     make_run(tmp_path, "tokenformer", "transformer-2", 0)
     make_run(tmp_path, "tokenformer", "transformer-2", 1, loss=uniform, status="diverged", diverged_at_step=3)
@@ -460,7 +468,7 @@ def test_damaged_rows_fail_the_rendering(tmp_path):
 
 
 def test_translation_scores_are_corpus_scores(folder):
-    """The score depends only on the sums of n-grams and lengths; the exact fraction is a mean over sentences."""
+    """The score depends only on the sums of n-grams and lengths. The exact fraction is a mean over sentences."""
     rows = pd.read_csv(folder / "figures" / "live" / "three" / "transformer_bleu.csv").query("source == 'ours'")
     base = rows.set_index("run").loc["base"]
     assert base["sacrebleu"] == pytest.approx(100 * (0.9 * 0.8 * 0.7 * 0.6) ** 0.25, abs=0.01)

@@ -62,7 +62,7 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     judged = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).run_metric(
         arm, "flops_ratio_at_equal_loss"
     )
-    assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is judged"
+    assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is evaluated"
 
 
 def test_chains_exclude_runs_on_other_data(tmp_path):
@@ -74,9 +74,13 @@ def test_chains_exclude_runs_on_other_data(tmp_path):
     (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,10,{4 * 4**-0.1!r}\n")
     rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
     assert "continued-tokenformer-ungrown" not in rows.index
-    assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), "on one text"
+    assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), (
+        "compared on the data set of the envelope"
+    )
     drawn = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
-    assert set(drawn["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, "rates that fall to zero come first"
+    assert set(drawn["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, (
+        "runs whose learning rate decays to zero take precedence"
+    )
 
 
 def test_a_parent_trained_further_is_labelled_by_its_equal_budget(tmp_path):
@@ -114,7 +118,7 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     assert published["difference_nats"].tolist() == pytest.approx([np.log(15.86 / 15.49)])
     arm = Arm(best_of="matched-*")
     judged = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).run_metric(arm, "loss_nats")
-    assert list(judged.values) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
+    assert list(judged.values) == [3.3, 3.3], "claims also ignore learning rates at which a run diverged"
 
 
 def test_a_longer_run_is_compared_with_a_plain_run_of_equal_length(tmp_path):

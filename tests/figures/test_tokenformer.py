@@ -61,19 +61,19 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
             write_run(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
         write_run(tmp_path, "trained-on-2", seed, 3.7 + shift, {10: 3.0}, **tokenformer(1, init="tokenformer-1"))
     table = load_rows(catalogue()["tokenformer_table"], Results(tmp_path)).set_index("run")
-    keeping = table.loc["grown-zero-keep-2"]
-    assert (keeping["question"], keeping["compared_with"]) == (
+    zero_key_row = table.loc["grown-zero-keep-2"]
+    assert (zero_key_row["question"], zero_key_row["compared_with"]) == (
         "the parent trained further",
         "trained-on-2",
     )
-    # paired by seed: the same difference in every seed leaves no interval, although the seeds are half a nat apart
-    assert [keeping[f"difference_nats{end}"] for end in ("_low", "", "_high")] == pytest.approx([0.2] * 3)
-    assert keeping["difference_nats_pooled_low"] <= keeping["difference_nats_pooled_high"]
-    assert keeping["loss_nats_high"] - keeping["loss_nats_low"] > 1
+    # paired by seed: equal differences give an interval of width zero, although the losses of the seeds differ by 0.5
+    assert [zero_key_row[f"difference_nats{end}"] for end in ("_low", "", "_high")] == pytest.approx([0.2] * 3)
+    assert zero_key_row["difference_nats_pooled_low"] <= zero_key_row["difference_nats_pooled_high"]
+    assert zero_key_row["loss_nats_high"] - zero_key_row["loss_nats_low"] > 1
     draw_one("tokenformer_table", tmp_path, tmp_path / "out")
     text = (tmp_path / "out/tokenformer_table.md").read_text()
     (row,) = (line for line in text.splitlines() if "| the parent trained further" in line)
-    assert "| 0.200 [" in row, "grown with zero keys"
+    assert "| 0.200 [" in row, "compared with the model grown with zero keys"
 
 
 def test_gains_on_new_text_are_of_the_validation_split(tmp_path):
@@ -160,19 +160,21 @@ def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_
 
 def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
     for run, test, valid, rest in (
-        ("matched-low", 3.0, 3.9, {}),  # the best on the held-out text, which must not choose
+        ("matched-low", 3.0, 3.9, {}),  # the lowest test loss, which must not be used to choose the rate
         ("matched-high", 3.2, 3.8, {}),
         ("matched-gone", 3.1, 3.5, {"status": "diverged"}),
         ("modern-low", 2.9, 3.6, {}),
         ("modern-high", 2.8, 3.7, {}),
-        ("long-matched-low", 2.5, 3.0, {"tokens": 800}),  # another length, whatever its runs are called
+        ("long-matched-low", 2.5, 3.0, {"tokens": 800}),  # another training length; run names are not used
         ("whole-modern-low", 2.6, 3.0, {"tokens": 800}),
     ):
         for seed in (0, 1):
             write_run(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
     table = load_rows(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
     ours = table[table["source"] == "ours"]
-    assert ours["difference_nats"].tolist() == pytest.approx([-0.1, 0.3, 0.4]), "the last is the change"
+    assert ours["difference_nats"].tolist() == pytest.approx([-0.1, 0.3, 0.4]), (
+        "the last value is the change between the two lengths"
+    )
     chosen = {"modern-low": "matched-high", "whole-modern-low": "long-matched-low"}
     assert ours["tokenformer"].dropna().to_dict() == chosen
 
@@ -180,8 +182,8 @@ def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
 def test_published_sizes_follow_from_the_formula():
     rows = tokenformer_formulas.published().set_index("run")
     assert rows.loc["Scale-354M", "parameters_formula"] == 2 * 12 * 768 * 8 * 2140
-    off = rows["nearer_count_minus_printed_percent"].abs()
-    assert set(off[off > 2].index) == {"Scale-1.4B"}
+    deviation_percent = rows["nearer_count_minus_printed_percent"].abs()
+    assert set(deviation_percent[deviation_percent > 2].index) == {"Scale-1.4B"}
     assert set(rows["flops_token_token_coefficient"][-4:]) == {36_864}
 
 

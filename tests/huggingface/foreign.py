@@ -24,7 +24,7 @@ SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 
 
 def build(kind, **changes):
-    """Return a double-precision model; llama has two query heads per key-value head, opt has learned positions."""
+    """Return a double-precision model. llama has two query heads per key-value head, and opt has learned positions."""
     ensure_torchvision_imports()
     import transformers
 

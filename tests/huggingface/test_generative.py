@@ -1,4 +1,4 @@
-"""The command answer-tasks: rows per policy and budget, resuming, and the smallest mean of the full cache."""
+"""The command answer-tasks: rows per policy and budget, resuming, and the minimum score of the full cache."""
 
 import csv
 

@@ -79,7 +79,7 @@ def test_imported_checkpoints_match_the_official_formulas(tied, activation, tmp_
     assert largest_difference(model, weights, activation=activation) < 1e-10
 
 
-def test_unknown_and_misshapen_tensors_are_named(tmp_path):
+def test_unknown_and_misshapen_tensors_are_refused(tmp_path):
     weights = made_up()
     extra = weights | {"sequential.2.attention.rotary.weight": torch.ones(3)}
     assert "sequential.2.attention.rotary.weight is unknown" in refusal(written(tmp_path, extra))

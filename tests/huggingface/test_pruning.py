@@ -40,14 +40,17 @@ from formerlab.torchvision_shim import ensure_torchvision_imports
 KINDS = ("opt", "llama", "qwen2", "neox")
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 VERSION_5 = int(TRANSFORMERS.partition(".")[0]) >= 5
-"""Whether transformers has `rope_parameters`, and `generate` makes masks for a StaticCache that `prune` can read."""
+"""Whether this is transformers 5.
+
+Its configurations have `rope_parameters`, and its `generate` makes masks for a StaticCache that `prune` supports.
+"""
 PADDED = [9, 20, 14]
 """True lengths of a batch of 20 columns."""
 
 
 @pytest.fixture(scope="module")
 def models():
-    """Return models by kind; tests rely on `prune` restoring them."""
+    """Return models by kind. Tests rely on `prune` restoring them."""
     return {kind: build(kind) for kind in KINDS}
 
 
@@ -130,7 +133,7 @@ def test_calls_match_a_simulation_and_have_no_gradient(models):
 
 
 def test_consecutive_positions_are_accepted(models):
-    """The test has positions that start at 9, and arbitrary positions of left padding."""
+    """Covers positions that start at 9, and left padding with arbitrary positions."""
     model, text = models["llama"], tokens(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     padded_positions = {"position_ids": (mask.cumsum(1) - 1).masked_fill(mask == 0, 1), "attention_mask": mask}

@@ -102,7 +102,7 @@ def test_sizes_vocabulary_and_costs_match_the_model(project):
     assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * products)
 
 
-def test_all_stages_accept_it_as_a_finished_run(done):
+def test_all_stages_accept_a_released_model_as_a_finished_run(done):
     with chdir(done.root):
         plan = done.plan()
         staleness = Staleness(plan)
@@ -113,7 +113,7 @@ def test_all_stages_accept_it_as_a_finished_run(done):
     assert list(records["run"]) == ["released-llama", "released-opt"]
     assert set(records["flops"]) == {0}
     assert results.left_out() == []
-    assert results.rows("train.csv", "small").empty, "nothing was trained"
+    assert results.rows("train.csv", "small").empty, "no run was trained"
     rows = results.rows("prune.csv", "small")
     assert rows.groupby(["run", "policy"]).size().to_dict() == {
         (run, policy): 3 for run in ("released-llama", "released-opt") for policy in ("decay", "full", "h2o")

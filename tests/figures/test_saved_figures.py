@@ -17,8 +17,8 @@ def figure():
 def test_pixels_match_matplotlib(tmp_path):
     figure().savefig(tmp_path / "theirs.png", dpi=150)
     write.save(figure(), tmp_path / "ours.pdf", tmp_path / "ours.png")
-    theirs, ours = (Image.open(tmp_path / f"{name}.png").convert("RGB") for name in ("theirs", "ours"))
-    assert np.array_equal(np.asarray(write.fewer_colours(theirs).convert("RGB")), np.asarray(ours))
+    matplotlib_image, saved_image = (Image.open(tmp_path / f"{name}.png").convert("RGB") for name in ("theirs", "ours"))
+    assert np.array_equal(np.asarray(write.fewer_colours(matplotlib_image).convert("RGB")), np.asarray(saved_image))
 
 
 def test_a_figure_saved_twice_has_the_same_bytes(tmp_path):
@@ -30,9 +30,9 @@ def test_a_figure_saved_twice_has_the_same_bytes(tmp_path):
 
 def test_rare_colours_are_kept():
     picture = np.full((400, 400, 3), [246, 242, 231], np.uint8)
-    row, column = np.indices((400, 360)) // 20  # a map of many shades, on a ground
+    row, column = np.indices((400, 360)) // 20  # a map of many shades on a background
     picture[:, :360] = np.stack((150 + 5 * row % 100, 5 * row + 3 * column, 4 * column + 2 * row), axis=-1)
-    bar = np.linspace(0, 1, 200)  # and a colour bar of blues that the map lacks
+    bar = np.linspace(0, 1, 200)  # and a colour bar of blues that do not occur in the map
     picture[100:300, -4:] = np.stack((5 + 200 * bar, 48 + 180 * bar, 97 + 150 * bar), axis=-1)[:, None]
     kept = np.asarray(write.fewer_colours(Image.fromarray(picture)).convert("RGB")).astype(int)
     assert np.abs(kept - picture).max() < 16
