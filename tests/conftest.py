@@ -27,10 +27,10 @@ def _fixed_numbers() -> None:
 def _plan_in_this_process():
     """Build plans in this process, because a new process would import torch. tests/plan/test_locate.py starts one."""
 
-    def make(root, given, path):
+    def make(root, options, path):
         from formerlab.plan.build import build_plan
 
-        write_json(path, build_plan(root.resolve(), given))
+        write_json(path, build_plan(root.resolve(), options))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(locate, "_make", make)
@@ -42,8 +42,8 @@ def _without_fsync():
     """Do not flush written files to the disk: MLflow alone would flush about a hundred times per database."""
     connect = sqlite3.connect
 
-    def quick(*names, **given):
-        connection = connect(*names, **given)
+    def quick(*names, **options):
+        connection = connect(*names, **options)
         connection.execute("pragma synchronous=off")
         return connection
 

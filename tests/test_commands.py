@@ -76,8 +76,10 @@ def test_a_new_project_has_the_plan_of_the_checkout(tmp_path, capsys, monkeypatc
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
     assert refused(capsys, "init", str(folder)).endswith("exists and is not empty; choose a new folder")
-    ours, theirs = (build_plan(root, {"scale": "smoke"}) for root in (Path(__file__).parents[1], folder))
-    assert ours["train"] == theirs["train"]
+    plan_of_checkout, plan_of_project = (
+        build_plan(root, {"scale": "smoke"}) for root in (Path(__file__).parents[1], folder)
+    )
+    assert plan_of_checkout["train"] == plan_of_project["train"]
 
 
 def test_a_project_from_a_read_only_package_can_be_edited(tmp_path, monkeypatch):
@@ -264,11 +266,11 @@ def test_rescue_renders_only_selected_entries_with_rows(project, capsys, monkeyp
     (project.root / "results/live/smoke").mkdir(parents=True)
     assert "no failed, killed or stopped jobs" in output(capsys, "rescue", "--plan", "plan.json")
     assert not (project.root / "figures").exists()
-    asked = []
-    monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, skip_empty: asked.append(names))
+    rendered = []
+    monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, skip_empty: rendered.append(names))
     for words in ([], ["--only", "denseformer_depth"], ["--only"]):
         output(capsys, "rescue", "--plan", "plan.json", *words)
-    assert asked == [names, ["denseformer_depth"]]
+    assert rendered == [names, ["denseformer_depth"]]
 
 
 def commands(script):
@@ -276,15 +278,17 @@ def commands(script):
 
 
 def test_the_shell_script_has_all_stages_in_the_order_of_dependencies(project, capsys):
-    found = commands(output(capsys, "plan", "--shell"))
+    script_commands = commands(output(capsys, "plan", "--shell"))
     runs = [f"small/{run}/seed{seed}" for run in ("plain", "parent", "child", "deep-3", "deep-4") for seed in (0, 1)]
-    assert found[0] == "data text"
-    assert sorted(found[1:11]) == sorted(f"train {run}" for run in runs)
+    assert script_commands[0] == "data text"
+    assert sorted(script_commands[1:11]) == sorted(f"train {run}" for run in runs)
     for seed in (0, 1):
-        assert found.index(f"train small/parent/seed{seed}") < found.index(f"train small/child/seed{seed}")
+        assert script_commands.index(f"train small/parent/seed{seed}") < script_commands.index(
+            f"train small/child/seed{seed}"
+        )
     evaluations = [f"{stage} small/plain/seed{seed}" for stage in ("zeroshot", "prune") for seed in (0, 1)]
-    assert found[11:15] == evaluations
-    assert found[-1] == "track"
+    assert script_commands[11:15] == evaluations
+    assert script_commands[-1] == "track"
 
 
 def test_the_shell_script_omits_finished_jobs(project, capsys):
@@ -332,13 +336,13 @@ def test_the_demo_passes_all_values_to_snakemake(project, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["demo", "--scale", "smoke", "--cores", "1", *words])
     assert caught.value.code == 1
-    shown = capsys.readouterr().out
-    assert f"python -m formerlab ui --scale smoke {shlex.join(words)}\n" in shown
+    output_text = capsys.readouterr().out
+    assert f"python -m formerlab ui --scale smoke {shlex.join(words)}\n" in output_text
     (command,) = commands
-    given = locate.typed(parse_config(command[command.index("--config") + 1 :]))
+    config = locate.typed(parse_config(command[command.index("--config") + 1 :]))
     values = {"small.optimizer.lr": 1.0e-7, "small.runs.child.growth.keys": "random", "seeds": [3, 4]}
-    assert given == {"scale": "smoke", "set": values}
-    assert ensure_plan(project.root, given)
+    assert config == {"scale": "smoke", "set": values}
+    assert ensure_plan(project.root, config)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])

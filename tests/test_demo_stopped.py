@@ -61,9 +61,9 @@ def demo(tmp_path):
     project.write("snakemake/__init__.py", "")
     for name, text in (("snakemake/__main__.py", SNAKEMAKE), ("quick.py", QUICK), ("slow.py", SLOW)):
         project.write(name, text)
-    places = [str(tmp_path), *filter(None, sys.path)]
+    search_path = [str(tmp_path), *filter(None, sys.path)]
     environment = {key: value for key, value in os.environ.items() if key not in MAKE_VARIABLES}
-    environment["PYTHONPATH"] = os.pathsep.join(places)
+    environment["PYTHONPATH"] = os.pathsep.join(search_path)
     environment["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     with open(tmp_path / "said", "wb") as file:
         make = subprocess.Popen(

@@ -103,7 +103,7 @@ def test_files_exist(page):
                 or "http" in line
             ):
                 continue
-            if not any((place / word).exists() for place in BASE_FOLDERS):
+            if not any((folder / word).exists() for folder in BASE_FOLDERS):
                 missing.append(word)
     assert set(missing) <= set(re.findall(r"^# (\S+\.py)$", page.read_text(), re.MULTILINE))
 
@@ -136,8 +136,8 @@ def test_the_configuration_of_docs_own_text_makes_a_plan(tmp_path, monkeypatch):
     assert f"for {spec['steps']} steps" in page
     assert f"denseformer.steps: {10 * spec['steps']}` trains each run ten times as long" in page
     assert f"trains on at most {text['max_bytes'] / 1e6:.0f} MB" in page
-    drawn = {file for job in plan["draw"].values() for file in job["outputs"]}
-    assert set(re.findall(r"snakemake --cores 2 (figures/\S+)", page)) <= drawn
+    figures = {file for job in plan["draw"].values() for file in job["outputs"]}
+    assert set(re.findall(r"snakemake --cores 2 (figures/\S+)", page)) <= figures
 
 
 def test_the_overview_has_the_numbers_of_the_readme():

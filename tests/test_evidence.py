@@ -50,16 +50,16 @@ def study(tmp_path, monkeypatch):
         def export(self, name):
             called.append(("exported", name))
 
-    def made(runs=("*",), **settings):
+    def run_evidence(runs=("*",), **settings):
         called.clear()
-        given = {"to": Path("elsewhere"), "commit": False, "missing": False, "committed": False} | settings
-        made = Quick(Namespace(study="small", runs=runs, scale="smoke", **given))
-        vars(made).update(settings)
-        made.prepare()
-        made.work()
-        return made
+        options = {"to": Path("elsewhere"), "commit": False, "missing": False, "committed": False} | settings
+        run_evidence = Quick(Namespace(study="small", runs=runs, scale="smoke", **options))
+        vars(run_evidence).update(settings)
+        run_evidence.prepare()
+        run_evidence.work()
+        return run_evidence
 
-    return made, called, plan
+    return run_evidence, called, plan
 
 
 def trained(called):
@@ -111,17 +111,17 @@ def test_committed_selects_exported_runs_and_their_parents(study, tmp_path):
 
 def test_only_children_of_a_failed_run_are_skipped(study):
     make, called, _ = study
-    made = make(fails=("train", "small/parent/seed0"))
+    queue = make(fails=("train", "small/parent/seed0"))
     assert trained(called) == ["deep-4", "parent", "plain"]
-    assert made.failed == {"small/parent/seed0", "small/child/seed0"}
+    assert queue.failed == {"small/parent/seed0", "small/child/seed0"}
 
 
 def test_children_train_after_a_failed_measurement_of_their_parent(study):
     make, called, plan = study
     plan["zeroshot"]["small/parent/seed0"] = plan["zeroshot"]["small/plain/seed0"]
-    made = make(fails=("zeroshot", "small/parent/seed0"))
+    queue = make(fails=("zeroshot", "small/parent/seed0"))
     assert trained(called) == ["deep-4", "parent", "child", "plain"]
-    assert made.failed == {"small/parent/seed0"}
+    assert queue.failed == {"small/parent/seed0"}
 
 
 def test_a_pattern_that_matches_no_trained_run_is_refused(study):

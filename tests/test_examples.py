@@ -40,18 +40,18 @@ def losses(printed):
 
 @pytest.mark.slow
 def test_one_decoder_learns_grows_without_loss_and_is_pruned_with_little_loss(run, text):
-    found = losses(run("one_decoder.py", text, "--steps", 12))
-    assert found["trained"] < 3.5
-    assert found["grown, not trained further"] == pytest.approx(found["trained"], abs=2e-4)
-    assert found["grown, trained further"] < found["trained"]
-    assert len(found) == 7
+    held_out = losses(run("one_decoder.py", text, "--steps", 12))
+    assert held_out["trained"] < 3.5
+    assert held_out["grown, not trained further"] == pytest.approx(held_out["trained"], abs=2e-4)
+    assert held_out["grown, trained further"] < held_out["trained"]
+    assert len(held_out) == 7
 
 
 @pytest.mark.slow
 def test_a_custom_mixer_trains(run, text):
-    found = losses(run("own_mixer.py", text, "--steps", 6))
-    assert len(found) == len(set(found.values())) == 3
-    assert max(found.values()) < 5.5
+    held_out = losses(run("own_mixer.py", text, "--steps", 6))
+    assert len(held_out) == len(set(held_out.values())) == 3
+    assert max(held_out.values()) < 5.5
 
 
 @pytest.fixture

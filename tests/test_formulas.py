@@ -28,10 +28,10 @@ def test_the_page_matches_the_docstrings():
 
 
 def test_every_listed_file_and_folder_has_a_formula():
-    for places in write_formulas.TOPICS.values():
-        for place in places:
-            path = write_formulas.PACKAGE / place
-            assert any(formula.path == path or path in formula.path.parents for formula in FORMULAS), place
+    for names in write_formulas.TOPICS.values():
+        for name in names:
+            path = write_formulas.PACKAGE / name
+            assert any(formula.path == path or path in formula.path.parents for formula in FORMULAS), name
 
 
 VARIANTS = {score.__name__ for score in SCORES.values()} | {

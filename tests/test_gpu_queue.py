@@ -68,8 +68,8 @@ def queue(tmp_path):
 
     def run(seconds, **environment):
         words = ["bash", str(SCRIPT), str(seconds), "out", "smoke"]
-        given = os.environ | {"PYTHON": str(tmp_path / "python"), "MARGIN_S": "0"} | environment
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=given)
+        variables = os.environ | {"PYTHON": str(tmp_path / "python"), "MARGIN_S": "0"} | environment
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=variables)
         assert done.returncode == 0, done.stderr
         return (tmp_path / "out/log").read_text()
 
@@ -78,17 +78,19 @@ def queue(tmp_path):
 
 def test_every_stage_with_a_model_is_queued():
     plan = shell(build_plan(ROOT, {"scale": "smoke"}), Path("plan.json"))
-    said = set(re.findall(r"^python -m formerlab (\S+)", plan, re.MULTILINE))
-    left = re.search(r"formerlab \(([a-z|]+)\)\( ", SCRIPT.read_text())
-    assert left is not None
-    assert said | STAGES.keys() == set(left[1].split("|")) | (STAGES.keys() - {"data", "exact"}), "scripts/gpu_queue.sh"
+    planned_stages = set(re.findall(r"^python -m formerlab (\S+)", plan, re.MULTILINE))
+    stage_pattern = re.search(r"formerlab \(([a-z|]+)\)\( ", SCRIPT.read_text())
+    assert stage_pattern is not None
+    assert planned_stages | STAGES.keys() == set(stage_pattern[1].split("|")) | (STAGES.keys() - {"data", "exact"}), (
+        "scripts/gpu_queue.sh"
+    )
 
 
 def test_the_kernel_tests_run_without_type_checks(tmp_path):
     (tmp_path / "beartype.py").write_text("raise ImportError")
-    given = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))}
     words = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--only", "tests", "--out", str(tmp_path)]
-    subprocess.run([*words, "--seconds", "300"], cwd=ROOT, env=given, check=True)
+    subprocess.run([*words, "--seconds", "300"], cwd=ROOT, env=environment, check=True)
     assert " skipped" in (tmp_path / "tests.log").read_text() or torch.cuda.is_available()
     assert re.search(r"0 failed, 0 error, [1-9]\d* skipped; ended", (tmp_path / "gpu.txt").read_text())
 
@@ -98,13 +100,13 @@ def test_a_slow_item_is_stopped_and_the_remaining_time_is_used(monkeypatch, tmp_
     script = tmp_path / "item.py"
     script.write_text(ITEM)
     monkeypatch.setattr(gpu, "__file__", str(script))
-    said = []
+    printed_lines = []
     with open(tmp_path / "gpu.log", "a") as errors:
         began = time.monotonic()
         for item, limit in (("quick", 60), ("slow", 3), ("broken", 60)):
-            gpu.run_item(item, limit, tmp_path, said.append, errors)
+            gpu.run_item(item, limit, tmp_path, printed_lines.append, errors)
         assert time.monotonic() - began < 60
-    assert [re.sub(r"\d+ of ", "n of ", line) for line in said] == [
+    assert [re.sub(r"\d+ of ", "n of ", line) for line in printed_lines] == [
         "quick       1 ms",
         "quick       done after n of 60 s",
         "slow        1 ms",

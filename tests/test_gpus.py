@@ -67,35 +67,35 @@ def test_small_jobs_share_gpus(start):
     assert fifth.stdout.readline() == assigned[0]
 
 
-def test_an_invalid_number_of_jobs_per_gpu_is_refused(here, monkeypatch):
+def test_an_invalid_number_of_jobs_per_gpu_is_refused(lock_folder, monkeypatch):
     monkeypatch.setenv(JOBS_PER_GPU_VARIABLE, "0")
     with pytest.raises(UserError, match=f"{JOBS_PER_GPU_VARIABLE}=0: set a number of jobs"), locked_gpus("cuda"):
         pass
 
 
-def test_without_a_gpu_a_job_fails_immediately(here, monkeypatch):
+def test_without_a_gpu_a_job_fails_immediately(lock_folder, monkeypatch):
     monkeypatch.delenv(VISIBLE_VARIABLE)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), locked_gpus("cuda"):
         pass
 
 
-def test_a_job_that_needs_more_gpus_than_the_machine_has_is_refused(here, monkeypatch):
+def test_a_job_that_needs_more_gpus_than_the_machine_has_is_refused(lock_folder, monkeypatch):
     monkeypatch.setenv(VISIBLE_VARIABLE, "0")
     with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), locked_gpus("cuda", 4):
         pass
 
 
 def test_a_job_locks_both_gpus_or_none(start):
-    one = start()
-    free = {"0", "3"} - {one.stdout.readline().strip()}
-    both = start(2)
-    assert both.stderr.readline().startswith("waiting for free GPUs (2 needed)")
-    another = start()
-    assert another.stdout.readline().strip() in free  # the waiting job holds no lock
-    for process in (one, another):
+    one_gpu_job = start()
+    free = {"0", "3"} - {one_gpu_job.stdout.readline().strip()}
+    two_gpu_job = start(2)
+    assert two_gpu_job.stderr.readline().startswith("waiting for free GPUs (2 needed)")
+    third_job = start()
+    assert third_job.stdout.readline().strip() in free  # the waiting job holds no lock
+    for process in (one_gpu_job, third_job):
         process.communicate("\n")
-    assert both.stdout.readline() == "0,3\n"
+    assert two_gpu_job.stdout.readline() == "0,3\n"
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", None), ("cuda", "SLURM_JOB_ID"), ("cuda", "RANK")])
@@ -117,7 +117,7 @@ FOREIGN = {
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def lock_folder(tmp_path, monkeypatch):
     """The folder of the locks on a machine with GPU 0 and without a scheduler."""
     for name in ("SLURM_JOB_ID", "RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -127,38 +127,38 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("whose", FOREIGN)
-def test_a_lock_folder_that_others_can_access_is_refused(whose, here, tmp_path):
+def test_a_lock_folder_that_others_can_access_is_refused(whose, lock_folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    FOREIGN[whose](here, other)
-    with pytest.raises(UserError, match=f"{here}: .*set {LOCKS_VARIABLE} to another"), locked_gpus("cuda"):
+    FOREIGN[whose](lock_folder, other)
+    with pytest.raises(UserError, match=f"{lock_folder}: .*set {LOCKS_VARIABLE} to another"), locked_gpus("cuda"):
         pass
     assert not list(other.iterdir())
 
 
-def test_the_lock_folder_is_private_and_gpu_names_may_have_any_characters(here, monkeypatch):
+def test_the_lock_folder_is_private_and_gpu_names_may_have_any_characters(lock_folder, monkeypatch):
     monkeypatch.setenv(VISIBLE_VARIABLE, "MIG-GPU-5c1/1/0, 3")
     with locked_gpus("cuda", 2):
         assert os.environ[VISIBLE_VARIABLE] == "MIG-GPU-5c1/1/0,3"
-    assert here.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in here.iterdir()} == {0o600}
+    assert lock_folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in lock_folder.iterdir()} == {0o600}
 
 
 def test_torchrun_gives_its_processes_time_to_save(monkeypatch, tmp_path):
     """torchrun forwards the signal, and does not kill a process that takes minutes to save."""
-    seen = {}
+    launched = {}
 
     class Started:
         def __init__(self, words, env):
-            seen.update(words=words, env=env)
+            launched.update(words=words, env=env)
 
         def wait(self):
             return 0
 
     monkeypatch.setattr("subprocess.Popen", Started)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    given = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "time_limit": None}
-    train_distributed(tmp_path, {"threads": 1}, argparse.Namespace(**given, deterministic=True), 2, tmp_path)
-    assert "--deterministic" in seen["words"]
-    monkeypatch.setattr(os, "environ", seen["env"])
+    arguments = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "time_limit": None}
+    train_distributed(tmp_path, {"threads": 1}, argparse.Namespace(**arguments, deterministic=True), 2, tmp_path)
+    assert "--deterministic" in launched["words"]
+    monkeypatch.setattr(os, "environ", launched["env"])
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 3600

@@ -46,8 +46,12 @@ def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[s
 
     def run(**settings: str) -> tuple[str, list[str]]:
         command = ("bash", ROOT / "scripts/install_torch.sh", environment, environment / "lock")
-        kept = {key: value for key, value in os.environ.items() if key not in ("TORCH_INDEX", "NO_PROXY", "no_proxy")}
-        done = subprocess.run(command, env=kept | {"PATH": str(programs)} | settings, capture_output=True, text=True)
+        variables = {
+            key: value for key, value in os.environ.items() if key not in ("TORCH_INDEX", "NO_PROXY", "no_proxy")
+        }
+        done = subprocess.run(
+            command, env=variables | {"PATH": str(programs)} | settings, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stderr, sorted(path.name for path in environment.glob("lib/*/site-packages/torch*.dist-info"))
 
@@ -99,36 +103,36 @@ def test_torch_and_torchvision_come_from_an_index_with_the_pinned_torch(install,
 @pytest.mark.parametrize("versions", [{}, {"torch": "2.12.1+cpu"}, {"torch": "12.13.0"}], ids=str)
 def test_an_index_without_the_pinned_torch_is_skipped(install, index, versions) -> None:
     address = index(**versions)
-    said_of_fallback(address, *install(TORCH_INDEX=address))
+    assert_fallback(address, *install(TORCH_INDEX=address))
 
 
 def test_an_index_that_refuses_connections_is_skipped(install, port) -> None:
     address = f"http://127.0.0.1:{port.getsockname()[1]}"
-    said_of_fallback(address, *install(TORCH_INDEX=address))
+    assert_fallback(address, *install(TORCH_INDEX=address))
 
 
 def test_an_index_that_hangs_is_skipped_within_seconds(install, port) -> None:
     port.listen()
     address = f"http://127.0.0.1:{port.getsockname()[1]}"
-    said_of_fallback(address, *install(TORCH_INDEX=address))
+    assert_fallback(address, *install(TORCH_INDEX=address))
 
 
-def said_of_fallback(address: str, said: str, installed: list[str]) -> None:
-    assert said.startswith(f"setup: {address} does not answer or has no torch 2.13.0, so torch comes from the")
-    assert (said.count("\n"), installed) == (1, [])
+def assert_fallback(address: str, output: str, installed: list[str]) -> None:
+    assert output.startswith(f"setup: {address} does not answer or has no torch 2.13.0, so torch comes from the")
+    assert (output.count("\n"), installed) == (1, [])
 
 
 def test_without_a_gpu_the_index_of_cpu_builds_is_used(install, port) -> None:
     proxy = f"http://127.0.0.1:{port.getsockname()[1]}"
-    said_of_fallback("https://download.pytorch.org/whl/cpu", *install(https_proxy=proxy, HTTPS_PROXY=proxy))
+    assert_fallback("https://download.pytorch.org/whl/cpu", *install(https_proxy=proxy, HTTPS_PROXY=proxy))
 
 
 @pytest.mark.parametrize(("program", "reason"), [("nvidia-smi", "NVIDIA GPU found"), ("sbatch", "Slurm found")])
 def test_with_gpus_or_slurm_the_configured_index_is_used(install, tmp_path, program, reason) -> None:
     (tmp_path / "bin" / program).write_text("#!/bin/bash\necho 'GPU 0: NVIDIA H100'\n")
     (tmp_path / "bin" / program).chmod(0o755)
-    said, installed = install()
-    assert said.startswith(f"setup: {reason}, torch 2.13.0 comes from the configured package index")
+    output, installed = install()
+    assert output.startswith(f"setup: {reason}, torch 2.13.0 comes from the configured package index")
     assert installed == []
 
 

@@ -33,10 +33,10 @@ LOCKED = pins("requirements.lock", "requirements-develop.lock", "requirements-re
 PINS = {canonicalize_name(pin.name): pin for pin in LOCKED}
 
 
-@pytest.mark.parametrize("asked", REQUIREMENTS, ids=str)
-def test_every_dependency_is_pinned_within_its_range(asked: Requirement) -> None:
-    pin = PINS[canonicalize_name(asked.name)]
-    assert asked.specifier.contains(version(pin), prereleases=True), "run `make lock`"
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_every_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
+    pin = PINS[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version(pin), prereleases=True), "run `make lock`"
     assert pin.marker is None or all(pin.marker.evaluate(machine) for machine in machines())
 
 

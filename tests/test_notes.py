@@ -40,7 +40,7 @@ def running_stage(stage, folder, file="rows.csv"):
         process.communicate()
 
 
-def left(folder):
+def temporary_files(folder):
     return sorted(path.name for path in folder.rglob("*.tmp"))
 
 
@@ -64,10 +64,10 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path):
 def test_the_next_start_removes_temporary_files_of_a_killed_process_only(tmp_path):
     with running_stage("prune", tmp_path, "prune.csv"):
         with running_stage("zeroshot", tmp_path, "zeroshot.csv"):
-            assert len(left(tmp_path)) == 2
+            assert len(temporary_files(tmp_path)) == 2
         with stage_note("zeroshot", tmp_path):
-            (rest,) = left(tmp_path)
-            assert rest.startswith(".prune.csv.")
+            (remaining,) = temporary_files(tmp_path)
+            assert remaining.startswith(".prune.csv.")
 
 
 def test_temporary_files_of_another_machine_are_removed(tmp_path):
@@ -75,7 +75,7 @@ def test_temporary_files_of_another_machine_are_removed(tmp_path):
     for name in (".flow.csv.node-1-cluster.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp", ".a.node-2.7.tmp"):
         (tmp_path / name).touch()
     with stage_note("flow", tmp_path):
-        assert left(tmp_path) == [".a.node-2.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp"]
+        assert temporary_files(tmp_path) == [".a.node-2.7.tmp", ".zeroshot.csv.node-1-cluster.8.tmp"]
 
 
 def test_sigterm_stops_a_stage_with_a_note(tmp_path):
@@ -84,7 +84,7 @@ def test_sigterm_stops_a_stage_with_a_note(tmp_path):
         stage.wait()
     note = read_note("zeroshot", tmp_path)
     assert (note["state"], note["reason"]) == ("stopped", "SIGTERM")
-    assert left(tmp_path) == []
+    assert temporary_files(tmp_path) == []
 
 
 def test_a_long_reason_is_truncated(tmp_path):

@@ -67,10 +67,10 @@ def test_a_grown_run_and_its_parent_are_reproduced_bit_identically(project, caps
     assert "training small/parent/seed0 first, because small/child/seed0 starts from it" in captured.err
     assert captured.out.startswith("small/child/seed0: bit-identical: train.csv (3 rows), eval.csv (")
     assert captured.out.rstrip().endswith(", the weights")
-    made = project / "results/reproduced/smoke/small/child/seed0/run.json"
-    before = made.stat().st_mtime_ns
+    record = project / "results/reproduced/smoke/small/child/seed0/run.json"
+    modified = record.stat().st_mtime_ns
     assert main(["reproduce", "small/child/seed0"]) == 0
-    assert made.stat().st_mtime_ns == before, "a run that was already reproduced is only compared"
+    assert record.stat().st_mtime_ns == modified, "a run that was already reproduced is only compared"
     assert not (project / "results/live/smoke/small").exists()
 
 
@@ -121,19 +121,19 @@ def test_runs_that_are_not_committed_are_refused(project, capsys):
 
 
 def test_differences_of_rows_are_listed_by_column(tmp_path):
-    for place, device in (("a", "one"), ("b", "another")):
-        make_run(tmp_path / place, "tokenformer", "transformer-1", device=device)
+    for name, device in (("a", "one"), ("b", "another")):
+        make_run(tmp_path / name, "tokenformer", "transformer-1", device=device)
     test = tmp_path / "b/tokenformer/transformer-1/seed0/test.csv"
-    header, first, *rest = test.read_text().splitlines()
+    header, first, *other_lines = test.read_text().splitlines()
     window, tokens, loss = first.split(",")
-    test.write_text("\n".join([header, f"{window},{tokens},{float(loss) + 0.25!r}", *rest]) + "\n")
-    committed, again = (Results(tmp_path / place) for place in "ab")
+    test.write_text("\n".join([header, f"{window},{tokens},{float(loss) + 0.25!r}", *other_lines]) + "\n")
+    committed, again = (Results(tmp_path / name) for name in "ab")
     text, equal = compare_runs(committed, again, committed.records()[0])
     assert not equal
     assert "test.csv: loss_nats in 1 of 40 rows, by 0.25 at most" in text
     assert "bit-identical: train.csv (20 rows), eval.csv (" in text
     assert text.endswith("differences (committed, here):\n  device: one, another")
-    test.write_text("\n".join([header, *rest]) + "\n")
+    test.write_text("\n".join([header, *other_lines]) + "\n")
     assert (
         "test.csv: 40 rows committed, 39 here"
         in compare_runs(committed, Results(tmp_path / "b"), committed.records()[0])[0]

@@ -122,20 +122,20 @@ def test_rows_with_another_hash_than_in_the_record_are_refused(root, measured):
     """Rows of another run, rows with an edited digit and missing rows do not have the recorded hash."""
     name, record = ("zeroshot.csv", "zeroshot.json") if measured else ("test.csv", "run.json")
     folder, other = root / "study/b/seed0", root / "study/a/seed0"
-    for place, value in ((folder, 1.0), (other, 0.0)):
-        write_csv(place / "zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", value)])
+    for run_folder, value in ((folder, 1.0), (other, 0.0)):
+        write_csv(run_folder / "zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", value)])
     contents = json.loads((folder / record).read_text()) if (folder / record).exists() else {}
     (folder / record).write_text(json.dumps(contents | {"rows_sha256": hashes_of_rows(folder, [name])}))
-    before = (folder / name).read_bytes()
+    original = (folder / name).read_bytes()
     assert len(Results(root).rows(name, "study"))
-    for content in ((other / name).read_bytes(), before.replace(b"1", b"2", 1)):
+    for content in ((other / name).read_bytes(), original.replace(b"1", b"2", 1)):
         (folder / name).write_bytes(content)
         with pytest.raises(UserError, match=f"b/seed0/{name}: changed since its stage wrote it; delete it"):
             Results(root).rows(name, "study")
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"b/seed0/{name}: missing"):
         Results(root).rows(name, "study")
-    (folder / name).write_bytes(before)
+    (folder / name).write_bytes(original)
     assert len(Results(root).rows(name, "study"))
 
 

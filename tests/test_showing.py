@@ -27,8 +27,8 @@ def committed(tmp_path_factory):
 
 def tree(root):
     """Return every file and folder with the properties that a write would change."""
-    kept = [path for path in root.rglob("*") if PLANS not in path.relative_to(root).parts]
-    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in kept}
+    paths = [path for path in root.rglob("*") if PLANS not in path.relative_to(root).parts]
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in paths}
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def test_paired_difference_uses_the_seeds_that_both_have():
 
 def test_bootstrap_agrees_with_student_on_many_examples():
     values = np.random.default_rng(0).normal(1.0, 2.0, (1, 2000))
-    found, expected = over_examples(values), student(values[0])
-    assert found.low == pytest.approx(expected.low, abs=0.02)
-    assert found.high == pytest.approx(expected.high, abs=0.02)
+    interval, expected = over_examples(values), student(values[0])
+    assert interval.low == pytest.approx(expected.low, abs=0.02)
+    assert interval.high == pytest.approx(expected.high, abs=0.02)
 
 
 def test_bootstrap_weights_examples_by_their_tokens():
@@ -103,8 +103,8 @@ def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
     freedom = (between + within) ** 2 / (between**2 / (seeds - 1) + within**2 / (examples - 1))
     assert seeds - 1 < freedom < examples
     expected = stats.t.interval(0.95, freedom, of_seeds.mean(), math.sqrt(between + within))
-    found = over_examples(values, weights)
-    assert (found.low, found.high) == pytest.approx(expected)
+    interval = over_examples(values, weights)
+    assert (interval.low, interval.high) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 60), (3, 60), (2, 5)])
@@ -155,8 +155,8 @@ def test_weighted_means_propagate_nan():
 
 def by_definition(confidence, correct, bins):
     error = 0.0
-    for place in range(bins):
-        inside = (confidence > place / bins) & (confidence <= (place + 1) / bins)
+    for index in range(bins):
+        inside = (confidence > index / bins) & (confidence <= (index + 1) / bins)
         if inside.any():
             error += inside.mean() * abs(correct[inside].mean() - confidence[inside].mean())
     return error

@@ -28,8 +28,8 @@ PLAIN = "live/laptop/denseformer/plain-8"
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
     """Write two studies and a figure; return the result of the first sync."""
-    place = tmp_path_factory.mktemp("tracking")
-    root = place / "results/live/laptop"
+    folder = tmp_path_factory.mktemp("tracking")
+    root = folder / "results/live/laptop"
     make_run(root, "denseformer", "plain-8", 0, spec=model(8))
     make_run(root, "denseformer", "plain-8", 1, spec=model(8))
     wide = make_run(root, "denseformer", "plain-16", 0, spec=model(16), status="diverged", diverged_at_step=7)
@@ -37,15 +37,15 @@ def first(tmp_path_factory):
         wide / "run.json", lambda record: record["spec"].update({f"k{i}": i for i in range(150)} | {"a,b": "x" * 9000})
     )
     make_decay(root)
-    figures = place / "figures/live/laptop"
+    figures = folder / "figures/live/laptop"
     figures.mkdir(parents=True)
     (figures / "denseformer_depth.png").write_bytes(b"picture")
     (figures / "denseformer_depth.rst").write_text("caption, of the figure")
-    return place, synced(place)
+    return folder, synced(folder)
 
 
 @pytest.fixture
-def place(first):
+def root(first):
     """Return the folder of both studies after a sync."""
     synced(first[0])
     return first[0]
@@ -57,15 +57,15 @@ def change(path, change):
     path.write_text(json.dumps(record))
 
 
-def synced(place):
-    return sync(place / "results/live/laptop", f"sqlite:///{place}/mlflow.db", place / "figures/live/laptop")
+def synced(root):
+    return sync(root / "results/live/laptop", f"sqlite:///{root}/mlflow.db", root / "figures/live/laptop")
 
 
-def active(place, study="denseformer"):
+def active(root, study="denseformer"):
     """Return the MLflow runs of a study by key."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
+    client = MlflowClient(tracking_uri=f"sqlite:///{root}/mlflow.db")
     experiment = client.get_experiment_by_name(f"formerlab/laptop/{study}")
     runs = client.search_runs([experiment.experiment_id])
     by_key = {run.data.tags["formerlab.key"]: run for run in runs}
@@ -80,31 +80,31 @@ def artifacts(client, run):
     return [file.path for file in (*above, *below) if not file.is_dir]
 
 
-def counts(place):
-    client, runs = active(place)
+def counts(root):
+    client, runs = active(root)
     child = runs[f"{PLAIN}/seed0"]
     history = client.get_metric_history(child.info.run_id, "train/loss_nats")
     return len(runs), len(history), len(child.data.params), len(artifacts(client, child))
 
 
-def test_sync_is_complete_and_has_no_duplicates(first, place, monkeypatch):
+def test_sync_is_complete_and_has_no_duplicates(first, root, monkeypatch):
     outcome = first[1]
-    runs = len(list((place / "results/live/laptop").glob("*/*/seed*")))
+    runs = len(list((root / "results/live/laptop").glob("*/*/seed*")))
     entries = (
-        runs + len(list((place / "results/live/laptop").glob("*/*/"))) + 1
+        runs + len(list((root / "results/live/laptop").glob("*/*/"))) + 1
     )  # configurations, and the row with the figures of a study
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
-    before = counts(place)
+    before = counts(root)
     monkeypatch.setattr("formerlab.results.read.read_rows", lambda *_: pytest.fail("rows are read again"))
-    again = synced(place)
+    again = synced(root)
     assert (again["created"], again["updated"], len(again["unchanged"])) == ([], [], entries)
-    record = json.loads((place / "results/live/laptop/denseformer/plain-8/seed0/run.json").read_text())
-    assert counts(place) == before == (6, 20, len(flatten(record["spec"])), 6)
-    assert len(active(place)[1]["live/laptop/denseformer/plain-16/seed0"].data.params) > 150
+    record = json.loads((root / "results/live/laptop/denseformer/plain-8/seed0/run.json").read_text())
+    assert counts(root) == before == (6, 20, len(flatten(record["spec"])), 6)
+    assert len(active(root)[1]["live/laptop/denseformer/plain-16/seed0"].data.params) > 150
 
 
-def test_seeds_are_children_of_their_configuration_with_mean_metrics(place):
-    client, runs = active(place)
+def test_seeds_are_children_of_their_configuration_with_mean_metrics(root):
+    client, runs = active(root)
     top, middle = runs["live/laptop/denseformer"], runs[PLAIN]
     children = [runs[f"{PLAIN}/seed{seed}"] for seed in (0, 1)]
     assert all(child.data.tags["mlflow.parentRunId"] == middle.info.run_id for child in children)
@@ -122,18 +122,20 @@ def test_seeds_are_children_of_their_configuration_with_mean_metrics(place):
     assert runs["live/laptop/denseformer/plain-16/seed0"].info.status == "FAILED"
 
 
-def test_pages_have_links_to_tracked_studies_sorted_by_loss(place):
-    client, runs = active(place)
+def test_pages_have_links_to_tracked_studies_sorted_by_loss(root):
+    client, runs = active(root)
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer")
-    addresses = pages(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
+    addresses = pages(f"sqlite:///{root}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
     assert list(addresses) == ["denseformer", "decay"]
     page, _, query = addresses["denseformer"].partition("?")
     assert page == f"/#/experiments/{experiment.experiment_id}/runs"
-    asked = dict(parse_qsl(query))
-    assert (asked["workflowType"], asked["orderByAsc"]) == ("machine_learning", "true")
-    assert pages(f"sqlite:///{place}/mlflow.db", "smoke", ["denseformer"]) == {}
+    parameters = dict(parse_qsl(query))
+    assert (parameters["workflowType"], parameters["orderByAsc"]) == ("machine_learning", "true")
+    assert pages(f"sqlite:///{root}/mlflow.db", "smoke", ["denseformer"]) == {}
     listed = client.search_runs(
-        [experiment.experiment_id], filter_string=asked["searchFilter"], order_by=[f"{asked['orderByKey']} ASC"]
+        [experiment.experiment_id],
+        filter_string=parameters["searchFilter"],
+        order_by=[f"{parameters['orderByKey']} ASC"],
     )
     losses = [run.data.metrics["test/loss_nats"] for run in listed if "test/loss_nats" in run.data.metrics]
     assert len(losses) > 1
@@ -142,8 +144,8 @@ def test_pages_have_links_to_tracked_studies_sorted_by_loss(place):
     assert {run.data.tags["formerlab.level"] for run in listed} == {"configuration", "study"}
 
 
-def test_a_run_has_metrics_tags_and_data(place):
-    client, runs = active(place)
+def test_a_run_has_metrics_tags_and_data(root):
+    client, runs = active(root)
     for key in (PLAIN, f"{PLAIN}/seed0"):
         (used,) = client.get_run(runs[key].info.run_id).inputs.dataset_inputs
         assert (used.dataset.name, used.dataset.digest) == ("text", "00112233445566778899aabbccddeeff")
@@ -157,15 +159,15 @@ def test_a_run_has_metrics_tags_and_data(place):
     assert child.data.metrics["training/TFLOP"] == 1.0
     assert child.data.metrics["training/minutes"] == 0.1667
     assert all(value == float(f"{value:.4g}") for value in child.data.metrics.values())
-    _, pruned = active(place, "decay")
+    _, pruned = active(root, "decay")
     metrics = pruned["live/laptop/decay/decoder/seed0"].data.metrics
     assert "prune/decay/alpha 0.2/recent 0/budget 0.1/loss_nats" in metrics
     assert "prune/h2o variant_local_statistics/recent 0.5/budget 0.1/loss_nats" in metrics
 
 
-def test_verdicts_are_searchable_tags(place):
+def test_verdicts_are_searchable_tags(root):
     """The verdicts are tags of the study. Claims of other studies are no tags."""
-    figures = place / "figures/live/laptop"
+    figures = root / "figures/live/laptop"
     rows = [
         "claim,kind,outcome,verdict,changed,ours,reason,holm_p",
         "denseformer-a,measured,agrees,agrees at laptop,changed in version 2,gap = 0.1,,0.03",
@@ -174,8 +176,8 @@ def test_verdicts_are_searchable_tags(place):
     ]
     (figures / "claims.csv").write_text("\n".join(rows) + "\n")
     (figures / "claims.html").write_text("<p>claims</p>")
-    assert "live/laptop/denseformer" in synced(place)["updated"]
-    client, runs = active(place)
+    assert "live/laptop/denseformer" in synced(root)["updated"]
+    client, runs = active(root)
     experiment = runs["live/laptop/denseformer"].info.experiment_id
     (top,) = client.search_runs([experiment], filter_string="tags.`claim.denseformer-a` = 'agrees'")
     assert top.data.tags["claim.denseformer-a.ours"] == "gap = 0.1"
@@ -184,45 +186,45 @@ def test_verdicts_are_searchable_tags(place):
     assert {"tables/claims.csv", "tables/claims.html"} <= set(artifacts(client, top))
     for name in ("claims.csv", "claims.html"):
         (figures / name).unlink()
-    synced(place)
-    assert not [tag for tag in active(place)[1]["live/laptop/denseformer"].data.tags if tag.startswith("claim.")]
+    synced(root)
+    assert not [tag for tag in active(root)[1]["live/laptop/denseformer"].data.tags if tag.startswith("claim.")]
 
 
-def test_a_changed_run_is_replaced(place):
-    folder = place / "results/live/laptop/denseformer/plain-8/seed0"
+def test_a_changed_run_is_replaced(root):
+    folder = root / "results/live/laptop/denseformer/plain-8/seed0"
     for loss, layers in ((1.0, 6), (2.0, 8)):
         write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, loss)])
         change(folder / "run.json", lambda record, n=layers: record["spec"]["model"].update(layers=n))
-        assert synced(place)["updated"] == [PLAIN, f"{PLAIN}/seed0"]
-        _, after = active(place)
+        assert synced(root)["updated"] == [PLAIN, f"{PLAIN}/seed0"]
+        _, after = active(root)
         assert after[f"{PLAIN}/seed0"].data.metrics["test/loss_nats"] == loss
         assert after[f"{PLAIN}/seed0"].data.params["model.layers"] == str(layers)
         assert after[f"{PLAIN}/seed1"].data.tags["mlflow.parentRunId"] == after[PLAIN].info.run_id
 
 
-def test_a_run_with_an_older_layout_is_replaced(place):
-    client, before = active(place)
+def test_a_run_with_an_older_layout_is_replaced(root):
+    client, before = active(root)
     top = before["live/laptop/denseformer"].info.run_id
     client.log_text(top, "picture", "denseformer_depth.png")
     client.set_tag(top, "formerlab.content", "a hash without its layout")
-    synced(place)
-    client, after = active(place)
+    synced(root)
+    client, after = active(root)
     assert artifacts(client, after["live/laptop/denseformer"]) == ["figures/denseformer_depth.png"]
     assert set(after) == set(before)
 
 
-def test_deleted_and_incomplete_runs_are_restored(place):
-    client, before = active(place)
+def test_deleted_and_incomplete_runs_are_restored(root):
+    client, before = active(root)
     client.delete_run(before[f"{PLAIN}/seed1"].info.run_id)
     client.delete_tag(before["live/laptop/denseformer/plain-16/seed0"].info.run_id, "formerlab.content")
-    outcome = synced(place)
+    outcome = synced(root)
     assert outcome["created"] == [f"{PLAIN}/seed1"]
     assert outcome["updated"] == ["live/laptop/denseformer/plain-16/seed0"]
-    assert set(active(place)[1]) == set(before)
+    assert set(active(root)[1]) == set(before)
     client.delete_experiment(before[PLAIN].info.experiment_id)
     for _ in range(2):
-        assert synced(place)["status"] == "ok"
-        assert set(active(place)[1]) == set(before)
+        assert synced(root)["status"] == "ok"
+        assert set(active(root)[1]) == set(before)
 
 
 def test_damaged_rows_are_refused_and_the_others_tracked(tmp_path):
@@ -255,7 +257,7 @@ def test_an_unfinished_run_is_tracked_as_running_and_continued(tmp_path):
     data.mkdir(parents=True, exist_ok=True)
     (data / "manifest.json").write_text('{"fingerprint": "00112233445566778899aabbccddeeff", "splits": {}}')
 
-    def seen():
+    def sync_and_read():
         synced(tmp_path)
         client, runs = active(tmp_path)
         curve = client.get_metric_history(runs[key].info.run_id, "train/loss_nats")
@@ -263,16 +265,16 @@ def test_an_unfinished_run_is_tracked_as_running_and_continued(tmp_path):
         return status, [point.step for point in curve], [run.info.run_id for run in runs.values()]
 
     with suppress(StoppedEarly), stage_note("train", folder):
-        assert seen()[:2] == ("RUNNING", list(range(10, 101, 10)))
+        assert sync_and_read()[:2] == ("RUNNING", list(range(10, 101, 10)))
         raise StoppedEarly("time limit")
-    *stopped, runs = seen()
+    *stopped, runs = sync_and_read()
     assert stopped == ["KILLED", list(range(10, 101, 10))]
     with suppress(StoppedEarly), stage_note("train", folder):  # another start time
-        assert seen() == ("RUNNING", list(range(10, 101, 10)), runs)
+        assert sync_and_read() == ("RUNNING", list(range(10, 101, 10)), runs)
         raise StoppedEarly("time limit")
     for name, text in rows.items():
         (folder / name).write_text(text)
-    assert seen() == ("FINISHED", list(range(10, 201, 10)), runs)
+    assert sync_and_read() == ("FINISHED", list(range(10, 201, 10)), runs)
 
 
 def test_weights_are_logged_once_on_request(tmp_path):

@@ -88,11 +88,11 @@ def test_a_translation_run_writes_the_common_files(project):
 
 def test_continued_training_reads_the_next_batches(project):
     record = json.loads((project / "results/live/smoke" / LONGER / "run.json").read_text())
-    base, own = record["read"]
-    assert (base["run"], own["run"]) == (RUN, LONGER)
-    assert own["start"] == base["end"]
-    assert own["end"]["steps"] == 12
-    assert own["tokens_cumulative"] == own["tokens"] + base["tokens"]
+    base, continued = record["read"]
+    assert (base["run"], continued["run"]) == (RUN, LONGER)
+    assert continued["start"] == base["end"]
+    assert continued["end"]["steps"] == 12
+    assert continued["tokens_cumulative"] == continued["tokens"] + base["tokens"]
 
 
 def test_every_test_sentence_has_a_row_in_every_file(project):

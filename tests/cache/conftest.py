@@ -26,16 +26,16 @@ class Oracle:
     def evict(heads: list[list[list[float]]], *, alpha: float, budget: int, recent: int, sink: int) -> list[set[int]]:
         """Return the keys that each query sees; `heads` are the logits [head][q][k] of one group."""
         scores: dict[int, float] = {}
-        seen = []
+        visible = []
         for q in range(len(heads[0])):
             scores[q] = 0.0
-            seen.append(set(scores))
+            visible.append(set(scores))
             attention = [softmax({k: head[q][k] for k in scores}) for head in heads]
             scores = {k: alpha * score + sum(row[k] for row in attention) for k, score in scores.items()}
             if len(scores) > budget:
                 candidates = [k for k in scores if sink <= k <= q - recent]
                 del scores[min(candidates, key=lambda k: (scores[k], k))]
-        return seen
+        return visible
 
     @staticmethod
     def official_local(logits: list[list[float]], *, heavy: int, recent: int) -> list[set[int]]:
@@ -43,7 +43,7 @@ class Oracle:
         time = len(logits)
         rows = [softmax({k: logits[q][k] for k in range(q + 1)}) for q in range(time)]
         total = dict.fromkeys(range(time), 0.0)
-        seen = []
+        visible = []
         for q in range(time):
             if q < heavy:
                 hitters = set(range(q + 1))
@@ -51,8 +51,8 @@ class Oracle:
                 ranked = sorted(range(q), key=lambda k: (-total[k], -k))
                 hitters = {*ranked[: max(heavy - 1, 0)], q}
             total = {k: total[k] + rows[q].get(k, 0.0) if k in hitters else 0.0 for k in range(time)}
-            seen.append(hitters | set(range(max(0, q - recent), q + 1)))
-        return seen
+            visible.append(hitters | set(range(max(0, q - recent), q + 1)))
+        return visible
 
     @staticmethod
     def official_global(logits: list[list[float]], *, heavy: int, recent: int) -> list[set[int]]:
@@ -73,13 +73,13 @@ class Oracle:
         alive, total = set(range(time)), dict.fromkeys(range(time), 0.0)
         result = []
         for heads, passed in zip(layers, budget, strict=True):
-            seen = [{k for k in range(q) if k in alive} | {q} for q in range(time)]
+            visible = [{k for k in range(q) if k in alive} | {q} for q in range(time)]
             for head in heads:
                 for q in range(time):
-                    for k, attention in softmax({k: head[q][k] for k in seen[q]}).items():
+                    for k, attention in softmax({k: head[q][k] for k in visible[q]}).items():
                         total[k] += attention
             alive = set(sorted(alive, key=lambda k: (-total[k], -k))[:passed])
-            result.append(seen)
+            result.append(visible)
         return result
 
 

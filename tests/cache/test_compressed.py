@@ -188,7 +188,7 @@ def test_policies_that_mask_whole_sequences_cannot_compress(policy):
 def test_one_key_of_the_shortest_prompt_is_retained(policy):
     for time, budget in ((1, 4), (1, 0.1), (4, 0.1)):
         retained = time if isinstance(policy, Full) else 1
-        assert [[len(kept) for kept in row] for row in chosen(policy, budget, *tensors(time=time))] == [
+        assert [[len(keys) for keys in row] for row in chosen(policy, budget, *tensors(time=time))] == [
             [retained] * 2
         ] * 2
 

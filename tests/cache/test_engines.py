@@ -157,11 +157,11 @@ def test_compiled_decoding_matches_torch(policy, d_head, numba_engine, monkeypat
     q, k, v = tensors(2, 4, 2, 40, d_head)
     tokens = [slice(token, token + 1) for token in range(40)]
     outs = []
-    for least in (0, 10**9):
-        monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", least)
+    for threshold in (0, 10**9):
+        monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", threshold)
         cache = PrunedCache(policy, 9)
         outs.append(torch.cat([cache(0, q[:, :, token], k[:, :, token], v[:, :, token]) for token in tokens], 2))
-        assert (cache._layers[0].step is not None) == (least == 0)
+        assert (cache._layers[0].step is not None) == (threshold == 0)
     assert torch.allclose(*outs, atol=1e-12)
     assert torch.allclose(outs[0], Simulation(policy, 9)(0, q, k, v), atol=1e-12)
 

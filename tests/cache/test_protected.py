@@ -93,9 +93,9 @@ def test_a_protected_prompt_is_retained_as_simulated(policy):
         real = feed(model, tokens, cache)  # the first chunk has 7 tokens
         expected = model(tokens, attend=Simulation(policy, budget, prompt=PROMPT))
         assert (real - expected).abs().max() < 1e-10
-        kept = cache.kept(1)
-        assert kept.shape[-1] == budget
-        assert torch.equal(kept[..., :PROMPT], torch.arange(PROMPT).expand_as(kept[..., :PROMPT]))
+        retained = cache.kept(1)
+        assert retained.shape[-1] == budget
+        assert torch.equal(retained[..., :PROMPT], torch.arange(PROMPT).expand_as(retained[..., :PROMPT]))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_scope_layer_retains_the_same_keys_in_all_heads(policy, oracle):
 @pytest.mark.parametrize("policy", [Knorm(), KeyDiff()], ids=repr)
 def test_half_precision_keys_give_the_scores_of_float32(policy, dtype):
     keys, logits = draw(2, 2, 200, 16).to(dtype), draw(2, 2, 200, 200).float()
-    actual, expected = (simulate(policy, logits, 50, keys=given)[1] for given in (keys, keys.float()))
+    actual, expected = (simulate(policy, logits, 50, keys=keys_of_dtype)[1] for keys_of_dtype in (keys, keys.float()))
     assert torch.equal(actual, expected)
 
 

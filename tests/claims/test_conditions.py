@@ -16,9 +16,9 @@ CLAIM = next(claim for claim in read_claims().claims if claim.id == "denseformer
 
 def claim_and_runs(root, *conditions, **arms):
     """Return a claim with these conditions, and the runs of its arms."""
-    given = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
+    arms_by_name = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
     claim = CLAIM.model_copy(update={"regime": tuple(Condition(**condition) for condition in conditions)})
-    return claim, arm_runs(claim, ClaimRows(Results(root), "study", ClaimArms(arms=given)), None)
+    return claim, arm_runs(claim, ClaimRows(Results(root), "study", ClaimArms(arms=arms_by_name)), None)
 
 
 def value(root, quantity, arm):
@@ -42,8 +42,8 @@ def change(folder, **changes):
 def test_settings_and_counts_are_read_from_the_record(root):
     spec = model(layers=6, depth=dwa(4, 5)) | {"position": {"kind": "rotary", "fraction": 0.25}}
     make_run(root, "study", "a", spec=spec, read=[{"epochs": 0.5, "tokens_cumulative": 7}, {"epochs": 1.5}])
-    found = {name: value(root, name, "a") for name in ("depth", "heads", "head_width", "dilation", "period", "steps")}
-    assert found == {"depth": 6, "heads": 4, "head_width": 16, "dilation": 4, "period": 5, "steps": 200}
+    values = {name: value(root, name, "a") for name in ("depth", "heads", "head_width", "dilation", "period", "steps")}
+    assert values == {"depth": 6, "heads": 4, "head_width": 16, "dilation": 4, "period": 5, "steps": 200}
     assert (value(root, "epochs", "a"), value(root, "rotary", "a")) == (1.5, 0.25)
     assert value(root, "tokens_per_parameter", "a") == pytest.approx(102_400 / 217_000)
     make_run(root, "study", "plain", spec=model() | {"d_key": 32})
@@ -100,9 +100,9 @@ def test_examples_of_masks_are_windows(root):
         ]
         columns = ("policy", "alpha", "recent", "budget", "window", "metric", "value", "document")
         write_csv(folder / "prune_masks.csv", columns, rows)
-        own = claim.model_copy(update={"regime": (condition,)})
+        claim_with_condition = claim.model_copy(update={"regime": (condition,)})
         rows = ClaimRows(Results(root), "study", ClaimArms(arms={"decay": arm}))
-        lines = unmet_conditions(own, arm_runs(own, rows, None))
+        lines = unmet_conditions(claim_with_condition, arm_runs(claim_with_condition, rows, None))
         assert lines == ([] if count == 20 else ["examples of 'decay': 19 (needed: at least 20)"])
         assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
@@ -125,7 +125,7 @@ def test_overfit_needs_the_training_loss_without_label_smoothing(root):
 
 
 @pytest.mark.parametrize(
-    ("own", "rates", "inside"),
+    ("rate_in_use", "rates", "inside"),
     [
         (0.01, {0.005: 4.4, 0.01: 4.3, 0.02: 4.5}, 1),
         (0.01, {0.005: 4.2, 0.01: 4.3, 0.02: 4.5}, 0),
@@ -134,8 +134,8 @@ def test_overfit_needs_the_training_loss_without_label_smoothing(root):
         (0.01, {}, 0),
     ],
 )
-def test_rate_inside_needs_rates_on_both_sides(root, own, rates, inside):
-    make_run(root, "study", "a", optimizer={"lr": own}, tokens=400)
+def test_rate_inside_needs_rates_on_both_sides(root, rate_in_use, rates, inside):
+    make_run(root, "study", "a", optimizer={"lr": rate_in_use}, tokens=400)
     for rate, loss in rates.items():
         make_run(
             root.parent / "pilot", "study", f"s-{round(1e4 * rate)}", 7, optimizer={"lr": rate}, loss=loss, tokens=100

@@ -19,24 +19,24 @@ runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1
 
 
 @given(st.floats(0.02, 0.5), st.floats(1e9, 1e20), st.floats(0.05, 0.95))
-def test_flops_of_a_power_law_are_recovered(exponent, scale, share):
+def test_flops_of_a_power_law_are_recovered(exponent, scale, fraction):
     """If the loss is a power of the FLOPs, every loss between the ends needs the FLOPs of the power law."""
     flops = scale * np.array([1.0, 3.0, 10.0, 50.0])
-    target_flops = scale * 50**share
-    found = flops_at_loss(4 * (target_flops / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
-    assert found == pytest.approx(target_flops, rel=1e-9)
+    target_flops = scale * 50**fraction
+    flops_of_loss = flops_at_loss(4 * (target_flops / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
+    assert flops_of_loss == pytest.approx(target_flops, rel=1e-9)
 
 
 @given(runs)
 def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     flops, losses = (np.array(column) for column in zip(*points, strict=True))
-    places = on_envelope(flops, losses)
+    indices = on_envelope(flops, losses)
     for loss in losses:
         needed = flops_at_loss(loss, flops, losses)
-        assert math.isnan(needed) == (loss > losses[places[0]]), (
+        assert math.isnan(needed) == (loss > losses[indices[0]]), (
             "only a loss above the loss of the cheapest run has no FLOPs"
         )
-        enough = flops[places][losses[places] <= loss]
+        enough = flops[indices][losses[indices] <= loss]
         assert math.isnan(needed) or needed <= enough.min() * (1 + 1e-9)
 
 
@@ -44,11 +44,11 @@ def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
 def test_envelope_has_the_runs_with_the_lowest_loss_for_their_budget(points):
     flops, losses = (np.array(column) for column in zip(*points, strict=True))
     expected = [
-        place
-        for place, (cost, loss) in enumerate(points)
+        index
+        for index, (cost, loss) in enumerate(points)
         if not any(
-            other <= SAME_BUDGET * cost and (found < loss or (found == loss and other < cost))
-            for other, found in points
+            other <= SAME_BUDGET * cost and (other_loss < loss or (other_loss == loss and other < cost))
+            for other, other_loss in points
         )
     ]
     assert sorted(on_envelope(flops, losses)) == expected
@@ -64,8 +64,8 @@ def test_only_the_best_run_of_a_budget_is_used():
 @given(runs, st.floats(1.0, 8.0), st.floats(0.0, 3.0), st.floats(1.0, 100.0), st.randoms(use_true_random=False))
 def test_flops_at_loss_ignores_worse_runs_order_and_unit(points, loss, worse, dearer, random):
     expected = flops_at_loss(loss, *zip(*points, strict=True))
-    cost, found = random.choice(points)
-    shuffled = [*points, (cost * dearer, found + worse)]
+    cost, loss_of_run = random.choice(points)
+    shuffled = [*points, (cost * dearer, loss_of_run + worse)]
     random.shuffle(shuffled)
     flops, losses = (np.array(column) for column in zip(*shuffled, strict=True))
     assert flops_at_loss(loss, 7 * flops, losses) == pytest.approx(7 * expected, rel=1e-9, nan_ok=True)
@@ -76,13 +76,13 @@ def test_envelope_variance_matches_finite_differences():
     flops, law = np.array([1e12, 4e12]), lambda cost: 4 * (cost / 1e12) ** -0.1
     by_run = [pd.Series(law(cost) + np.array(noise)) for cost, noise in zip(flops, ([-0.01, 0.01], [0.0]), strict=True)]
     cost, middle = np.array([6e12]), np.array([law(2e12)])
-    found, freedom = envelope_variance(middle, cost, flops, by_run)
+    variance, freedom = envelope_variance(middle, cost, flops, by_run)
     means, ends = [run.mean() for run in by_run], []
     for shift in (-1e-5, 1e-5):
         ends.append([cost[0] / flops_at_loss(middle[0], flops, np.add(means, shift * np.eye(2)[i])) for i in (0, 1)])
     slopes = (np.array(ends[1]) - np.array(ends[0])) / 2e-5
     spread = 2e-4  # one degree of freedom: two seeds of one run
-    assert (found, freedom) == (pytest.approx(spread * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4), 1)
+    assert (variance, freedom) == (pytest.approx(spread * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4), 1)
     assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3), (
         "d ln F / d ln L = 10, and both runs have weight 1/2"
     )
@@ -157,9 +157,9 @@ def test_the_variance_of_the_envelope_widens_the_interval(tmp_path):
     verdict = evaluated(tmp_path / "overnight", flops=3e12, spread=0.02)
     cost = verdict.items[0].quantities["cost"]
     assert cost.by_seed.std() < 1e-12
-    found = cost.interval(0.95)
-    assert found.mean == pytest.approx(3 / 8, rel=1e-3)
-    assert found.high - found.mean > 0.015, (
+    interval = cost.interval(0.95)
+    assert interval.mean == pytest.approx(3 / 8, rel=1e-3)
+    assert interval.high - interval.mean > 0.015, (
         "0.5 x 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1, because the point is between two runs"
     )
 

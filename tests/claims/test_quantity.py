@@ -47,8 +47,8 @@ def test_difference_of_two_runs_has_the_paired_t_interval():
     a, b = NOISE.normal(3, 0.02, 4), NOISE.normal(3, 0.02, 4)
     pool = residual_variance(pd.concat({"a": pd.Series(a), "b": pd.Series(b)}))
     assert pool[0] * 2 == pytest.approx((a - b).var(ddof=1))
-    found = (combination("a", a, pool) - combination("b", b, pool)).interval(0.95)
-    assert (found.low, found.high) == pytest.approx(stats.ttest_rel(a, b).confidence_interval(0.95))
+    interval = (combination("a", a, pool) - combination("b", b, pool)).interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx(stats.ttest_rel(a, b).confidence_interval(0.95))
 
 
 def test_pooled_variance_is_used_unless_an_f_test_rejects_it():
@@ -65,21 +65,22 @@ def test_arms_with_unequal_deviations_have_welchs_interval():
     Arms with equal deviations share one variance.
     """
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
-    own = [within_run_variance([values]) for values in (wide, narrow)]
+    variances = [within_run_variance([values]) for values in (wide, narrow)]
     a, b = (
-        combination(n, v, POOL, model_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True)
+        combination(n, v, POOL, model_variance=lambda o=o: o)
+        for n, v, o in zip("ab", (wide, narrow), variances, strict=True)
     )
     expected = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(0.95)
-    found = (a - b).interval(0.95)
-    assert (found.low, found.high) == pytest.approx(expected)
+    interval = (a - b).interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx(expected)
     common = stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3)
-    for others in ((own[0], own[0]), (own[0], None)):
+    for others in ((variances[0], variances[0]), (variances[0], None)):
         a, b = (
             combination(n, v, POOL, model_variance=lambda o=o: o)
             for n, v, o in zip("ab", (wide, narrow), others, strict=True)
         )
-        found = (a - b).interval(0.95)
-        assert found.high - found.mean == pytest.approx(common)
+        interval = (a - b).interval(0.95)
+        assert interval.high - interval.mean == pytest.approx(common)
 
 
 def test_the_within_run_variance_uses_the_mean_of_each_run():
@@ -90,10 +91,10 @@ def test_the_within_run_variance_uses_the_mean_of_each_run():
 
 def test_variance_shared_by_all_seeds_is_added_once():
     """The variance of an envelope does not shrink with the number of seeds of the chain."""
-    found = combination("a", [1.0, 1.2, 1.1], shared=(0.04, 6)).interval(0.95)
+    interval = combination("a", [1.0, 1.2, 1.1], shared=(0.04, 6)).interval(0.95)
     between = 0.01 / 3
     freedom = (between + 0.04) ** 2 / (between**2 / 2 + 0.04**2 / 6)
-    assert found.high - found.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + 0.04))
+    assert interval.high - interval.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + 0.04))
 
 
 def test_coefficients_of_one_run_are_summed_before_they_are_squared():
@@ -114,20 +115,20 @@ def test_twenty_documents_add_a_second_variance(documents, counted):
     on = {run: {seed: NOISE.normal(3, 0.3, documents) for seed in range(3)} for run in "ab"}
     means = {run: [np.average(values, weights=weights) for values in seeds.values()] for run, seeds in on.items()}
     a, b = (combination(run, means[run], units=pd.DataFrame(on[run]).T, weights=weights) for run in "ab")
-    found = (a - b).interval(0.95)
+    interval = (a - b).interval(0.95)
     values = np.array(means["a"]) - np.array(means["b"])
     d = np.mean([on["a"][seed] - on["b"][seed] for seed in range(3)], axis=0)
-    share = weights / weights.sum()
-    within = documents / (documents - 1) * np.sum(share**2 * (d - share @ d) ** 2) if counted else 0.0
+    fractions = weights / weights.sum()
+    within = documents / (documents - 1) * np.sum(fractions**2 * (d - fractions @ d) ** 2) if counted else 0.0
     between = values.var(ddof=1) / 3
     freedom = (between + within) ** 2 / (between**2 / 2 + within**2 / (documents - 1))
-    assert found.high - found.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + within))
+    assert interval.high - interval.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + within))
     assert bool((a - b).documents()) is counted
 
 
 def test_only_seeds_of_all_terms_are_compared():
-    found = combination("a", [1.0, 2.0, 3.0, 9.0]) - combination("b", [0.0, 0.0, 0.0])
-    assert (found.by_seed.index.tolist(), found.interval(0.95).mean) == ([0, 1, 2], 2.0)
+    difference = combination("a", [1.0, 2.0, 3.0, 9.0]) - combination("b", [0.0, 0.0, 0.0])
+    assert (difference.by_seed.index.tolist(), difference.interval(0.95).mean) == ([0, 1, 2], 2.0)
 
 
 def test_similar_runs_share_a_variance():
@@ -155,17 +156,17 @@ def test_seeds_and_examples_add_separate_variances():
 
 def test_fewer_than_twenty_examples_have_a_t_interval():
     values = NOISE.normal(0.1, 1, (1, 8))
-    found = estimate(values).interval(0.95)
-    assert (found.low, found.high) == pytest.approx(stats.ttest_1samp(values[0], 0).confidence_interval(0.95))
+    interval = estimate(values).interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx(stats.ttest_1samp(values[0], 0).confidence_interval(0.95))
     assert estimate(np.ones((1, 1))).ends(0.95) == (-math.inf, math.inf), "one example has no interval"
 
 
 def test_compared_ends_are_three_monte_carlo_standard_errors_outward():
-    found = estimate(NOISE.normal(0, 1, (1, 100)))
-    lows = [np.quantile(batch, 0.025) for batch in found.replicates]
-    expected = np.quantile(found.replicates, 0.025) - MONTE_CARLO_GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)
-    assert found.ends(0.95)[0] == pytest.approx(expected)
-    assert found.interval(0.95).low == pytest.approx(np.quantile(found.replicates, 0.025))
+    quantity = estimate(NOISE.normal(0, 1, (1, 100)))
+    lows = [np.quantile(batch, 0.025) for batch in quantity.replicates]
+    expected = np.quantile(quantity.replicates, 0.025) - MONTE_CARLO_GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)
+    assert quantity.ends(0.95)[0] == pytest.approx(expected)
+    assert quantity.interval(0.95).low == pytest.approx(np.quantile(quantity.replicates, 0.025))
 
 
 def test_differences_stay_paired_because_resamples_are_shared():
@@ -178,47 +179,47 @@ def test_differences_stay_paired_because_resamples_are_shared():
 
 def test_tasks_of_different_sizes_have_equal_weight():
     by_seed = np.array([0.1, -0.3, 0.5])[:, None]
-    found = estimate(np.tile(by_seed, (1, 30)), np.tile(-by_seed, (1, 3000)), resamples=40)
-    assert np.abs(found.replicates).max() < 1e-12
-    assert found.by_seed.tolist() == pytest.approx([0.0, 0.0, 0.0])
-    assert found.examples == 3030
+    quantity = estimate(np.tile(by_seed, (1, 30)), np.tile(-by_seed, (1, 3000)), resamples=40)
+    assert np.abs(quantity.replicates).max() < 1e-12
+    assert quantity.by_seed.tolist() == pytest.approx([0.0, 0.0, 0.0])
+    assert quantity.examples == 3030
 
 
 def test_corpus_score_is_computed_for_every_resample():
     """The statistics are summed, because smoothing of an n-gram order without a match depends on the sums."""
     sentences = NOISE.integers(0, 3, (1, 24, 10)).astype(float)
     sentences[..., 4:8], sentences[..., 3], sentences[..., 8:] = 4, 0, 9
-    found = estimate(sentences, reduce=corpus_bleu, resamples=BATCHES * 5)
-    assert found.by_seed[0] == pytest.approx(float(corpus_bleu(sentences[0].sum(axis=0))))
-    ((_, drawn),) = resampled(24, 5, 0)
-    np.testing.assert_allclose(found.replicates[0], corpus_bleu(drawn @ sentences[0]))
+    quantity = estimate(sentences, reduce=corpus_bleu, resamples=BATCHES * 5)
+    assert quantity.by_seed[0] == pytest.approx(float(corpus_bleu(sentences[0].sum(axis=0))))
+    ((_, counts),) = resampled(24, 5, 0)
+    np.testing.assert_allclose(quantity.replicates[0], corpus_bleu(counts @ sentences[0]))
 
 
 def test_alpha_is_chosen_again_in_every_resample():
     halves = {task: tuple((NOISE.random((6, 1, 30)) < 0.5).astype(float) for _ in range(2)) for task in "ab"}
     groups = tuple(half.transpose(1, 2, 0) for task in "ab" for half in halves[task])
-    found = {
+    quantities = {
         choice: Examples(groups, (0,), {"a": (), "b": ()}, chosen=choice).estimate(BATCHES * 5)
         for choice in ("own", "common")
     }
-    drawn = {
+    resampled_rows = {
         task: [next(resampled(30, 5, (2 * index + half) * 1000))[1] for half in (0, 1)]
         for index, task in enumerate("ab")
     }
     for resample in range(5):
-        means = {t: [halves[t][h][:, 0] @ drawn[t][h][resample] / 30 for h in (0, 1)] for t in "ab"}
-        own = [means[task][half][means[task][1 - half].argmax()] for task in "ab" for half in (0, 1)]
-        shown = [sum(means[task][1 - half] for task in "ab").argmax() for half in (0, 1)]
-        common = [means[task][half][shown[half]] for task in "ab" for half in (0, 1)]
-        for choice, expected in (("own", own), ("common", common)):
-            assert found[choice].replicates[0, resample] == pytest.approx(np.mean(expected))
+        means = {t: [halves[t][h][:, 0] @ resampled_rows[t][h][resample] / 30 for h in (0, 1)] for t in "ab"}
+        alphas_by_task = [means[task][half][means[task][1 - half].argmax()] for task in "ab" for half in (0, 1)]
+        common_alphas = [sum(means[task][1 - half] for task in "ab").argmax() for half in (0, 1)]
+        common = [means[task][half][common_alphas[half]] for task in "ab" for half in (0, 1)]
+        for choice, expected in (("own", alphas_by_task), ("common", common)):
+            assert quantities[choice].replicates[0, resample] == pytest.approx(np.mean(expected))
     grid = {task: np.concatenate(pair, axis=2) for task, pair in halves.items()}
     sides = dict.fromkeys("ab", np.repeat([0, 1], 30))
     picked = choose_alphas(grid, sides, common=False)
     points = [chosen_answers(grid[task], picked[task], sides[task]).mean() for task in "ab"]
-    assert found["own"].by_seed[0] == pytest.approx(np.mean(points))
-    middle = found["own"].interval(0.95)
-    assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found["own"].replicates.std())
+    assert quantities["own"].by_seed[0] == pytest.approx(np.mean(points))
+    middle = quantities["own"].interval(0.95)
+    assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * quantities["own"].replicates.std())
 
 
 def test_agreement_uses_fishers_z_and_the_jackknife():
@@ -229,6 +230,8 @@ def test_agreement_uses_fishers_z_and_the_jackknife():
 
     mean, without = mean_z(rows), [mean_z(np.delete(rows, seed, axis=0)) for seed in range(4)]
     half = stats.t(3).ppf(0.975) * math.sqrt(3 / 4 * np.sum((without - np.mean(without)) ** 2))
-    found = Agreement(rows).interval(0.95)
-    assert (found.mean, found.low, found.high) == pytest.approx(tuple(np.tanh([mean, mean - half, mean + half])))
+    interval = Agreement(rows).interval(0.95)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx(
+        tuple(np.tanh([mean, mean - half, mean + half]))
+    )
     assert not Agreement(rows[:2]).interval(0.95).known

@@ -89,7 +89,7 @@ def test_every_quantity_of_a_regime_is_implemented():
 
 @pytest.mark.parametrize("claim", REGISTRY.claims, ids=lambda claim: claim.id)
 def test_expressions_use_only_defined_names_and_functions(claim):
-    known = set(REGISTRY.protocol["functions"])
+    defined_names = set(REGISTRY.protocol["functions"])
     arms = set(claim.arms)
     criterion = claim.criterion
     for name, expression in [*criterion.let.items(), ("holds", criterion.holds), ("fails", criterion.fails)]:
@@ -101,8 +101,8 @@ def test_expressions_use_only_defined_names_and_functions(claim):
                     assert set(used) <= arms
                     assert metric in REGISTRY.protocol["metrics"]
             elif isinstance(node, ast.Name):
-                assert node.id in known
-        known.add(name)
+                assert node.id in defined_names
+        defined_names.add(name)
 
 
 def test_every_exact_claim_has_a_check():

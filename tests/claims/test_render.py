@@ -55,14 +55,18 @@ def verdicts(tmp_path_factory):
 def test_committed_rows_have_the_listed_verdicts(scale):
     """Claims that are missing in the registered lists and in NEWER have no rows or are not tested."""
     root = ROOT / "results/cached" / scale
-    found = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
-    now = {verdict.claim.id: verdict for verdict in found}
+    verdicts = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
+    verdict_by_claim = {verdict.claim.id: verdict for verdict in verdicts}
     for claim, text in (LISTED[scale] | NEWER.get(scale, {})).items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
-        assert now[claim].outcome == word, (claim, text, now[claim].items)
-        deciding = {item.item for item in now[claim].items if item.outcome == word}
+        assert verdict_by_claim[claim].outcome == word, (claim, text, verdict_by_claim[claim].items)
+        deciding = {item.item for item in verdict_by_claim[claim].items if item.outcome == word}
         assert not (by and by[0].startswith("by ")) or deciding == {*by[0].removeprefix("by ").split(" and ")}
-    tested = {name for name, verdict in now.items() if verdict.outcome in ("agrees", "contradicts", "cannot_tell")}
+    tested = {
+        name
+        for name, verdict in verdict_by_claim.items()
+        if verdict.outcome in ("agrees", "contradicts", "cannot_tell")
+    }
     assert tested <= LISTED[scale].keys() | NEWER.get(scale, {}).keys()
 
 
@@ -96,8 +100,8 @@ def test_a_verdict_on_one_model_states_the_model(tmp_path, scale, run, expected)
         for budget in (0.1, 0.2)
     }
     name = "decay-half-recent-beats-h2o"
-    found = evaluate_results(Results(tmp_path / scale), {"decay": {name: ClaimArms(items=items)}})
-    rows = verdict_frame(found).set_index("claim").loc[name]
+    verdicts = evaluate_results(Results(tmp_path / scale), {"decay": {name: ClaimArms(items=items)}})
+    rows = verdict_frame(verdicts).set_index("claim").loc[name]
     assert set(rows["verdict"]) == {expected}
     assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
@@ -155,7 +159,7 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
 
 def test_the_table_of_the_readme_is_sorted_by_verdict_with_a_stable_order(verdicts):
     names = list(README_CLAIMS)
-    outcomes = {name: README_ORDER[5 - place % 6] for place, name in enumerate(names)}
+    outcomes = {name: README_ORDER[5 - index % 6] for index, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in verdicts]
     expected = [f"**{README_CLAIMS[name].claim}**" for word in README_ORDER for name in names if outcomes[name] == word]
     lines = table_of_the_readme({"laptop": mixed})[2:]
@@ -183,15 +187,15 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
 
 def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(verdicts):
     registry = read_claims()
-    shown = [claim for claim in registry.claims if claim.id in README_CLAIMS and claim.kind == "measured"]
-    assert all(map(registry.revisions, shown)), "README says that the rules of every claim changed"
-    former = {claim.id: registry.former_outcome(claim) for claim in shown}
+    readme_claims = [claim for claim in registry.claims if claim.id in README_CLAIMS and claim.kind == "measured"]
+    assert all(map(registry.revisions, readme_claims)), "README says that the rules of every claim changed"
+    former = {claim.id: registry.former_outcome(claim) for claim in readme_claims}
     altered = {name for name, outcome in former.items() if outcome}
     assert former["denseformer-better-at-equal-depth"] == former["tokenformer-growth-beats-continuing"] == "agrees"
     assert former["tokenformer-continued-training-lower"] == "cannot_tell"
     assert "decay-beats-h2o" not in altered, "undecided was only renamed to cannot_tell"
     lines = table_of_the_readme({"overnight": verdicts})
-    assert sum(" † (before: " in line for line in lines) == len(altered) < len(shown)
+    assert sum(" † (before: " in line for line in lines) == len(altered) < len(readme_claims)
 
 
 def test_cards_show_numbers_in_the_unit_of_their_label():
@@ -200,8 +204,8 @@ def test_cards_show_numbers_in_the_unit_of_their_label():
     Cards show percentage points and ratios, as published.
     """
     cards = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
-    shown = {"decay-beats-h2o": "{:.1f} [{:.1f}, {:.1f}] points", "vision-gelu-over-exp": "{:.2f} [{:.2f}, {:.2f}];"}
-    for (name, form), convert in zip(shown.items(), (lambda x: 100 * x, math.exp), strict=True):
+    formats = {"decay-beats-h2o": "{:.1f} [{:.1f}, {:.1f}] points", "vision-gelu-over-exp": "{:.2f} [{:.2f}, {:.2f}];"}
+    for (name, form), convert in zip(formats.items(), (lambda x: 100 * x, math.exp), strict=True):
         (item,) = cards[name].items
         interval = item.quantities["effect"].interval(item.confidence)
         text = form.format(*map(convert, (interval.mean, interval.low, interval.high)))
@@ -213,7 +217,7 @@ def test_every_number_has_a_label_and_cards_show_no_identifiers(verdicts):
     for claim in read_claims().claims:
         needed = {*claim.criterion.let} | ({"requires"} if claim.criterion.requires else set())
         assert needed <= claim.labels.keys(), claim.id
-    for verdict in (one for one in verdicts if one.claim.kind == "measured"):
+    for verdict in (entry for entry in verdicts if entry.claim.kind == "measured"):
         text = verdict_card(verdict).partition("<br>")[2]
         names = {*verdict.claim.arms, *verdict.claim.criterion.for_each, *verdict.claim.criterion.let}
         assert not [name for name in names if "_" in name and name in text], text

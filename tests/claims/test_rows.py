@@ -14,14 +14,14 @@ def test_chance_is_zero_for_free_answers(tmp_path):
     tasks = (("lambada", ""), ("piqa", 2))
     rows = [(task, 1, example, "acc", 1.0, choices) for task, choices in tasks for example in "ab"]
     write(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", rows)
-    own, chance = Arm(run="one"), Arm(run="one", chance=True)
+    model_arm, chance = Arm(run="one"), Arm(run="one", chance=True)
     for suites, expected in ((("lambada",), 1.0), (("piqa",), 0.5), (("lambada", "piqa"), 0.75)):
-        arms = ClaimArms(arms={"own": own, "chance": chance}, suites=suites)
-        found = ClaimRows(Results(tmp_path), "tokenformer", arms).paired_mean(own, chance, "accuracy")
-        assert found.interval(0.95).mean == pytest.approx(expected)
-    arms = ClaimArms(arms={"own": own}, suites=("piqa", "hellaswag"))
+        arms = ClaimArms(arms={"own": model_arm, "chance": chance}, suites=suites)
+        means = ClaimRows(Results(tmp_path), "tokenformer", arms).paired_mean(model_arm, chance, "accuracy")
+        assert means.interval(0.95).mean == pytest.approx(expected)
+    arms = ClaimArms(arms={"own": model_arm}, suites=("piqa", "hellaswag"))
     with pytest.raises(MissingRowsError, match="run one has no acc of hellaswag"):
-        ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(own, "accuracy")
+        ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(model_arm, "accuracy")
 
 
 def test_a_file_with_only_free_answers_has_no_column_choices(tmp_path):
@@ -29,8 +29,8 @@ def test_a_file_with_only_free_answers_has_no_column_choices(tmp_path):
     rows = [("lambada", 1, example, "acc", 1.0) for example in "ab"]
     write_csv(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", columns, rows)
     arms = ClaimArms(arms={"one": Arm(run="one")})
-    found = ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(Arm(run="one"), "above_chance")
-    assert found.groups[0].mean() == 1.0
+    loaded = ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(Arm(run="one"), "above_chance")
+    assert loaded.groups[0].mean() == 1.0
 
 
 def test_a_diverged_run_ends_with_the_loss_of_a_uniform_guess(tmp_path):
@@ -52,8 +52,8 @@ def test_an_arm_must_select_one_configuration(tmp_path):
         rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, budget=0.4), "loss_nats")
     with pytest.raises(MissingRowsError, match="several values of budget; set `budget` of the arm"):
         rows.load_examples(Arm(run="decoder", policy="h2o"), "loss_nats")
-    one = rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, recent=0.0, budget=0.4), "loss_nats")
-    assert one.groups[0].shape[:2] == (1, WINDOWS)
+    selected = rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, recent=0.0, budget=0.4), "loss_nats")
+    assert selected.groups[0].shape[:2] == (1, WINDOWS)
 
 
 def test_variance_of_a_model_uses_its_runs_on_any_text(tmp_path):

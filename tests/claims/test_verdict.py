@@ -82,8 +82,10 @@ def test_two_ratios_of_one_claim_are_different_terms():
     claim, numbers = claim_of(MATCHES), {(arm, "loss_nats"): values for arm, values in losses.items()}
     apart = {"gap": "ratio('grown', 'scratch', 'loss_nats') - ratio('scratch', 'grown', 'loss_nats')"}
     criterion = claim.criterion.model_copy(update={"let": apart, "holds": "lo(gap) > 1", "fails": "hi(gap) < 1"})
-    found = evaluate(claim.model_copy(update={"criterion": criterion}), SyntheticRows(claim, numbers), {}, "overnight")
-    assert found.outcome == "agrees"
+    verdict = evaluate(
+        claim.model_copy(update={"criterion": criterion}), SyntheticRows(claim, numbers), {}, "overnight"
+    )
+    assert verdict.outcome == "agrees"
 
 
 def test_a_claim_is_not_tested_if_requires_is_false():
@@ -128,10 +130,10 @@ def policies(h2o, decay):
 
 def test_policies_are_compared_over_the_same_examples():
     claim, worse, better = "decay-beats-h2o", random_answers(0.6, 1), random_answers(0.85, 2)
-    found = evaluated(claim, examples=policies(worse, better))
-    assert found.outcome == "agrees"
+    verdict = evaluated(claim, examples=policies(worse, better))
+    assert verdict.outcome == "agrees"
     exact = (better - worse).mean()
-    assert found.items[0].texts["effect"].startswith(f"{exact:.4f} ["), (
+    assert verdict.items[0].texts["effect"].startswith(f"{exact:.4f} ["), (
         "shows the point estimate and not the mean of the bootstrap replicates"
     )
     assert evaluated(claim, examples=policies(better, worse)).outcome == "contradicts"
@@ -162,10 +164,13 @@ def test_holms_family_is_the_headline_claims_with_a_verdict():
     numbers, examples = grown(3.001, 3.0, 3.002), policies(random_answers(0.6, 1), random_answers(0.85, 2))
     claims = [claim_of(name) for name in names]
     rows = {claim.id: SyntheticRows(claim, numbers, examples) for claim in claims}
-    all_three, one = evaluate_all(claims, "workstation", rows, {}), evaluate_all(claims[1:2], "workstation", rows, {})
+    all_three, single_claim = (
+        evaluate_all(claims, "workstation", rows, {}),
+        evaluate_all(claims[1:2], "workstation", rows, {}),
+    )
     assert [verdict.outcome for verdict in all_three] == ["agrees", "agrees", "not_tested"]
     assert all_three[2].holm_p is None
-    assert all_three[1].holm_p == pytest.approx(2 * one[0].holm_p)
+    assert all_three[1].holm_p == pytest.approx(2 * single_claim[0].holm_p)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ Fetch \\d."""
 def test_signatures_and_docstrings_in_source_order():
     module = read_module("package.module", SOURCE.encode())
     assert module.render() == RENDERED
-    left = module.filtered(lambda text: "summary" not in text and "Fit" not in text)
-    entries = [(entry.signature, entry.summary) for entry in left.entries]
+    remaining = module.filtered(lambda text: "summary" not in text and "Fit" not in text)
+    entries = [(entry.signature, entry.summary) for entry in remaining.entries]
     assert entries == [("package.module", False), ("class Ridge(Base):", True), ("def fetch():", True)]
 
 
@@ -133,9 +133,9 @@ def test_long_paragraphs_occur_once(docstrings):
 
 def test_streams_do_not_depend_on_questions():
     data = embedded_data(max_bytes=None, max_held_out_bytes=1)
-    plain, asked = (data.source.open(data.fractions) for _ in range(2))
-    modules = list(asked.test_modules)
-    assert list(Deduplicator(data).documents(plain.shards)) == list(Deduplicator(data).documents(asked.shards))
+    plain, with_questions = (data.source.open(data.fractions) for _ in range(2))
+    modules = list(with_questions.test_modules)
+    assert list(Deduplicator(data).documents(plain.shards)) == list(Deduplicator(data).documents(with_questions.shards))
     assert list(plain.test_modules) == modules
 
 

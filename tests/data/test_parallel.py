@@ -35,8 +35,8 @@ def files(folder, **changes):
     lines = {"test.de": ["eins zwei\u2028 drei", "vier"], "test.en": ["one two", "four"]}
     test = [str(write(folder / name, content)) for name, content in lines.items()]
     spec = {"kind": "files", "source": "de", "target": "en", "train": train, "test": test}
-    rest = {"tokenizer": {"kind": "bpe", "vocabulary": 280}, "max_tokens": 40, "valid_share": 0.1}
-    return DATA.validate_python({"kind": "parallel", "source": spec, **rest, **changes})
+    limits = {"tokenizer": {"kind": "bpe", "vocabulary": 280}, "max_tokens": 40, "valid_share": 0.1}
+    return DATA.validate_python({"kind": "parallel", "source": spec, **limits, **changes})
 
 
 def test_phrases_are_distinct_and_in_one_split():
@@ -117,12 +117,12 @@ def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
     import datasets
 
     rows = datasets.Dataset.from_list([{"translation": {"de": f"Satz {i}", "en": f"sentence {i}"}} for i in range(50)])
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **keys: asked.append((names, keys)) or rows)
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **keys: calls.append((names, keys)) or rows)
     source = {"kind": "hub", "name": "wmt/wmt14", "subset": "de-en", "source": "de", "target": "en", "valid": None}
     data = DATA.validate_python({"kind": "parallel", "source": source})
     assert list(data.source.pairs("test", FRACTIONS)) == [(f"Satz {i}", f"sentence {i}") for i in range(50)]
-    assert asked == [(("wmt/wmt14", "de-en"), {"revision": None, "split": "test"})]
+    assert calls == [(("wmt/wmt14", "de-en"), {"revision": None, "split": "test"})]
     split = [list(data.source.pairs(name, FRACTIONS)) for name in ("train", "valid")]
     assert sorted(split[0] + split[1]) == sorted((f"Satz {i}", f"sentence {i}") for i in range(50))
     wrong = DATA.validate_python({"kind": "parallel", "source": source | {"target": "fr"}})

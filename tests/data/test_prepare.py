@@ -313,12 +313,12 @@ def test_empty_splits_are_refused_before_tokenisation(tmp_path):
         assert set(files(tmp_path / "out")) <= {"file_hashes.json"}
 
 
-@pytest.mark.parametrize("most", [500, 10_000])
-def test_text_ends_with_the_document_that_reaches_a_limit(source, tmp_path, capsys, most):
-    data = folder_data(source, max_bytes=most, max_held_out_bytes=1, tokenizer=BytePairs(vocabulary=270))
+@pytest.mark.parametrize("max_bytes", [500, 10_000])
+def test_text_ends_with_the_document_that_reaches_a_limit(source, tmp_path, capsys, max_bytes):
+    data = folder_data(source, max_bytes=max_bytes, max_held_out_bytes=1, tokenizer=BytePairs(vocabulary=270))
     prepare("text", data, tmp_path)
     manifest, printed = read_manifest(tmp_path), capsys.readouterr().err
-    limits = {"train": ("max_bytes", most), "valid": ("max_held_out_bytes", 1), "test": ("max_held_out_bytes", 1)}
+    limits = {"train": ("max_bytes", max_bytes), "valid": ("max_held_out_bytes", 1), "test": ("max_held_out_bytes", 1)}
     for note, (split, (key, limit)) in zip(manifest["notes"], limits.items(), strict=True):
         sizes = [len(text.encode()) for text in texts(tmp_path, split)]
         assert sum(sizes[:-1]) < limit <= sum(sizes)

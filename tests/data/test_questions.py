@@ -72,10 +72,10 @@ def test_questions_are_held_out(out, task):
 
 def test_wrong_choices_are_from_other_modules_with_similar_lengths():
     modules = [Module(f"m{m}", tuple(entry(m, n) for n in range(20))) for m in range(20)]
-    made = make_questions(TASKS[0], modules, 400)
-    assert made == make_questions(TASKS[0], modules, 400)
+    question_rows = make_questions(TASKS[0], modules, 400)
+    assert question_rows == make_questions(TASKS[0], modules, 400)
     lengths = Counter()
-    for question in made:
+    for question in question_rows:
         correct = question["choices"][question["gold"]]
         wrong = [choice for choice in question["choices"] if choice != correct]
         assert not [choice for choice in wrong if choice.split()[0] == correct.split()[0]]
@@ -85,8 +85,8 @@ def test_wrong_choices_are_from_other_modules_with_similar_lengths():
 
 def test_no_query_repeats():
     same = [Module(f"m{m}", (Documented("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
-    made = make_questions(TASKS[0], same, 50)
-    assert len({question["query"] for question in made}) == len(made) == 10
+    question_rows = make_questions(TASKS[0], same, 50)
+    assert len({question["query"] for question in question_rows}) == len(question_rows) == 10
 
 
 def entry(module, number):
@@ -105,10 +105,12 @@ def test_the_harness_loads_the_tasks_without_network(out):
     loaded = pytest.importorskip("lm_eval.tasks").TaskManager(include_defaults=False).load(list(embedded_tasks(out)))
     assert list(loaded["tasks"]) == NAMES
     for name, task in loaded["tasks"].items():
-        made = questions(out, name)
-        assert [task.doc_to_text(doc) for doc in task.test_docs()] == [question["query"] for question in made]
-        assert [task.doc_to_choice(doc) for doc in task.test_docs()] == [question["choices"] for question in made]
-        assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in made]
+        question_rows = questions(out, name)
+        assert [task.doc_to_text(doc) for doc in task.test_docs()] == [question["query"] for question in question_rows]
+        assert [task.doc_to_choice(doc) for doc in task.test_docs()] == [
+            question["choices"] for question in question_rows
+        ]
+        assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in question_rows]
 
 
 def test_missing_questions_are_refused(out, tmp_path):

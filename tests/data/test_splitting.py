@@ -36,12 +36,12 @@ def test_digest_is_the_same_on_every_machine():
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 5))
 def test_digests_equal_a_set(values, recent):
-    seen, plain = Digests(recent), set()
+    digests, reference = Digests(recent), set()
     for value in values:
         high = value * 2**57  # larger than a signed integer or an exact float
-        assert seen.add(high) == (high not in plain)
-        plain.add(high)
-        assert not seen.add(high)
+        assert digests.add(high) == (high not in reference)
+        reference.add(high)
+        assert not digests.add(high)
 
 
 @given(st.text(alphabet="ab \n", max_size=200), st.integers(1, 20))
@@ -51,5 +51,9 @@ def test_texts_are_split_before_white_space(text, limit):
     assert all(len(piece) <= limit for piece in pieces)
     for left, right in pairwise(pieces):
         cut_before_white_space = right[0].isspace() and not left[-1].isspace()
-        places = [at for at in range(1, len(left)) if left[at].isspace() and not left[at - 1].isspace()]
-        assert cut_before_white_space or not places
+        cut_positions = [
+            position
+            for position in range(1, len(left))
+            if left[position].isspace() and not left[position - 1].isspace()
+        ]
+        assert cut_before_white_space or not cut_positions

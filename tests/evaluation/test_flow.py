@@ -22,7 +22,7 @@ def rows_of_model(model):
     rows = list(flow(model, LanguageModeling(context=8, batch=4), STREAM, SETTINGS))
     assert model.mixer is mixer
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    return {(measure, place): (kept, value) for measure, place, kept, value in rows}
+    return {(measure, position): (retained_weights, value) for measure, position, retained_weights, value in rows}
 
 
 def test_inputs_equal_to_the_embedding_have_cosine_one():

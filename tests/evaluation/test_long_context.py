@@ -42,7 +42,7 @@ def test_lengths_are_at_most_two_per_cent_below_the_limit(name, length, text, co
 
 
 @pytest.mark.parametrize(
-    ("name", "hidden", "asked", "answers"),
+    ("name", "hidden", "requested", "answers"),
     [
         ("needle_single", 1, 1, 1),
         ("needle_multikey", 4, 1, 1),
@@ -50,13 +50,13 @@ def test_lengths_are_at_most_two_per_cent_below_the_limit(name, length, text, co
         ("needle_multiquery", 4, 4, 4),
     ],
 )
-def test_needles_occur_once_and_only_requested_needles_are_answers(name, hidden, asked, answers, text, count):
+def test_needles_occur_once_and_only_requested_needles_are_answers(name, hidden, requested, answers, text, count):
     for example in examples(name, 1024, 4, count, text):
         pairs = re.findall(r"One of the special magic numbers for ([\w-]+) is: (\d{7})\.", example.input)
         assert len({value for _, value in pairs}) == len(pairs) == hidden
         question = example.input.rpartition("\n")[2]
         assert {key for key, _ in pairs if key in question} == {key for key, value in pairs if value in example.outputs}
-        assert sum(key in question for key in {key for key, _ in pairs}) == asked
+        assert sum(key in question for key in {key for key, _ in pairs}) == requested
         assert len(example.outputs) == answers
         assert all(example.input.count(value) == 1 for value in example.outputs)
         assert ("What is" in question) == (answers == 1)
@@ -87,11 +87,11 @@ def test_common_words_are_listed_more_often(length, repeats, text, count):
 def test_frequent_words_follow_the_zipf_law(length, text, count):
     (example,) = examples("frequent_words", length, 1, count, text)
     coded = Counter(re.search(r"coded words\. (.*)\nQuestion", example.input)[1].split())
-    (noise, most), *others = coded.most_common()
+    (noise, noise_count), *others = coded.most_common()
     assert noise == "..."
     assert [word for word, _ in others[:3]] == example.outputs
     for rank, (_, times) in enumerate(others[:3], 2):
-        assert times == pytest.approx(most / rank**2, abs=1)
+        assert times == pytest.approx(noise_count / rank**2, abs=1)
     assert others[2][1] > others[3][1]
 
 
@@ -102,10 +102,10 @@ def test_scores_by_fraction_and_by_any_answer():
 
 
 def test_the_harness_uses_the_prompt_whose_length_was_counted(text, count):
-    made = list(examples("needle_single", 512, 2, count, text))
-    (task,) = load_tasks([task_config("needle_single", 512, made)])["tasks"].values()
+    generated = list(examples("needle_single", 512, 2, count, text))
+    (task,) = load_tasks([task_config("needle_single", 512, generated)])["tasks"].values()
     task.build_all_requests()
-    assert [instance.args[0] for instance in task.instances] == [f"{row.input} {row.gen_prefix}" for row in made]
+    assert [instance.args[0] for instance in task.instances] == [f"{row.input} {row.gen_prefix}" for row in generated]
     assert task.instances[0].args[1]["max_gen_toks"] == 128
 
 

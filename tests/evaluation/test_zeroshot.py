@@ -34,10 +34,10 @@ def naive_answers(model, tokenizer, tasks):
     for example, doc in enumerate(tasks["tasks"]["next_words"].eval_docs):
         context = tokenizer.encode(doc["query"]).ids
         targets = [tokenizer.encode(" " + choice).ids for choice in doc["choices"]]
-        given = np.array([naive_log_prob(model, context, target)[0] for target in targets])
+        conditional = np.array([naive_log_prob(model, context, target)[0] for target in targets])
         alone = np.array([naive_log_prob(model, [0], target)[0] for target in targets])
         lengths = np.array([len(choice) for choice in doc["choices"]])
-        for metric, scores in zip(METRICS, (given, given / lengths, given - alone), strict=True):
+        for metric, scores in zip(METRICS, (conditional, conditional / lengths, conditional - alone), strict=True):
             by_metric[example, metric] = float(scores.argmax() == doc["gold"])
     return by_metric
 

@@ -39,9 +39,9 @@ def test_a_stage_shows_the_tokens_that_it_adds_to_its_parent(tmp_path):
 def test_example_cache_is_pruned_like_the_policy(alpha, recent):
     logits = torch.tensor(example())[None, None]
     policy = H2O(recent=recent / BUDGET) if recent else Decay(alpha=alpha)
-    weights, seen = simulate(policy, logits, BUDGET)
+    weights, visible = simulate(policy, logits, BUDGET)
     example_mask = pruned(example(), alpha, BUDGET, recent)
-    assert (example_mask == seen[0, 0].numpy()).all()
+    assert (example_mask == visible[0, 0].numpy()).all()
     for query in range(TOKENS):
         assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), example_mask)[query])
 

@@ -12,10 +12,18 @@ def test_a_row_of_cross_attention_is_labelled_with_the_piece_it_predicts():
     target, source = [END, "A", " man"], ["Ein", " Mann"]
     pieces = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     rows = [
-        {"part": part, "head": 0, "query": q, "key": k, "query_token": asked, "key_token": seen, "weight": 0.5}
-        for part, (asking, looked_at) in pieces.items()
-        for q, asked in enumerate(asking)
-        for k, seen in enumerate(looked_at)
+        {
+            "part": part,
+            "head": 0,
+            "query": q,
+            "key": k,
+            "query_token": query_token,
+            "key_token": key_token,
+            "weight": 0.5,
+        }
+        for part, (query_tokens, key_tokens) in pieces.items()
+        for q, query_token in enumerate(query_tokens)
+        for k, key_token in enumerate(key_tokens)
     ]
     figure = draw_attention(pd.DataFrame(rows).assign(run="base", seed=0, layer=0))
     large, *small = figure.axes

@@ -23,9 +23,9 @@ PLANTED = {
 
 def test_contrasts_are_the_planted_effects(tmp_path):
     make_combined(tmp_path / "live/smoke", **PLANTED)
-    found = contrasts(cells(Results(tmp_path / "live/smoke"))).set_index("name")
-    assert len(found) == 11
-    for name, row in found.iterrows():
+    contrast_rows = contrasts(cells(Results(tmp_path / "live/smoke"))).set_index("name")
+    assert len(contrast_rows) == 11
+    for name, row in contrast_rows.iterrows():
         assert row["effect_nats"] == pytest.approx(PLANTED.get(name, 0.0), abs=5e-4), name
         assert row["effect_nats_low"] < row["effect_nats"] < row["effect_nats_high"]
         if name in PLANTED:

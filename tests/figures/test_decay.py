@@ -37,10 +37,10 @@ def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budge
     cells = {"study": "decay", "run": "decoder", "policy": policy, "alpha": alpha, "recent": np.nan, "budget": budget}
     return pd.DataFrame(
         cells
-        | {"seed": seed, "realised_budget": budget, "task": task, "example": str(place), "choices": 4}
-        | {"metric": "acc", "value": float(place < right)}
+        | {"seed": seed, "realised_budget": budget, "task": task, "example": str(index), "choices": 4}
+        | {"metric": "acc", "value": float(index < right)}
         for seed in seeds
-        for place in range(examples)
+        for index in range(examples)
     )
 
 
@@ -60,15 +60,15 @@ def test_differences_are_paired_on_the_same_questions():
 
 def test_suites_have_equal_weight_in_the_mean():
     parts = [
-        answered(f"{suite}_local", policy, 10 * place, examples=40 + 20 * place, budget=budget)
-        for place, suite in enumerate(SUITES)
+        answered(f"{suite}_local", policy, 10 * index, examples=40 + 20 * index, budget=budget)
+        for index, suite in enumerate(SUITES)
         for policy, budget in (("full", 1.0), ("decay", 0.4))
     ]
     table = accuracies(pd.concat(parts))
     means = table[table["task"] == f"{MEAN_LABEL} (local)"]
-    expected = np.mean([10 * place / (40 + 20 * place) for place in range(5)])
+    expected = np.mean([10 * index / (40 + 20 * index) for index in range(5)])
     assert means["accuracy"].tolist() == pytest.approx([expected] * 2)
-    assert set(means["questions"]) == {sum(40 + 20 * place for place in range(5))}
+    assert set(means["questions"]) == {sum(40 + 20 * index for index in range(5))}
     assert (means["low"] < expected).all()
     assert MEAN_LABEL not in set(table["task"])  # local suites never count as published suites
     without = accuracies(pd.concat(parts[2:]))
@@ -76,8 +76,8 @@ def test_suites_have_equal_weight_in_the_mean():
 
 
 def test_decay_minus_h2o_uses_half_recent():
-    shares = [answered("piqa", "h2o", right).assign(recent=recent) for right, recent in ((10, 0.25), (30, 0.5))]
-    table = accuracies(pd.concat([*shares, answered("piqa", "decay", 30, alpha=0.2)]), against=("h2o",))
+    rows_by_recent = [answered("piqa", "h2o", right).assign(recent=recent) for right, recent in ((10, 0.25), (30, 0.5))]
+    table = accuracies(pd.concat([*rows_by_recent, answered("piqa", "decay", 30, alpha=0.2)]), against=("h2o",))
     assert table.set_index("policy").loc["decay", DIFFERENCES["h2o"]] == 0
 
 
@@ -93,8 +93,8 @@ def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
     make_run(tmp_path, "decay", "decoder", 0)
     slow = (1.0, 3.0, 2.0, 1.0, 5.0)
     rows = [
-        ("decoder", policy, alpha, None, budget, 128, 4, place, 1, seconds * factor, size, books, read * factor)
-        for place, factor in enumerate(slow, start=1)
+        ("decoder", policy, alpha, None, budget, 128, 4, repetition, 1, seconds * factor, size, books, read * factor)
+        for repetition, factor in enumerate(slow, start=1)
         for policy, alpha, budget, seconds, size, books, read in (
             ("full", None, 1.0, 0.01, 1000, 0, 2.0),
             ("decay", 0.2, 0.25, 0.02, 250, 30, 3.0),
@@ -114,12 +114,12 @@ def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
 
 
 def test_precisions_are_compared_on_the_same_questions(tmp_path):
-    for run, right, asked in (("float32-small", 5, 10), ("released-small", 7, 40)):
+    for run, right, question_count in (("float32-small", 5, 10), ("released-small", 7, 40)):
         folder = make_run(tmp_path, "decay", run)
         rows = [
             (policy, None, None, budget, budget, "piqa_local", 1, example, "acc", float(example < right))
             for policy, budget in (("full", 1.0), ("local", 0.4))
-            for example in range(asked)
+            for example in range(question_count)
         ]
         write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
     table = decay_precision_table.rows(Results(tmp_path), ("*",)).set_index("configuration")
@@ -284,8 +284,8 @@ def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
     assert losses["minus_h2o_nats"].to_dict() == pytest.approx(expected)
     assert losses.loc["H2O", "increase_nats"] == pytest.approx(3.8)
     assert losses.loc["Decay 0.2", "increase_nats"] == pytest.approx(0.2)
-    found = data.set_index("configuration")["found_percent"].dropna()
-    assert found.to_dict() == {"Full": 75.0, "H2O": 75.0}
+    found_percent = data.set_index("configuration")["found_percent"].dropna()
+    assert found_percent.to_dict() == {"Full": 75.0, "H2O": 75.0}
     (panel,) = decay_league.draw(data).axes
     assert panel.get_title() == "text, 5 windows"
     names = [text.get_text() for text in panel.figure.legends[0].get_texts()]
@@ -341,7 +341,7 @@ def test_few_windows_have_a_student_interval(tmp_path):
 
 def test_the_best_alpha_of_every_window_bounds_the_gain_of_a_choice_by_text(tmp_path):
     odd = np.array([0, 1, 0, 1, 0])
-    rows = {("decay", alpha, 0.0, 0.4): HARD + 0.1 * (odd == place) for place, alpha in enumerate((0.2, 0.5))}
+    rows = {("decay", alpha, 0.0, 0.4): HARD + 0.1 * (odd == index) for index, alpha in enumerate((0.2, 0.5))}
     rows |= {("decay", 1.0, 0.0, 0.4): HARD + 1, ("decay", 0.2, 0.5, 0.4): HARD + 0.01}
     rows |= {("h2o", None, 0.5, 0.4): HARD + 0.05}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
@@ -371,11 +371,13 @@ def test_labels_of_data_sets(name, released, scale, read):
 
 
 def test_published_accuracies_have_budget_and_alpha():
-    theirs = published_accuracies()
-    pruned = theirs[theirs["series"] != "Full"]
+    published = published_accuracies()
+    pruned = published[published["series"] != "Full"]
     assert (pruned["budget"] == 0.4).all()
     assert pruned.groupby("series")["recent"].unique().map(list).to_dict() == {"Decay": [0.0], "H2O": [0.5]}
-    assert set(theirs.loc[(theirs["series"] == "Decay") & theirs["alpha"].isna(), "run"]) == {"LLaMA-2-7B-chat"}
+    assert set(published.loc[(published["series"] == "Decay") & published["alpha"].isna(), "run"]) == {
+        "LLaMA-2-7B-chat"
+    }
 
 
 def test_the_comparison_of_policies_leaves_out_the_tasks_that_long_context_excludes():

@@ -44,10 +44,10 @@ def test_committed_figures_and_verdicts_are_reproduced_without_torch(tmp_path):
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
-    drawn = project / "figures/cached"
+    rendered = project / "figures/cached"
     for scale in (path.name for path in (ROOT / "results/cached").glob("*/") if has_runs(path)):
-        assert {"claims.csv", "runs.csv"} <= {path.name for path in (drawn / scale).glob("*.csv")}
+        assert {"claims.csv", "runs.csv"} <= {path.name for path in (rendered / scale).glob("*.csv")}
     committed = {path.relative_to(ROOT / "figures/cached") for path in (ROOT / "figures/cached").rglob("*.csv")}
     assert len(committed) > 50
-    rows = {path: pd.read_csv(drawn / path) for path in committed}
+    rows = {path: pd.read_csv(rendered / path) for path in committed}
     assert not [str(path) for path in committed if not same_rows(ROOT / "figures/cached" / path, rows[path])]

@@ -48,12 +48,12 @@ def page(tmp_path):
 
 
 def test_page_begins_with_main_figures_tables_verdicts_and_thumbnails(page):
-    scope, _, rest = page.partition("<section")[0].partition('<div class="thumbnails">')
+    scope, _, thumbnails = page.partition("<section")[0].partition('<div class="thumbnails">')
     assert "2 finished runs of 1 studies at scale tiny: 20 s of training on synthetic processor." in scope
     assert "no interval contains the variance between seeds" in scope
-    main_figures, _, rest = rest.partition("</div>")
+    main_figures, _, thumbnails = thumbnails.partition("</div>")
     assert re.findall(r'href="#(\w+)".*?<b>.*?</b> To see: \w', main_figures) == ["denseformer_depth"]
-    tables, _, overview = rest.partition('class="thumbnails"')
+    tables, _, overview = thumbnails.partition('class="thumbnails"')
     assert tables.index("<td>dwa-1x1-8</td>") < tables.index("1 <span class")  # numbers, then verdicts
     assert "Of another study" not in tables
     links = re.findall(r'href="#(\w+)"', overview)

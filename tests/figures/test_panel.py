@@ -40,8 +40,8 @@ def rows():
         for seed in (0, 1, 2)
     ]
     ours = summarize(pd.DataFrame(each), "loss_nats", ["run", "variant", "size"])
-    theirs = ours[ours["part"] == "mean"].assign(source="published")
-    return pd.concat([ours, theirs.assign(loss_nats_low=np.nan, loss_nats_high=np.nan)], ignore_index=True)
+    published = ours[ours["part"] == "mean"].assign(source="published")
+    return pd.concat([ours, published.assign(loss_nats_low=np.nan, loss_nats_high=np.nan)], ignore_index=True)
 
 
 def panel(**changes):
@@ -104,11 +104,11 @@ def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
 
 
 def test_published_panels_have_a_background_colour_and_a_title(rows):
-    ours, theirs = layout(panel(title="here"), panel(where={"source": "published"}, title="there"))(rows).axes
+    ours, published = layout(panel(title="here"), panel(where={"source": "published"}, title="there"))(rows).axes
     assert ours.get_title() == "here"
-    assert theirs.get_title().startswith("PUBLISHED, not ours:")
-    assert to_hex(theirs.get_facecolor()) == PUBLISHED_GROUND
-    assert dots(theirs) == 0
+    assert published.get_title().startswith("PUBLISHED, not ours:")
+    assert to_hex(published.get_facecolor()) == PUBLISHED_GROUND
+    assert dots(published) == 0
 
 
 def test_points_with_equal_x_are_shifted_and_rows_without_x_are_horizontal_lines(rows):
@@ -205,13 +205,13 @@ def test_the_note_explains_only_the_marks_that_are_drawn(rows, kind, marks):
 
 
 def test_the_note_names_data_set_and_model_unless_a_title_does(rows):
-    known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
-    titled, plain = layout(panel(title="{setting}"))(known), layout(panel(title="Loss"))(known)
+    labelled_rows = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
+    titled, plain = layout(panel(title="{setting}"))(labelled_rows), layout(panel(title="Loss"))(labelled_rows)
     assert titled.axes[0].get_title() == "books, 4 blocks, width 64 to 128"
     marks = "n = 3 seeds; bars: 95 % Student t interval over seeds; dots: seeds"
     assert [text.get_text() for text in titled.texts] == [marks]
     assert [text.get_text() for text in plain.texts] == [f"books, 4 blocks, width 64 to 128; {marks}"]
-    released = known.assign(_released="SmolLM2")
+    released = labelled_rows.assign(_released="SmolLM2")
     assert layout(panel())(released).texts[0].get_text() == f"books, SmolLM2; {marks}"
 
 

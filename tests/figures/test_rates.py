@@ -17,9 +17,9 @@ from formerlab.results.stages import TABLES
 pytestmark = pytest.mark.xdist_group("figures")
 
 
-def write_run(root, run, rate, loss, seed=0, **rest):
+def write_run(root, run, rate, loss, seed=0, **settings):
     """Write a run whose validation loss falls from 9 to `loss`."""
-    folder = make_run(root, "tokenformer", run, seed, optimizer={"lr": rate}, **rest)
+    folder = make_run(root, "tokenformer", run, seed, optimizer={"lr": rate}, **settings)
     rows = [(step, "valid", batch, 512, value) for step, value in ((0, 9.0), (200, loss)) for batch in range(2)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, rows)
     return folder

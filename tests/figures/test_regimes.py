@@ -92,12 +92,12 @@ def test_stages_are_compared_with_the_parent_trained_further_for_equal_flops(tmp
     for length, gap in (("short", 0.1), ("long", -0.1)):
         shared = NOVELS | {"flops": 1e12 if length == "short" else 8e12, "inherited": 1e12}
         for seed in (0, 1):
-            for run, loss, tokens, rest in (
+            for run, loss, tokens, settings in (
                 ("random-sqrt", 3.0 + gap, 60_000, grown),
                 ("trained-on", 3.0, 140_000, tokenformer(1, init=parent)),
             ):
-                rest |= shared | {"tokens": tokens * (1 if length == "short" else 8)}
-                make_run(tmp_path, "tokenformer", f"annealed-{run}-{length}", seed, loss=loss, **rest)
+                settings |= shared | {"tokens": tokens * (1 if length == "short" else 8)}
+                make_run(tmp_path, "tokenformer", f"annealed-{run}-{length}", seed, loss=loss, **settings)
     plot, entry = load_declaration("tokenformer_stage_length"), catalogue()["tokenformer_stage_length"]
     rows = plot.rows(Results(tmp_path), entry.run_names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("tokens_per_new_parameter")["difference_nats"]

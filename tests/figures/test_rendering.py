@@ -94,15 +94,15 @@ def folder(tmp_path_factory):
 
 
 def test_all_figures_and_tables_are_rendered(folder):
-    drawn = folder / "figures" / "live" / "one"
+    output = folder / "figures" / "live" / "one"
     for name, entry in ENTRIES.items():
-        assert "ours" in set(pd.read_csv(drawn / f"{name}.csv")["source"]), name
+        assert "ours" in set(pd.read_csv(output / f"{name}.csv")["source"]), name
         if entry.kind == "figure":
             saved = name in WITH_IMAGES
-            assert (drawn / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
-            assert (drawn / f"{name}.png").exists() == saved, name
+            assert (output / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
+            assert (output / f"{name}.png").exists() == saved, name
         else:
-            assert "No finished run" not in (drawn / f"{name}.md").read_text(), name
+            assert "No finished run" not in (output / f"{name}.md").read_text(), name
 
 
 @UNSAVED
@@ -176,10 +176,10 @@ def test_a_failure_is_listed_and_does_not_stop_the_others(tmp_path, capsys, monk
     assert output.startswith("Traceback")
     assert "warning: decay_table could not be rendered: ZeroDivisionError: by its author\nwarning: decay_alfa" in output
     assert "could not be rendered: no figure or table is called 'decay_alfa'" in output
-    drawn = {"decay_one_shot_table", "decay_alphas_table"}
-    assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
+    rendered = {"decay_one_shot_table", "decay_alphas_table"}
+    assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*rendered, "decay_table"}
     assert "decay_table could not be rendered" in (tmp_path / "out/decay_table.md").read_text()
-    jobs = {"decay": {"drawings": dict.fromkeys([*drawn, "decay_table"])}}
+    jobs = {"decay": {"drawings": dict.fromkeys([*rendered, "decay_table"])}}
     ((name, reason),) = failed_entries({"figures": str(tmp_path / "out"), "draw": jobs})
     assert name == "decay_table"
     assert reason.startswith("ZeroDivisionError: by its author")
@@ -282,8 +282,10 @@ def test_differences_are_beside_published_differences(folder):
     folder = folder / "figures/live/one"
     rows = pd.read_csv(folder / "transformer_differences.csv").set_index(["source", "run"])
     assert rows.loc[("ours", "dropout-0"), "loss_minus_base_nats"].dropna().to_numpy() == pytest.approx(0.1, abs=0.05)
-    theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
-    assert theirs.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
+    published = (
+        rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
+    )
+    assert published.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
     rows = pd.read_csv(folder / "vision_accuracy.csv")
     sizes = rows[rows["source"].eq("published") & rows["compared_with"].eq("ViT-B/16 (MAE recipe) 224px")]
     assert sizes["top1_points"].tolist() == pytest.approx([82.1 - 82.3])
@@ -295,10 +297,10 @@ def test_differences_are_beside_published_differences(folder):
 
 def test_sparse_averages_are_shown_beside_dense_averages(folder):
     rows = pd.read_csv(folder / "figures" / "live" / "three" / "denseformer_sparsity.csv")
-    theirs = rows[rows["source"] == "published"].set_index("run")
-    assert theirs.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
-    assert theirs.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
-    assert theirs.loc["DenseFormer 4x1", "forward_time_s"] < theirs.loc["DenseFormer 1x1", "forward_time_s"]
+    published = rows[rows["source"] == "published"].set_index("run")
+    assert published.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
+    assert published.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
+    assert published.loc["DenseFormer 4x1", "forward_time_s"] < published.loc["DenseFormer 1x1", "forward_time_s"]
     ours = rows[rows["source"] == "ours"]
     means = ours[ours["part"] == "mean"]
     dense = means[means["run"].str.contains("1x1|whole-dwa")].set_index("layers")["gain_nats"]
@@ -378,24 +380,24 @@ def test_chance_is_shown_if_rows_have_the_number_of_choices(tmp_path):
 
 
 def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
-    def shown(**columns):
+    def cells(**columns):
         return [*format_table(pd.DataFrame(columns)).to_dict("list").values()]
 
     spread = {"x_nats": [0.5, 0.0123, 1.0], "x_nats_low": [0.45, 0.01, np.nan], "x_nats_high": [0.55, 0.02, np.nan]}
-    assert shown(**spread) == [["0.500 [0.450, 0.550]", "0.012 [0.010, 0.020]", "1.000"]]
-    assert shown(perplexity=[74.21, 618.7], perplexity_low=[70.0, np.nan], perplexity_high=[78.7, np.nan]) == [
+    assert cells(**spread) == [["0.500 [0.450, 0.550]", "0.012 [0.010, 0.020]", "1.000"]]
+    assert cells(perplexity=[74.21, 618.7], perplexity_low=[70.0, np.nan], perplexity_high=[78.7, np.nan]) == [
         ["74.2 [70.0, 78.7]", "618.7"]
     ]
-    assert shown(perplexity=[18.61, 17.9], perplexity_se=[0.02, 0.1]) == [["18.61 ± 0.02", "17.90 ± 0.10"]]
-    assert shown(budget=[0.1, 1.0], realised_budget=[0.0996, 0.1992]) == [["10", "100"], ["10.0", "19.9"]]
-    assert shown(flops_cumulative=[1.3e14, 1.434e14], flops=[1e20, 2.3e19]) == [
+    assert cells(perplexity=[18.61, 17.9], perplexity_se=[0.02, 0.1]) == [["18.61 ± 0.02", "17.90 ± 0.10"]]
+    assert cells(budget=[0.1, 1.0], realised_budget=[0.0996, 0.1992]) == [["10", "100"], ["10.0", "19.9"]]
+    assert cells(flops_cumulative=[1.3e14, 1.434e14], flops=[1e20, 2.3e19]) == [
         ["1.30e14", "1.43e14"],
         ["1.0e20", "2.3e19"],
     ]
     ends = {"gain_nats_pooled_low": [0.0612, np.nan], "gain_nats_pooled_high": [0.0858, np.nan]}
     seeds_alone = {"gain_nats_low": [0.01, 0.04], "gain_nats_high": [0.09, 0.06]}
-    assert shown(gain_nats=[0.0731, 0.05], **seeds_alone, **ends) == [["0.073 [0.061, 0.086]", "0.050 [0.040, 0.060]"]]
-    assert shown(lr=[0.01, 0.0000195], empty=[np.nan, np.nan]) == [["10", "0.0195"]]
+    assert cells(gain_nats=[0.0731, 0.05], **seeds_alone, **ends) == [["0.073 [0.061, 0.086]", "0.050 [0.040, 0.060]"]]
+    assert cells(lr=[0.01, 0.0000195], empty=[np.nan, np.nan]) == [["10", "0.0195"]]
     assert format_table(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
         "gain (nats) ↑": ["0.500"]
     }

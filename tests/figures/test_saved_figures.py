@@ -8,10 +8,12 @@ from formerlab.report import write
 
 
 def figure():
-    made = Figure(figsize=(4, np.nextafter(3, 0)))  # 449.99999999999994 pixels high, which matplotlib rounds to 450
-    made.add_subplot().plot([1, 2, 4], label="a line")
-    made.axes[0].set_ylabel("AVATAR, $x^2$")
-    return made
+    small_figure = Figure(
+        figsize=(4, np.nextafter(3, 0))
+    )  # 449.99999999999994 pixels high, which matplotlib rounds to 450
+    small_figure.add_subplot().plot([1, 2, 4], label="a line")
+    small_figure.axes[0].set_ylabel("AVATAR, $x^2$")
+    return small_figure
 
 
 def test_pixels_match_matplotlib(tmp_path):
@@ -34,6 +36,6 @@ def test_rare_colours_are_kept():
     picture[:, :360] = np.stack((150 + 5 * row % 100, 5 * row + 3 * column, 4 * column + 2 * row), axis=-1)
     bar = np.linspace(0, 1, 200)  # and a colour bar of blues that do not occur in the map
     picture[100:300, -4:] = np.stack((5 + 200 * bar, 48 + 180 * bar, 97 + 150 * bar), axis=-1)[:, None]
-    kept = np.asarray(write.fewer_colours(Image.fromarray(picture)).convert("RGB")).astype(int)
-    assert np.abs(kept - picture).max() < 16
-    assert (kept[-1, -1] == picture[-1, -1]).all()
+    reduced = np.asarray(write.fewer_colours(Image.fromarray(picture)).convert("RGB")).astype(int)
+    assert np.abs(reduced - picture).max() < 16
+    assert (reduced[-1, -1] == picture[-1, -1]).all()

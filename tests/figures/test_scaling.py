@@ -26,9 +26,9 @@ from formerlab.results.stages import TABLES
 pytestmark = pytest.mark.xdist_group("figures")
 
 
-def write_run(root, study, run, seed, held_out, **rest):
+def write_run(root, study, run, seed, held_out, **settings):
     """Write a run with the loss `held_out` on every held-out window and at the last validation."""
-    folder = make_run(root, study, run, seed, **rest)
+    folder = make_run(root, study, run, seed, **settings)
     write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, held_out)])
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, [(200, "valid", 0, 64, held_out)])
     return folder
@@ -39,14 +39,14 @@ def with_chain(root):
     for size in (1, 2, 4):
         for length in (1, 2, 4):
             cost = size * length * 1e12
-            rest = {"parameters": size * 1000, "parameters_non_embedding": size * 900, "tokens": length * 1000}
+            sizes = {"parameters": size * 1000, "parameters_non_embedding": size * 900, "tokens": length * 1000}
             loss = 4 * (cost / 1e12) ** -0.1
-            write_run(root, "tokenformer", f"envelope-{size}-{length}", 0, loss, flops=cost, **rest, **transformer(1))
+            write_run(root, "tokenformer", f"envelope-{size}-{length}", 0, loss, flops=cost, **sizes, **transformer(1))
     for seed in (0, 1, 2):
         write_run(root, "tokenformer", "tokenformer-1", seed, 3.9, flops=1e12, tokens=500, **tokenformer(1))
         for run, how in (("grown-random-sqrt-2", grown("tokenformer-1")), ("trained-on-2", {"init": "tokenformer-1"})):
-            rest = tokenformer(2) | how | {"flops": 1e12, "inherited": 1e12, "tokens": 100}
-            write_run(root, "tokenformer", run, seed, 4 * 4**-0.1 if how.get("growth") else 2.0, **rest)
+            sizes = tokenformer(2) | how | {"flops": 1e12, "inherited": 1e12, "tokens": 100}
+            write_run(root, "tokenformer", run, seed, 4 * 4**-0.1 if how.get("growth") else 2.0, **sizes)
 
 
 def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
@@ -59,10 +59,10 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     assert rows.loc["trained-on-2", "envelope"] == "beyond its ends"
     assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
     arm = Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))
-    judged = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).run_metric(
+    claim_values = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).run_metric(
         arm, "flops_ratio_at_equal_loss"
     )
-    assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is evaluated"
+    assert list(claim_values.values) == pytest.approx([0.5] * 3), "as the claim is evaluated"
 
 
 def test_chains_exclude_runs_on_other_data(tmp_path):
@@ -77,8 +77,8 @@ def test_chains_exclude_runs_on_other_data(tmp_path):
     assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), (
         "compared on the data set of the envelope"
     )
-    drawn = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
-    assert set(drawn["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, (
+    plotted_rows = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
+    assert set(plotted_rows["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, (
         "runs whose learning rate decays to zero take precedence"
     )
 
@@ -117,8 +117,10 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     published = pd.read_csv(tmp_path / "out/tokenformer_gap.csv").query("source == 'published'")
     assert published["difference_nats"].tolist() == pytest.approx([np.log(15.86 / 15.49)])
     arm = Arm(best_of="matched-*")
-    judged = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).run_metric(arm, "loss_nats")
-    assert list(judged.values) == [3.3, 3.3], "claims also ignore learning rates at which a run diverged"
+    claim_values = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).run_metric(
+        arm, "loss_nats"
+    )
+    assert list(claim_values.values) == [3.3, 3.3], "claims also ignore learning rates at which a run diverged"
 
 
 def test_a_longer_run_is_compared_with_a_plain_run_of_equal_length(tmp_path):
@@ -130,10 +132,10 @@ def test_a_longer_run_is_compared_with_a_plain_run_of_equal_length(tmp_path):
         tokens = 800 if name.startswith("long") else 100
         for seed in (0, 1):
             write_run(tmp_path, "denseformer", name, seed, loss, spec=spec, optimizer=rate, tokens=tokens)
-    found = gains(Results(tmp_path), ("*",)).set_index("run")
-    assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
-    assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
-    drawn = load_declaration("denseformer_gain").rows(Results(tmp_path), ("*",))
-    means = drawn[drawn["part"] == "mean"]
+    gain_rows = gains(Results(tmp_path), ("*",)).set_index("run")
+    assert gain_rows.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
+    assert gain_rows.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
+    plotted_rows = load_declaration("denseformer_gain").rows(Results(tmp_path), ("*",))
+    means = plotted_rows[plotted_rows["part"] == "mean"]
     assert list(means["tokens"]) == [100, 800]
     assert list(means["difference_nats"]) == pytest.approx([0.1, 0.05])

@@ -26,9 +26,9 @@ def results(tmp_path_factory):
     return Results(root)
 
 
-def write_run(root, run, seed, held_out, curve, **rest):
+def write_run(root, run, seed, held_out, curve, **settings):
     """Write a run with the loss `held_out` on every held-out window, and the losses `curve` on validation."""
-    folder = make_run(root, "tokenformer", run, seed, **rest)
+    folder = make_run(root, "tokenformer", run, seed, **settings)
     write_csv(folder / "test.csv", TABLES["test.csv"].required, [(window, 64, held_out) for window in range(3)])
     rows = [(step, "valid", batch, 512, loss) for step, loss in curve.items() for batch in range(2)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, rows)
@@ -57,8 +57,8 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
             ("grown-zero-keep-2", {"keys": "zero", "tau": "keep"}, 4.1, 3.9),
             ("grown-random-sqrt-2", {}, 5.1, 3.8),
         ):
-            rest = tokenformer(2) | grown("tokenformer-1", **growth)
-            write_run(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
+            settings = tokenformer(2) | grown("tokenformer-1", **growth)
+            write_run(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **settings)
         write_run(tmp_path, "trained-on-2", seed, 3.7 + shift, {10: 3.0}, **tokenformer(1, init="tokenformer-1"))
     table = load_rows(catalogue()["tokenformer_table"], Results(tmp_path)).set_index("run")
     zero_key_row = table.loc["grown-zero-keep-2"]
@@ -80,8 +80,8 @@ def test_gains_on_new_text_are_of_the_validation_split(tmp_path):
     for seed in range(2):
         write_run(tmp_path, "tokenformer-1", seed, 4.0, {0: 6.0, 10: 4.1})
         for run, test, validation in (("-ungrown", 3.0, 3.5), ("", 2.5, 3.4)):
-            rest = tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")
-            write_run(tmp_path, f"continued-tokenformer{run}", seed, test, {0: 4.0, 10: validation}, **rest)
+            settings = tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")
+            write_run(tmp_path, f"continued-tokenformer{run}", seed, test, {0: 4.0, 10: validation}, **settings)
     rows = load_rows(catalogue()["tokenformer_table"], Results(tmp_path)).set_index("run")
     assert rows.loc["continued-tokenformer", "validation_gain_nats"] == pytest.approx(0.1)
     assert rows["validation_perplexity"].loc["continued-tokenformer-ungrown"] == pytest.approx(np.exp(3.5))
@@ -120,13 +120,13 @@ def test_the_transformer_as_large_as_the_largest_tokenformer_has_a_line(tmp_path
 
 
 def test_a_chain_begins_with_its_first_model_and_includes_its_cost(tmp_path):
-    for run, loss, rest in (
+    for run, loss, settings in (
         ("long-matched-chosen", 4.0, tokenformer(1, flops=3e12)),
         ("grown-random-sqrt-2", 3.9, tokenformer(2, flops=1e12, inherited=3e12) | grown("long-matched-chosen")),
         ("grown-zero-keep-2", 3.8, tokenformer(2) | grown("long-matched-chosen", keys="zero", tau="keep")),
         ("trained-on-2", 3.8, tokenformer(1, init="long-matched-chosen", flops=1e12, inherited=3e12)),
     ):
-        write_run(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **rest)
+        write_run(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **settings)
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_cost.csv").query("part == 'mean'")
     series = {name: list(group["run"]) for name, group in rows.groupby("series")}
@@ -146,11 +146,11 @@ def test_runs_without_their_parent_are_shown_alone(tmp_path):
 
 
 def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_path):
-    for run, start, end, rest in (
+    for run, start, end, settings in (
         ("continued-tokenformer-ungrown", 5.0, 4.5, tokenformer(1, init="tokenformer-1")),
         ("continued-tokenformer", 5.0, 4.3, tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")),
     ):
-        write_run(tmp_path, run, 0, 4.0, {0: start, 10: end}, **rest)
+        write_run(tmp_path, run, 0, 4.0, {0: start, 10: end}, **settings)
     draw_one("tokenformer_continued", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_continued.csv").query("part == 'relative'")
     curve = rows[rows["run"] == "continued-tokenformer"].set_index("step")["loss_nats"]
@@ -159,7 +159,7 @@ def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_
 
 
 def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
-    for run, test, valid, rest in (
+    for run, test, valid, settings in (
         ("matched-low", 3.0, 3.9, {}),  # the lowest test loss, which must not be used to choose the rate
         ("matched-high", 3.2, 3.8, {}),
         ("matched-gone", 3.1, 3.5, {"status": "diverged"}),
@@ -169,7 +169,7 @@ def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
         ("whole-modern-low", 2.6, 3.0, {"tokens": 800}),
     ):
         for seed in (0, 1):
-            write_run(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
+            write_run(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **settings)
     table = load_rows(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
     ours = table[table["source"] == "ours"]
     assert ours["difference_nats"].tolist() == pytest.approx([-0.1, 0.3, 0.4]), (

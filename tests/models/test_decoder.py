@@ -140,7 +140,9 @@ def unchecked_shapes():
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("depth", {type(one.build(2, 8)): one for one in defaults(DepthMixer)}.values(), ids=label)
+@pytest.mark.parametrize(
+    "depth", {type(mixer.build(2, 8)): mixer for mixer in defaults(DepthMixer)}.values(), ids=label
+)
 def test_a_decoder_compiles_to_one_graph(depth):
     """The released DenseFormer does not, because the compiler cannot see the shape of its history.
 

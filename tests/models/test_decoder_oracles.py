@@ -42,22 +42,24 @@ def gpt2_names(model):
         **norm_names(model.final_norm, "transformer.ln_f"),
     }
     for i, block in enumerate(model.blocks):
-        place = f"transformer.h.{i}"
+        prefix = f"transformer.h.{i}"
         attention = block.attention
-        state |= norm_names(block.attention_norm, f"{place}.ln_1") | norm_names(block.feedforward_norm, f"{place}.ln_2")
+        state |= norm_names(block.attention_norm, f"{prefix}.ln_1") | norm_names(
+            block.feedforward_norm, f"{prefix}.ln_2"
+        )
         for name, linears in {
             "attn.c_attn": (attention.query, attention.key, attention.value),
             "attn.c_proj": (attention.output,),
             "mlp.c_fc": (block.feedforward.inner,),
             "mlp.c_proj": (block.feedforward.outer,),
         }.items():  # GPT-2 stores its matrices transposed
-            state[f"{place}.{name}.weight"] = torch.cat([linear.weight for linear in linears]).T
-            state[f"{place}.{name}.bias"] = torch.cat([linear.bias for linear in linears])
+            state[f"{prefix}.{name}.weight"] = torch.cat([linear.weight for linear in linears]).T
+            state[f"{prefix}.{name}.bias"] = torch.cat([linear.bias for linear in linears])
     return state
 
 
-def norm_names(norm, place):
-    return {f"{place}.weight": norm.gain, f"{place}.bias": norm.bias}
+def norm_names(norm, prefix):
+    return {f"{prefix}.weight": norm.gain, f"{prefix}.bias": norm.bias}
 
 
 QWEN = {"heads": 4, "key_heads": 2, "query_key_norm": RMSNorm(eps=1e-5)}

@@ -139,10 +139,10 @@ def test_fields_of_the_spec_are_keyword_arguments():
     assert model.spec.position == PUBLISHED["tokenformer-150m"].position
     assert model(torch.zeros(1, 6, dtype=torch.long)).shape == (1, 6, 11)
     torch.manual_seed(5)
-    drawn = create_model("tokenformer-150m", **small, **tokens).embedding
+    embedding = create_model("tokenformer-150m", **small, **tokens).embedding
     torch.manual_seed(5)
-    assert torch.equal(drawn, create_model("tokenformer-150m", **small, **tokens).embedding)
-    assert not torch.equal(drawn, model.embedding)
+    assert torch.equal(embedding, create_model("tokenformer-150m", **small, **tokens).embedding)
+    assert not torch.equal(embedding, model.embedding)
     for name, key, message in (
         ("tokenformer-150M", "heads", "no published model 'tokenformer-150M'; did you mean tokenformer-150m"),
         ("tokenformer-150m", "hads", "tokenformer-150m: hads: "),

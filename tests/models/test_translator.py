@@ -79,9 +79,9 @@ def as_torch(model, spec):
     return reference
 
 
-def copy_attention(ours, theirs):
+def copy_attention(ours, torch_layer):
     stacked = torch.cat([ours.query.weight, ours.key.weight, ours.value.weight])
-    theirs.load_state_dict(
+    torch_layer.load_state_dict(
         {
             "in_proj_weight": stacked,
             "in_proj_bias": torch.zeros(len(stacked)),
@@ -91,14 +91,14 @@ def copy_attention(ours, theirs):
     )
 
 
-def copy_feedforward(ours, theirs):
-    theirs.linear1.load_state_dict(ours.inner.state_dict())
-    theirs.linear2.load_state_dict(ours.outer.state_dict())
+def copy_feedforward(ours, torch_layer):
+    torch_layer.linear1.load_state_dict(ours.inner.state_dict())
+    torch_layer.linear2.load_state_dict(ours.outer.state_dict())
 
 
-def copy_norms(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        other.load_state_dict({"weight": one.norm.gain, "bias": one.norm.bias})
+def copy_norms(ours, torch_norms):
+    for connection, norm in zip(ours, torch_norms, strict=True):
+        norm.load_state_dict({"weight": connection.norm.gain, "bias": connection.norm.bias})
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])

@@ -39,13 +39,13 @@ def from_timm(state, spec):
     renamed = {"class_token.token": state.pop("cls_token").reshape(spec.width)}
     renamed["position.rows"] = state.pop("pos_embed").reshape(spec.context, spec.width)
     for name, weight in state.items():
-        block, theirs, kind = re.fullmatch(r"(blocks\.\d+\.|)(.*)\.(\w+)", name).groups()
-        if theirs == "attn.qkv":
+        block, timm_name, kind = re.fullmatch(r"(blocks\.\d+\.|)(.*)\.(\w+)", name).groups()
+        if timm_name == "attn.qkv":
             thirds = zip(("query", "key", "value"), weight.chunk(3), strict=True)
             renamed |= {f"{block}attention.{part}.{kind}": third for part, third in thirds}
         else:
-            gain = "norm" in theirs and kind == "weight"
-            renamed[f"{block}{modules[theirs]}.{'gain' if gain else kind}"] = weight
+            gain = "norm" in timm_name and kind == "weight"
+            renamed[f"{block}{modules[timm_name]}.{'gain' if gain else kind}"] = weight
     return renamed
 
 
@@ -77,8 +77,8 @@ MODELS = [
 def test_closed_forms_match_pytorch_counts(spec):
     model = spec.build()
     assert counted_params(model) == spec.params()
-    elsewhere = ("patch_embed", "class_token", "position", "head")
-    inner = sum(p.numel() for name, p in model.named_parameters() if not name.startswith(elsewhere))
+    outside_blocks = ("patch_embed", "class_token", "position", "head")
+    inner = sum(p.numel() for name, p in model.named_parameters() if not name.startswith(outside_blocks))
     assert inner == spec.params(embedding=False)
     assert counted_flops(model, images(1))["Global"] == spec.flops()
 
@@ -88,9 +88,9 @@ def test_drop_path_drops_whole_images_and_keeps_the_mean():
     layer = DropPath(0.25)
     update = torch.ones(4000, 2, 3)
     out = layer(update)
-    kept = out[:, 0, 0] > 0
-    assert torch.equal(out, torch.where(kept, 1 / 0.75, 0.0)[:, None, None].expand_as(out))
-    assert abs(kept.float().mean() - 0.75) < 0.03
+    not_dropped = out[:, 0, 0] > 0
+    assert torch.equal(out, torch.where(not_dropped, 1 / 0.75, 0.0)[:, None, None].expand_as(out))
+    assert abs(not_dropped.float().mean() - 0.75) < 0.03
     assert torch.equal(layer.eval()(update), update)
 
 
@@ -106,17 +106,17 @@ def test_inconsistent_sizes_are_refused():
         VisionTransformer(**SIZES).build()(images(side=8))
 
 
-def small(name="tokenformer_base_patch16_224", **given):
+def small(name="tokenformer_base_patch16_224", **options):
     """Build a registered model of small size."""
     tokens = {"kind": "pattention", "tokens": 8}
     sizes = {"width": 24, "heads": 3, "layers": 3, "patch": 4, "img_size": 16}
-    return timm.create_model(name, **sizes, projection=tokens, feedforward=tokens, **given)
+    return timm.create_model(name, **sizes, projection=tokens, feedforward=tokens, **options)
 
 
 def test_timm_creates_the_models_with_its_options():
     with torch.device("meta"):
-        made = {timm.create_model(name).spec for name in timm.list_models("tokenformer_*", module="timm")}
-    assert made == {spec for name, spec in PUBLISHED.items() if name.startswith("tokenformer-") and "16" in name}
+        specs = {timm.create_model(name).spec for name in timm.list_models("tokenformer_*", module="timm")}
+    assert specs == {spec for name, spec in PUBLISHED.items() if name.startswith("tokenformer-") and "16" in name}
     model = small(num_classes=4, in_chans=1, drop_path_rate=0.1, global_pool="avg")
     assert model(images(channels=1)).shape == (2, 4)
     assert model.spec.drop_path == 0.1
@@ -147,6 +147,6 @@ def test_timm_groups_parameters_by_depth():
 
 def test_a_drop_rate_of_zero_is_accepted():
     small(drop_rate=0.0)
-    for given in ({"drop_rate": 0.1}, {"global_pool": "max"}):
-        with pytest.raises(ValueError, match=f"{next(iter(given))}[:=]"):
-            small(**given)
+    for options in ({"drop_rate": 0.1}, {"global_pool": "max"}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}[:=]"):
+            small(**options)

@@ -127,8 +127,8 @@ def test_the_most_specific_seeds_are_used_and_need_parents(project):
 
 
 def test_a_child_keeps_or_recomputes_tau(project):
-    def tau(**given):
-        return project.run("child", **given)["model"]["projection"]["tau"]
+    def tau(**growth_settings):
+        return project.run("child", **growth_settings)["model"]["projection"]["tau"]
 
     assert tau() == pytest.approx(math.sqrt(8))
     assert tau(set={"small.runs.child.growth.tau": "sqrt"}) is None

@@ -46,14 +46,14 @@ OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0}
 
 
 def test_a_configured_processor_is_used_and_printed(project):
-    known = project.plan()
+    default_plan = project.plan()
     faster = project.plan(hardware={"CPU": {"float32_tflops": 1.0}})
-    assert faster["totals"]["hours"] < known["totals"]["hours"]
-    assert faster["basis"] == f"{known['basis']}; float32_tflops as configured"
-    mine = project.plan(hardware={"mine": OWN}, set={"scale.hardware": "mine", "scale.flops_per_s": 1.0e9})
-    assert mine["basis"] == "as configured; speed taken from scale.flops_per_s"
-    assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
-    text = table(mine)
+    assert faster["totals"]["hours"] < default_plan["totals"]["hours"]
+    assert faster["basis"] == f"{default_plan['basis']}; float32_tflops as configured"
+    custom_plan = project.plan(hardware={"mine": OWN}, set={"scale.hardware": "mine", "scale.flops_per_s": 1.0e9})
+    assert custom_plan["basis"] == "as configured; speed taken from scale.flops_per_s"
+    assert custom_plan["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in custom_plan["train"])
+    text = table(custom_plan)
     assert "Runs small/plain, small/parent" in text
     assert " do not fit on one mine and cannot be sharded over 64 or fewer GPUs; raise task.accumulate" in text
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
@@ -81,8 +81,8 @@ def test_published_runs_above_200_hours_have_eight_gpus_without_sharding():
     page = (ROOT / "docs/cluster.md").read_text()
     for study, content in plan["studies"].items():
         costs = content["totals"]
-        said = f"| {study} | {costs['runs']} | {costs['hours']:.0f} | {costs['memory_bytes'] / 1e9:.0f} GB |"
-        assert said in page
+        expected_row = f"| {study} | {costs['runs']} | {costs['hours']:.0f} | {costs['memory_bytes'] / 1e9:.0f} GB |"
+        assert expected_row in page
 
 
 def test_tokenformers_have_a_lower_utilisation_than_transformers():
@@ -105,18 +105,18 @@ def test_the_profiles_have_enough_retries_for_the_longest_published_run():
 
 
 def test_a_run_that_is_too_large_is_sharded_and_listed(project):
-    own = {"little": {"memory_gb": 0.00098, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "memory_base_mb": 0.0}}
+    processor = {"little": {"memory_gb": 0.00098, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "memory_base_mb": 0.0}}
     several = {"scale.hardware": "little", "scale.gpus": 2, "small.task.accumulate": 2}
-    plan = project.plan(hardware=own, set=several)
+    plan = project.plan(hardware=processor, set=several)
     too_large = plan["too_large"]
     assert set(too_large.values()) == {2}
     assert {run.rpartition("/")[0] for run, job in plan["train"].items() if job["sharded"]} == set(too_large)
     assert list(too_large) == ["small/deep-4"]
     assert "Run small/deep-4 does not fit on one little; set gpus: 2 to shard it.\n" in table(plan)
-    whole = project.plan(hardware=own, set=several | {"scale.sharded": False})
-    assert not any(job["sharded"] for job in whole["train"].values())
+    unsharded_plan = project.plan(hardware=processor, set=several | {"scale.sharded": False})
+    assert not any(job["sharded"] for job in unsharded_plan["train"].values())
     for run, job in plan["train"].items():
-        assert (job["cost"]["memory_bytes"] < whole["train"][run]["cost"]["memory_bytes"]) == job["sharded"]
+        assert (job["cost"]["memory_bytes"] < unsharded_plan["train"][run]["cost"]["memory_bytes"]) == job["sharded"]
 
 
 def test_a_run_uses_the_largest_number_of_gpus_that_divides_its_micro_batches(project):
@@ -128,20 +128,20 @@ def test_a_run_uses_the_largest_number_of_gpus_that_divides_its_micro_batches(pr
         "small/parent/seed0: task.accumulate=1 micro-batches cannot be divided evenly among scale.gpus=8, so only one "
     )
     several["small.runs.parent.gpus"] = 1
-    for nodes, wanted in {1: (4, 1, 5, 6, 8), 2: (4, 1, 2, 6, 8)}.items():
+    for nodes, expected in {1: (4, 1, 5, 6, 8), 2: (4, 1, 2, 6, 8)}.items():
         train = project.plan(set=several | {"scale.nodes": nodes})["train"]
-        assert tuple(train[f"small/{run}/seed0"]["gpus"] for run in parts) == wanted
+        assert tuple(train[f"small/{run}/seed0"]["gpus"] for run in parts) == expected
         assert train["small/parent/seed0"]["nodes"] == 1
     for job in train.values():
         assert job["spec"]["task"]["accumulate"] % job["gpus"] == job["gpus"] % job["nodes"] == 0
 
 
 def test_the_gpus_of_a_run_must_divide_its_micro_batches(project):
-    wanted = {"small.runs.plain.gpus": 2}
-    train = project.plan(set=wanted | {"small.task.accumulate": 2})["train"]
+    settings = {"small.runs.plain.gpus": 2}
+    train = project.plan(set=settings | {"small.task.accumulate": 2})["train"]
     assert (train["small/plain/seed0"]["gpus"], train["small/deep-3/seed0"]["gpus"]) == (2, 1)
-    assert "accumulate=1 micro-batches cannot be divided evenly among gpus=2" in project.mistake(set=wanted)
-    uneven = wanted | {"scale.nodes": 3, "small.task.accumulate": 2}
+    assert "accumulate=1 micro-batches cannot be divided evenly among gpus=2" in project.mistake(set=settings)
+    uneven = settings | {"scale.nodes": 3, "small.task.accumulate": 2}
     assert "accumulate=2 micro-batches cannot be divided evenly among gpus=2 on nodes=3" in project.mistake(set=uneven)
 
 
@@ -178,7 +178,7 @@ def test_loader_threads_per_gpu_are_limited_and_determine_the_hours():
     fewer = plan["train"]["vision/tokenformer-large/seed0"]
     assert 75 * fewer["threads"] >= fewer["cost"]["tokens"] / (3600 * fewer["cost"]["hours"])
     assert fewer["threads"] < CPUS_PER_GPU
-    own = build_plan(ROOT, {"scale": "paper", "studies": ["vision"], "threads": 24})["train"]["vision/vit/seed0"]
-    assert own["threads"] == 24
-    assert own["cost"]["hours"] == pytest.approx(job["cost"]["hours"] / 2)
+    faster = build_plan(ROOT, {"scale": "paper", "studies": ["vision"], "threads": 24})["train"]["vision/vit/seed0"]
+    assert faster["threads"] == 24
+    assert faster["cost"]["hours"] == pytest.approx(job["cost"]["hours"] / 2)
     assert build_plan(ROOT, {"scale": "smoke"})["train"]["vision/vit/seed0"]["loader_bytes"] == 0

@@ -57,7 +57,7 @@ def show(monkeypatch, tmp_path):
     monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "plan.json"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def shown(events, counts=COUNTS, quiet=(), file=None, dry=False):
+    def displayed_lines(events, counts=COUNTS, quiet=(), file=None, dry=False):
         file = file or io.StringIO()
         monkeypatch.setattr(sys, "stdout" if dry else "stderr", file)
         options = {"quiet": quiet, "verbose": False, "printshellcmds": False, "debug_dag": False, "dryrun": dry}
@@ -70,7 +70,7 @@ def show(monkeypatch, tmp_path):
         handler.close()
         return file.getvalue().splitlines()
 
-    return shown
+    return displayed_lines
 
 
 def test_a_log_file_has_a_line_per_stage_and_no_carriage_return(show):
@@ -88,8 +88,8 @@ def test_a_log_file_has_a_line_per_stage_and_no_carriage_return(show):
 def test_a_terminal_has_one_line_that_is_rewritten(show):
     file = Terminal()
     show(EVERYTHING, file=file)
-    left = [line.rpartition("\r")[2].split() for line in file.getvalue().split("\n")]
-    heads = [words[0] for words in left if words and not words[0].startswith("[")]
+    final_lines = [line.rpartition("\r")[2].split() for line in file.getvalue().split("\n")]
+    heads = [words[0] for words in final_lines if words and not words[0].startswith("[")]
     assert heads == ["scale", "train", "draw", "claims"]
 
 
@@ -145,8 +145,10 @@ def test_a_dry_run_prints_a_line_per_stage(show):
     ("target", "meant"), [("visoin", "vision"), ("figurs/tiny/one.pdf", PLAN["draw"]["one"]["outputs"][0])]
 )
 def test_an_unknown_target_gives_one_line_with_a_suggestion(show, target, meant):
-    said = f"MissingRuleException:\nNo rule to produce {target} (if you use input functions make sure that they work)."
-    assert show([said], counts={}) == [f"no target '{target}'; did you mean {meant}?"]
+    message = (
+        f"MissingRuleException:\nNo rule to produce {target} (if you use input functions make sure that they work)."
+    )
+    assert show([message], counts={}) == [f"no target '{target}'; did you mean {meant}?"]
 
 
 def test_an_unwritable_cache_gives_one_line_and_status_2(show, tmp_path):

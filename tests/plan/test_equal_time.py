@@ -35,8 +35,8 @@ def test_timed_runs_match_the_patterns(project):
 
 
 def test_only_settings_that_affect_speed_change_the_timing_job(project):
-    def configuration(**given):
-        return project.plan(set=given)["speed"]["small"]["configuration"]
+    def configuration(**settings):
+        return project.plan(set=settings)["speed"]["small"]["configuration"]
 
     assert configuration(**{"small.steps": 5, "small.evaluate_every": 7}) == configuration()
     assert configuration(**{"small.task.batch": 2}) != configuration()

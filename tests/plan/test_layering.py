@@ -55,24 +55,25 @@ def test_a_mapping_of_another_kind_replaces_the_base(project):
 
 
 @pytest.mark.parametrize(
-    ("below", "above", "left"),
+    ("base", "overrides", "remaining_keys"),
     [
         ({"paths": ["own.txt"]}, {"train": ["a.txt"], "test": ["b.txt"]}, {"train", "test"}),
         ({"train": ["a.txt"], "valid": ["b.txt"]}, {"paths": ["own.txt"]}, {"paths"}),
         ({"train": ["a.txt"], "valid": ["b.txt"]}, {"train": ["own.txt"]}, {"train", "valid"}),
     ],
 )
-def test_paths_and_splits_replace_each_other(project, below, above, left):
+def test_paths_and_splits_replace_each_other(project, base, overrides, remaining_keys):
     for name in ("own.txt", "a.txt", "b.txt"):
         project.write(name, name)
-    below, above = (
-        {key: [str(project.root / name) for name in names] for key, names in layer.items()} for layer in (below, above)
+    base, overrides = (
+        {key: [str(project.root / name) for name in names] for key, names in layer.items()}
+        for layer in (base, overrides)
     )
-    text = {"source": {"kind": "files"} | below, "questions": 0}
+    text = {"source": {"kind": "files"} | base, "questions": 0}
     project.merge_into("config.yaml", yaml.safe_dump({"data": {"text": text}}))
-    project.write("mine.yaml", yaml.safe_dump({"data.text.source": above}))
+    project.write("mine.yaml", yaml.safe_dump({"data.text.source": overrides}))
     source = project.plan(overlay="mine.yaml")["data"]["text"]["spec"]["source"]
-    assert {key for key in ("paths", "train", "valid", "test") if source[key]} == left
+    assert {key for key in ("paths", "train", "valid", "test") if source[key]} == remaining_keys
 
 
 def test_a_data_set_of_another_kind_replaces_the_base(project):

@@ -30,9 +30,9 @@ def test_a_plan_is_created_once(project):
     path = ensure_plan(project.root, {})
     assert path.parent == project.root / ".formerlab" / "plans"
     assert read_plan(path) == project.plan()
-    made = path.stat().st_mtime_ns
+    creation_time = path.stat().st_mtime_ns
     assert ensure_plan(project.root, {}) == path
-    assert path.stat().st_mtime_ns == made
+    assert path.stat().st_mtime_ns == creation_time
 
 
 def test_the_environment_of_another_checkout_is_refused(project):
@@ -104,22 +104,22 @@ def test_hidden_files_are_ignored_and_links_may_form_cycles(project, texts):
 
 
 def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
-    made = []
+    plans = []
 
-    def make(root, given, path):
-        made.append(path)
-        if len(made) < 3:
-            project.merge_into(project.config, f"threads: {len(made)}")
+    def make(root, options, path):
+        plans.append(path)
+        if len(plans) < 3:
+            project.merge_into(project.config, f"threads: {len(plans)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
 
     monkeypatch.setattr(locate, "_make", make)
-    assert ensure_plan(project.root, {}) == made[-1] == plan_path(project.root, {})
-    assert [path.exists() for path in made] == [False, False, True]
+    assert ensure_plan(project.root, {}) == plans[-1] == plan_path(project.root, {})
+    assert [path.exists() for path in plans] == [False, False, True]
 
 
 @pytest.mark.parametrize(
-    ("given", "file"),
+    ("command_line", "file"),
     [
         ({"overlay": "other.yaml"}, "other.yaml"),
         ({"data": {"text": {"source": {"paths": ["text *.txt"]}}}}, "text [1].txt"),
@@ -128,12 +128,12 @@ def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
         ({"data": {"text": {"source": {"kind": "hub", "files": {"mine": ["text [1].txt"]}}}}}, "text [1].txt"),
     ],
 )
-def test_the_file_name_depends_on_files_of_the_command_line(project, given, file):
+def test_the_file_name_depends_on_files_of_the_command_line(project, command_line, file):
     project.write(file, "{}")
-    before = plan_path(project.root, given)
+    before = plan_path(project.root, command_line)
     assert before != plan_path(project.root, {})
     project.write(file, "{small.steps: 4}")
-    assert plan_path(project.root, given) != before
+    assert plan_path(project.root, command_line) != before
 
 
 def test_the_file_name_depends_on_the_code(project, monkeypatch, tmp_path_factory):

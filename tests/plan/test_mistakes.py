@@ -160,11 +160,11 @@ MISTAKES = [
     ],
 )
 def test_a_model_that_does_not_fit_its_data_is_refused(key, value, needs):
-    study, given = key.partition(".")[0], {"scale": "smoke", "set": {key: value}}
+    study, command_line = key.partition(".")[0], {"scale": "smoke", "set": {key: value}}
     with pytest.raises(
         UserError, match=rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"
     ):
-        resolve_study(study, read_sources(Path(__file__).parents[2], given | {"studies": [study]}))
+        resolve_study(study, read_sources(Path(__file__).parents[2], command_line | {"studies": [study]}))
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_a_model_that_does_not_fit_its_data_is_refused(key, value, needs):
 )
 def test_a_mistake_gives_one_line_with_its_file(project, file, text, answer):
     project.plan()
-    given = {"overlay": OVERLAY} if file == OVERLAY else yaml.safe_load(text) if file == LINE else {}
+    command_line = {"overlay": OVERLAY} if file == OVERLAY else yaml.safe_load(text) if file == LINE else {}
     if file == OVERLAY:
         project.write(OVERLAY, text)
     elif file != LINE:
         project.merge_into(file, text)
-    message = project.mistake(**given)
+    message = project.mistake(**command_line)
     parts = answer.split("...")
     assert all(part in message for part in parts), message
     assert file in message.partition(parts[0])[0] or "deep-{layers}: run" in answer

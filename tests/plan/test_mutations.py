@@ -84,16 +84,16 @@ def files():
 @pytest.fixture(scope="module")
 def plan_error(files, tmp_path_factory):
     """Return a function that plans the given files and returns the error message, or "" if planning succeeds."""
-    root, given = tmp_path_factory.mktemp("mutations"), {}
+    root, trees = tmp_path_factory.mktemp("mutations"), {}
 
-    def read(_, place):
-        if isinstance(tree := given.get(place), dict):
+    def read(_, file):
+        if isinstance(tree := trees.get(file), dict):
             return tree
-        raise UserError(f"{place}: got {tree!r}; write keys and values")
+        raise UserError(f"{file}: got {tree!r}; write keys and values")
 
     def plan_error(changed):
-        given.clear()
-        given.update(changed)
+        trees.clear()
+        trees.update(changed)
         try:
             json.dumps(build.build_plan(root, {}), allow_nan=False)
         except UserError as error:
@@ -111,10 +111,10 @@ def plan_error(files, tmp_path_factory):
         yield plan_error
 
 
-def places(tree, above=()):
+def paths(tree, prefix=()):
     """Return the paths of all nodes of a tree."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [place for key, value in items for place in ((*above, key), *places(value, (*above, key)))]
+    return [path for key, value in items for path in ((*prefix, key), *paths(value, (*prefix, key)))]
 
 
 def at(tree, path):
@@ -126,7 +126,7 @@ def at(tree, path):
 def mutated(files, random):
     changed = copy.deepcopy(files)
     tree = changed[random.choice(list(changed))]
-    *above, key = random.choice(places(tree))
+    *above, key = random.choice(paths(tree))
     node = at(tree, above)
     match random.randrange(10):
         case 0:
@@ -134,7 +134,7 @@ def mutated(files, random):
         case 1 if isinstance(node, dict):
             node[random.choice([*KEYS, f"{key}x"])] = node.pop(key)
         case 2:
-            node[key] = copy.deepcopy(at(tree, random.choice(places(tree))))
+            node[key] = copy.deepcopy(at(tree, random.choice(paths(tree))))
         case _:
             node[key] = random.choice(VALUES)
     return changed

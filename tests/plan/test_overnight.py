@@ -130,12 +130,12 @@ def test_continued_parents_have_the_flops_or_the_tokens_of_the_stage(runs):
     assert (tokens.init, tokens.tokens) == (PARENT, runs["grown-random-sqrt-2"].tokens)
 
 
-@pytest.mark.parametrize(("length", "share"), [("short", 0.1), ("medium", 0.4), ("long", 0.8)])
-def test_annealed_stages_and_continued_parents_have_equal_flops_data_and_schedules(runs, length, share):
+@pytest.mark.parametrize(("length", "fraction"), [("short", 0.1), ("medium", 0.4), ("long", 0.8)])
+def test_annealed_stages_and_continued_parents_have_equal_flops_data_and_schedules(runs, length, fraction):
     stages = [runs[f"annealed-{arm}-{length}"] for arm in ("random-sqrt", "zero-keep")]
     control = runs[f"annealed-trained-on-{length}"]
     for stage in stages:
-        assert (stage.init, stage.tokens, stage.model.params()) == (PARENT, share * runs[PARENT].tokens, 852096)
+        assert (stage.init, stage.tokens, stage.model.params()) == (PARENT, fraction * runs[PARENT].tokens, 852096)
         assert control.flops == pytest.approx(stage.flops, rel=5e-4)
         assert (control.task, control.data, control.init, control.growth) == (stage.task, stage.data, PARENT, None)
 

@@ -72,8 +72,8 @@ def test_code_edited_during_its_import_is_refused(plan, monkeypatch):
 @pytest.fixture
 def edit_later(monkeypatch):
     """Return a function that makes a file of the package appear edited."""
-    now = source_hashes.current_hashes()
-    return lambda file: monkeypatch.setattr(source_hashes, "current_hashes", lambda: edited(now, file))
+    hashes = source_hashes.current_hashes()
+    return lambda file: monkeypatch.setattr(source_hashes, "current_hashes", lambda: edited(hashes, file))
 
 
 def test_an_edit_after_the_import_has_no_effect(plan, edit_later):

@@ -102,17 +102,17 @@ def test_a_folder_of_many_files_has_one_hash(project, tmp_path):
 @pytest.mark.parametrize("scale", ["pilot", "overnight"])
 def test_all_files_of_the_scales_are_in_the_manifest(scale):
     manifest = read_manifest(ROOT)
-    listed = [path for one in manifest.values() for path in (*one.files, *one.folders)]
+    listed = [file for data_set in manifest.values() for file in (*data_set.files, *data_set.folders)]
     data = yaml.safe_load((ROOT / "workflow/scales" / f"{scale}.yaml").read_text())["data"]
     for name, tree in data.items():
         source = TypeAdapter(Data).validate_python({"kind": "text"} | tree).source.to_dict()
         if source["kind"] == "embedded":  # installed packages contain these files
             continue
-        places = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]
-        assert places, name
-        for place in places:
-            place = place.removeprefix(f"${DATA_VARIABLE}/")
-            assert any(path == place or path.startswith(f"{place}/") for path in listed), place
+        paths = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]
+        assert paths, name
+        for path in paths:
+            path = path.removeprefix(f"${DATA_VARIABLE}/")
+            assert any(file == path or file.startswith(f"{path}/") for file in listed), path
 
 
 def _values(value):

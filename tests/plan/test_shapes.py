@@ -15,11 +15,11 @@ BATCH_LIMITS = {"task.tokens"}
 def sizes(value, path=""):
     """Yield every size of a spec with the path of its key."""
     for key, inner in value.items():
-        here = f"{path}.{key}" if path else key
+        key_path = f"{path}.{key}" if path else key
         if isinstance(inner, dict):
-            yield from sizes(inner, here)
-        elif key in SIZES and isinstance(inner, int) and here not in BATCH_LIMITS:
-            yield here, inner
+            yield from sizes(inner, key_path)
+        elif key in SIZES and isinstance(inner, int) and key_path not in BATCH_LIMITS:
+            yield key_path, inner
 
 
 @pytest.fixture(scope="module")

@@ -120,8 +120,8 @@ def test_a_stage_whose_process_has_ended_was_killed(plan, finished):
     note = {"state": "running", "pid": int(gone.stdout), "host": socket.gethostname(), "since": "now", "log": None}
     write_json(finished / "small/plain/seed0/.train.state.json", note)
     assert states_of(plan)[PLAIN] == ("killed", "the process is gone")
-    elsewhere = note | {"host": "another"}
-    write_json(finished / "small/plain/seed0/.train.state.json", elsewhere)
+    other_host = note | {"host": "another"}
+    write_json(finished / "small/plain/seed0/.train.state.json", other_host)
     assert states_of(plan)[PLAIN][0] == "running"  # a process on another machine cannot be checked
 
 

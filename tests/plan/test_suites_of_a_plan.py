@@ -39,13 +39,13 @@ def test_a_sweep_selects_its_suites(project, words):
 
 
 def test_changed_files_change_jobs_and_the_plan(project, words):
-    before, place = project.plan(**suites(words)), plan_path(project.root, suites(words))
+    before, file = project.plan(**suites(words)), plan_path(project.root, suites(words))
     words.write_text('{"text": "a c and more"}\n')
     after = project.plan(**suites(words))
     for stage in ("zeroshot", "prune"):
         assert after[stage][RUNS[0]]["suites"] != before[stage][RUNS[0]]["suites"]
         assert after[stage][RUNS[0]]["code"] == before[stage][RUNS[0]]["code"]
-    assert plan_path(project.root, suites(words)) != place
+    assert plan_path(project.root, suites(words)) != file
     assert after["train"] == before["train"]
 
 
@@ -60,6 +60,6 @@ def test_missing_suite_files_keep_the_recorded_state(project, words):
 
 
 def test_a_misleading_name_is_refused(project, words):
-    given = {"suites": {"piqa": {"kind": "files", "paths": [str(words)]}}}
+    command_line = {"suites": {"piqa": {"kind": "files", "paths": [str(words)]}}}
     with pytest.raises(UserError, match="name a suite of files '<suite>_local'"):
-        project.plan(**given)
+        project.plan(**command_line)

@@ -169,8 +169,8 @@ def test_no_random_augmentation_repeats_in_a_chain(batch, digits, monkeypatch):
 
     This holds even if the stage has a larger batch and so reaches a position in fewer steps.
     """
-    drawn = []
-    monkeypatch.setattr("formerlab.data.images.batches.shifted", lambda *key: drawn.append(key[-1]) or key[0])
+    numbers = []
+    monkeypatch.setattr("formerlab.data.images.batches.shifted", lambda *key: numbers.append(key[-1]) or key[0])
     task = TASKS[1].model_copy(update={"batch": batch})
     parent = TASKS[1].load(digits, "train")
     start = TASKS[1].position_after(parent, START, 6)
@@ -179,7 +179,7 @@ def test_no_random_augmentation_repeats_in_a_chain(batch, digits, monkeypatch):
     data = task.load(digits, "train")
     for step in range(6):
         task.step_batches(data, 0, step, start)
-    assert len(set(drawn)) == 12
+    assert len(set(numbers)) == 12
 
 
 def test_the_published_recipe_equals_the_arguments_of_mae():
@@ -265,8 +265,8 @@ def test_shifts_need_pixels(tmp_path):
         for number in range(12):
             Image.new("L", (9, 9), number).save(tmp_path / "in" / name / f"{number}.png")
     source = {"kind": "folders", "train": str(tmp_path / "in")}
-    shares = {"valid_share": 0.3, "test_share": 0.3}
-    data = ImageData(source=source, side=8, channels=1, classes=2, storage="encoded", **shares)
+    fractions = {"valid_share": 0.3, "test_share": 0.3}
+    data = ImageData(source=source, side=8, channels=1, classes=2, storage="encoded", **fractions)
     prepare("x", data, tmp_path / "out")
     with pytest.raises(UserError, match="kind=shift needs images stored as pixels"):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")

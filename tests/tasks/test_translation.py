@@ -71,8 +71,8 @@ def test_a_run_continues_at_the_end_of_its_ancestors():
     start = TASK.position_after(DATA, TASK.position_after(DATA, START, size - 2), 5)
     assert (start.steps, start.position) == (size + 3, size + 3)
     for step in (0, size - 1):
-        again, wanted = TASK.step_batches(DATA, 5, step, start)[0], TASK.step_batches(DATA, 5, size + 3 + step)[0]
-        assert torch.equal(again.source, wanted.source)
+        again, expected = TASK.step_batches(DATA, 5, step, start)[0], TASK.step_batches(DATA, 5, size + 3 + step)[0]
+        assert torch.equal(again.source, expected.source)
 
 
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
@@ -102,12 +102,12 @@ def test_a_batch_contains_sources_and_shifted_targets():
 def test_the_smoothed_loss_equals_its_definition(smoothing):
     logits, targets = torch.randn(5, 9, dtype=torch.float64), torch.tensor([0, 8, NO_TARGET, 3, 3])
     log_probs, real = torch.log_softmax(logits, dim=-1), targets != NO_TARGET
-    for mass, rest in (("vocabulary", smoothing / 9), ("others", smoothing / 8)):
-        wanted = torch.full((5, 9), rest, dtype=torch.float64)
-        right = 1 - smoothing + (rest if mass == "vocabulary" else 0.0)
-        wanted[real.nonzero()[:, 0], targets[real]] = right
-        assert wanted[real].sum(1).tolist() == pytest.approx([1.0] * 4)
-        expected = -(wanted * log_probs)[real].sum()
+    for mass, smoothing_mass in (("vocabulary", smoothing / 9), ("others", smoothing / 8)):
+        target_distribution = torch.full((5, 9), smoothing_mass, dtype=torch.float64)
+        right = 1 - smoothing + (smoothing_mass if mass == "vocabulary" else 0.0)
+        target_distribution[real.nonzero()[:, 0], targets[real]] = right
+        assert target_distribution[real].sum(1).tolist() == pytest.approx([1.0] * 4)
+        expected = -(target_distribution * log_probs)[real].sum()
         torch.testing.assert_close(smoothed_loss(logits, targets, smoothing, mass), expected)
 
 
@@ -121,21 +121,21 @@ def trained(run, stop_at=None, content=None):
     state = State(model, run.optimizer.build(model))
     if content is not None:
         state.restore(content)
-    seen = {}
+    snapshots = {}
 
     def stop():
-        seen[state.step] = {name: weight.clone() for name, weight in model.state_dict().items()}
+        snapshots[state.step] = {name: weight.clone() for name, weight in model.state_dict().items()}
         return "told to" if state.step == stop_at else None
 
     with contextlib.suppress(StoppedEarly):
         train(run, state, stream(), stream(5, 1), Hooks(lambda _: None, stop))
-    return state, seen
+    return state, snapshots
 
 
 def test_averaged_weights_are_the_mean_of_the_snapshots_after_a_stop():
-    plain, seen = trained(run())
+    plain, snapshots = trained(run())
     averaged, _ = trained(run(average_last=3, average_every=2))
-    snapshots = [seen[5], seen[7], plain.model.state_dict()]
+    snapshots = [snapshots[5], snapshots[7], plain.model.state_dict()]
     for name, weight in averaged.model.state_dict().items():
         mean = torch.stack([snapshot[name].double() for snapshot in snapshots]).mean(0).float()
         torch.testing.assert_close(weight, mean, rtol=1e-6, atol=1e-7)

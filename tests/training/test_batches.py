@@ -42,12 +42,14 @@ def same(left, right):
     return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
-@pytest.mark.parametrize("parts", [6, 4, 3, 2, 1])
+@pytest.mark.parametrize("micro_batches", [6, 4, 3, 2, 1])
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
-def test_each_micro_batch_has_one_process_and_processes_have_equal_counts(parts, processes):
-    shares = [Shard(rank, processes).micro_batches(parts) for rank in range(processes)]
-    assert len({len(share) for share in shares}) == 1
-    assert sorted(number for share in shares for number in share if number < parts) == list(range(parts))
+def test_each_micro_batch_has_one_process_and_processes_have_equal_counts(micro_batches, processes):
+    numbers_by_process = [Shard(rank, processes).micro_batches(micro_batches) for rank in range(processes)]
+    assert len({len(numbers) for numbers in numbers_by_process}) == 1
+    assert sorted(number for numbers in numbers_by_process for number in numbers if number < micro_batches) == list(
+        range(micro_batches)
+    )
 
 
 def test_a_shard_has_its_micro_batches_of_the_step(case):
@@ -79,18 +81,18 @@ def test_prefetched_batches_are_equal(case, monkeypatch):
 def test_a_thread_prefetches_batches_up_to_the_last_step(monkeypatch, tmp_path):
     run = RUNS["decoder"].model_copy(update={"steps": 9})
     data, _ = data_of(run, tmp_path)
-    made, train_batch = [], type(run.task).train_batch
+    sampled_steps, train_batch = [], type(run.task).train_batch
 
     def batch_and_note(task, stream, seed, step, *micro_batches):
-        made.append((step, threading.current_thread().name))
+        sampled_steps.append((step, threading.current_thread().name))
         return train_batch(task, stream, seed, step, *micro_batches)
 
     monkeypatch.setattr(type(run.task), "train_batch", batch_and_note)
     coming = batches(run, data, DataPosition(), 5, META)
     next(coming)
-    while len(made) < 1 + AHEAD:
+    while len(sampled_steps) < 1 + AHEAD:
         time.sleep(0.001)
-    assert [step for step, _ in made] == [5, *range(6, 6 + AHEAD)]
+    assert [step for step, _ in sampled_steps] == [5, *range(6, 6 + AHEAD)]
     assert len(list(coming)) == 3
-    assert [step for step, _ in made] == [5, 6, 7, 8]
-    assert {name.rpartition("_")[0] for _, name in made} == {"batches"}
+    assert [step for step, _ in sampled_steps] == [5, 6, 7, 8]
+    assert {name.rpartition("_")[0] for _, name in sampled_steps} == {"batches"}

@@ -51,10 +51,10 @@ def own_memory():
     return 1024 * int(lines["RssAnon"].split()[0])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
-def test_a_truncated_checkpoint_gives_one_line(share, saved):
+@pytest.mark.parametrize("fraction", [0.0, 0.4, 0.999])
+def test_a_truncated_checkpoint_gives_one_line(fraction, saved):
     full = saved.read_bytes()
-    saved.write_bytes(full[: int(share * len(full))])
+    saved.write_bytes(full[: int(fraction * len(full))])
     with pytest.raises(UserError, match=r"last.pt: damaged \(.+\); its steps are lost") as caught:
         load_checkpoint(saved, BELONGS)
     assert "\n" not in str(caught.value)

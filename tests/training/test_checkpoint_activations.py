@@ -40,7 +40,7 @@ def test_losses_and_weights_are_bit_identical(model):
     assert plain.rows["train"] == again.rows["train"]
     assert plain.rows["eval"] == again.rows["eval"]
     weights = zip(plain.model.state_dict().values(), again.model.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in weights)
+    assert all(torch.equal(weight, other) for weight, other in weights)
 
 
 def saved_bytes(model, *inputs):

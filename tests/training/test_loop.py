@@ -78,7 +78,7 @@ def test_slow_checkpoints_are_saved_less_often(monkeypatch):
     """Every clock call takes 1 s and every save 100 s. Saving once per minute would take half of the time."""
     clock, saving = [0.0], []
 
-    def look():
+    def read_clock():
         clock[0] += 1
         return clock[0]
 
@@ -86,7 +86,7 @@ def test_slow_checkpoints_are_saved_less_often(monkeypatch):
         saving.append(state)
         clock[0] += 100
 
-    monkeypatch.setattr(loop.time, "monotonic", look)
+    monkeypatch.setattr(loop.time, "monotonic", read_clock)
     hooks, state = Hooks(save, lambda: None, 60), start(RUN)
     for _ in range(5000):
         hooks.reason_to_stop()

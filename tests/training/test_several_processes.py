@@ -149,8 +149,8 @@ def assert_matches_one_process(out, data, tmp_path, run=RUN):
     alone = trained(run, data, tmp_path / "alone")
     record = json.loads((out / "run.json").read_text())
     assert (record["processes"], alone["processes"]) == (2, 1)
-    share = record["flops"] / record["training_time_s"] / (2 * record["matmul_flops_per_s"])
-    assert record["model_flops_utilisation"] == pytest.approx(share)
+    utilisation = record["flops"] / record["training_time_s"] / (2 * record["matmul_flops_per_s"])
+    assert record["model_flops_utilisation"] == pytest.approx(utilisation)
     assert record["final"] == pytest.approx(alone["final"], rel=1e-5)
     for name in ("train", "eval", "test"):
         for actual, expected in zip(rows(out, name), rows(tmp_path / "alone", name), strict=True):

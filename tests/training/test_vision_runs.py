@@ -80,8 +80,8 @@ def finished(digits, tmp_path_factory):
 def test_test_rows_come_from_the_averaged_weights(finished, digits):
     model, run = load_model(finished)
     expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in measured(run.task, model, digits)]
-    for row, wanted in zip(rows(finished, "test"), expected, strict=True):
-        assert row == pytest.approx(wanted, rel=1e-5)
+    for row, expected_row in zip(rows(finished, "test"), expected, strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-5)
     evaluated = rows(finished, "eval")
     assert {row["step"] for row in evaluated} == {0, 4, 8}
     assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in evaluated)

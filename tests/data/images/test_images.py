@@ -34,8 +34,8 @@ def folders(tmp_path):
     return ImageFolders(train=str(tmp_path / "train"), test=str(tmp_path / "val"))
 
 
-def settings(source, **given):
-    return ImageData(source=source, **{"side": 8, "channels": 3, "classes": 2, "valid_share": 0.3} | given)
+def settings(source, **options):
+    return ImageData(source=source, **{"side": 8, "channels": 3, "classes": 2, "valid_share": 0.3} | options)
 
 
 def prepared(data, out):
@@ -97,8 +97,8 @@ def saved(image, format="PNG", **options):
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
 def test_sixteen_bits_of_grey_are_scaled(format):
     grey = np.linspace(0, 65535, 120).astype(np.uint16).reshape(10, 12)
-    seen = np.asarray(decode(saved(Image.fromarray(grey), format), 1))
-    assert np.abs(seen - grey / 257).max() <= 0.5
+    decoded = np.asarray(decode(saved(Image.fromarray(grey), format), 1))
+    assert np.abs(decoded - grey / 257).max() <= 0.5
     with pytest.raises(ValueError, match="unknown range"):
         decode(saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), 1)
 
@@ -117,8 +117,8 @@ def test_photos_are_rotated_by_exif(orientation):
 
 def test_transparent_pixels_become_white():
     strokes = np.eye(12, dtype=np.uint8) * 255
-    drawn = Image.merge("LA", (Image.new("L", (12, 12)), Image.fromarray(strokes)))
-    for image in (drawn, drawn.convert("RGBA")):
+    strokes_with_alpha = Image.merge("LA", (Image.new("L", (12, 12)), Image.fromarray(strokes)))
+    for image in (strokes_with_alpha, strokes_with_alpha.convert("RGBA")):
         assert np.array_equal(np.asarray(decode(saved(image), 1)), 255 - strokes)
     colours = picture(3).convert("RGBA")
     assert np.array_equal(np.asarray(decode(saved(colours), 3)), np.asarray(picture(3)))
@@ -273,8 +273,11 @@ def labelled(path, names, labels, count=12):
 
 
 def test_files_that_number_their_classes_differently_are_refused(tmp_path):
-    one, other = ["cat", "dog"], ["dog", "cat"]
-    train, test = labelled(tmp_path / "a.parquet", one, [0, 1]), labelled(tmp_path / "b.parquet", other, [0])
+    class_order, reversed_order = ["cat", "dog"], ["dog", "cat"]
+    train, test = (
+        labelled(tmp_path / "a.parquet", class_order, [0, 1]),
+        labelled(tmp_path / "b.parquet", reversed_order, [0]),
+    )
     for source in (
         ImageHub(name="parquet", files={"train": train, "test": test}, test="test"),
         ImageHub(name="parquet", files={"train": (*train, *test)}),
