@@ -15,7 +15,7 @@ from fixtures.rows import (
     write_csv,
 )
 
-from formerlab.report.catalogue import load_declaration
+from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.tables.denseformer import gains
@@ -77,27 +77,21 @@ def test_chains_exclude_runs_on_other_data(tmp_path):
     assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), (
         "compared on the data set of the envelope"
     )
-    plotted_rows = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
-    assert set(plotted_rows["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, (
+    assert set(rows.index) == {"tokenformer-1", "annealed-trained-on-short"}, (
         "runs whose learning rate decays to zero take precedence"
     )
 
 
-def test_a_parent_trained_further_is_labelled_by_its_equal_budget(tmp_path):
+def test_the_claimed_chain_has_the_ratio_of_the_table_below_its_costs(tmp_path, monkeypatch):
     with_chain(tmp_path)
-    long = {"init": "tokenformer-1", "flops": 1e12, "inherited": 1e12, "tokens": 300} | tokenformer(1)
-    write_run(tmp_path, "tokenformer", "trained-on-flops-2", 0, 2.0, **long)
-    write_run(tmp_path, "tokenformer", "trained-on-longer-2", 0, 2.0, **long | {"flops": 9e12})
-    rows = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",))
-    shared = rows[rows["part"] == "chain"].set_index("run")["equal"]
-    assert shared["trained-on-2"] == "tokens"
-    assert shared["trained-on-flops-2"] == "FLOPs"
-    assert shared["trained-on-longer-2"] == ""
-    assert np.isnan(shared["grown-random-sqrt-2"])
-    ratios = rows.query("part == 'chain' or part == 'paper'").set_index("run")["flops_ratio"]
-    assert ratios["grown-random-sqrt-2"] == pytest.approx(0.5), "as in the table of the envelope"
-    assert ratios["TokenFormer 1.4B"] == pytest.approx(0.403, abs=1e-3)
-    assert set(rows.loc[rows["run"] == "tokenformer-1", "_model"]) == {"Tokenformer, not grown"}
+    arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))})
+    monkeypatch.setattr("formerlab.report.figures.tokenformer.cost.registered_arms", lambda *_: arms)
+    rows = load_rows(catalogue()["tokenformer_cost"], Results(tmp_path))
+    ratios = rows[rows["flops_ratio"].notna()].set_index("series")["flops_ratio"]
+    assert ratios["grown as published"] == pytest.approx(0.5)
+    assert ratios["grown, 30B a stage"] == pytest.approx(0.403, abs=1e-3)
+    assert list(ratios.index) == ["parent", "grown as published", "grown, 30B a stage"]
+    draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
 
 
 def test_each_budget_compares_the_best_rates_by_validation(tmp_path):

@@ -130,7 +130,7 @@ def test_a_chain_begins_with_its_first_model_and_includes_its_cost(tmp_path):
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_cost.csv").query("part == 'mean'")
     series = {name: list(group["run"]) for name, group in rows.groupby("series")}
-    assert series["grown as published"] == ["long-matched-chosen", "grown-random-sqrt-2"]
+    assert (series["parent"], series["grown as published"]) == (["long-matched-chosen"], ["grown-random-sqrt-2"])
     assert series["grown with zero keys"] == ["grown-zero-keep-2"]
     assert rows.set_index("run").loc["grown-random-sqrt-2", "flops_cumulative"] == 4e12
     parents = rows.set_index("run")["parent"].dropna()

@@ -14,7 +14,6 @@ from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import (
     GROWN,
-    TRAINED_FURTHER,
     comparable_losses,
     held_out_losses,
     last_step_rows,
@@ -45,6 +44,8 @@ WAYS_TO_GROW = {
     f"{GROWN}: zero keys, tau kept": "grown with zero keys",
 }
 """Labels of the two main ways to grow."""
+PARENT = "parent"
+"""Series of the models that grew and that did not grow themselves."""
 LENGTHS = ("short", "medium", "long")
 """Lengths of one stage from one parent. Medium has 4 times and long has 8 times the tokens of short."""
 GROWTH_PATTERNS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
@@ -118,17 +119,18 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
 def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other name prefixes.
 
-    A series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow.
+    The parents of grown models come first, and other runs of GROWTH_PATTERNS follow.
     `part` is `mean` for the mean over seeds and `seed` for the loss of one seed.
     """
-    losses, frames = fully_annealed_losses(results, runs), []
+    losses, frames, parents = fully_annealed_losses(results, runs), [], set[str]()
     points = with_ancestors(losses, "tokens", "training_time_s")
     for series, pattern in SERIES.items():
         globs = [glob.format(size=size) for size in (*SIZES, *LENGTHS) for glob in pattern.split()]
         names = [run for glob in globs for run in points.index if fnmatchcase(run, glob)]
-        if series.startswith(GROWN) and names:
-            names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
+        if series.startswith(GROWN):
+            parents |= set(points.loc[names[:1], "parent"].dropna())
         frames.append(points.loc[names].assign(series=series))
+    frames.insert(0, points[points["run"].isin(parents)].assign(series=PARENT))
     no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *OWN_FIGURE_PREFIXES))
     in_series = {run for frame in frames for run in frame["run"]}
     grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS)]
@@ -144,23 +146,6 @@ def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
 
 _SEED_COLUMNS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
 """Name prefixes of the columns that differ between seeds."""
-
-
-def budgets_equal_to_grown(points: DataFrame) -> dict[str, str]:
-    """Return for each run that was trained further which budget equals (within 5 %) the budget of a model grown from
-    the same parent: `tokens`, `FLOPs` or an empty string.
-
-    `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
-    """
-    grown, budgets = points[points["variant"].str.startswith(GROWN)], {}
-    for run, continued in points[points["variant"].str.endswith(TRAINED_FURTHER)].iterrows():
-        siblings = grown[grown["parent"] == continued["parent"]]
-        ratios = {
-            word: siblings[column] / continued[column] for word, column in (("tokens", "tokens"), ("FLOPs", "flops"))
-        }
-        equal = [word for word, ratio in ratios.items() if ratio.between(0.95, 1.05, inclusive="neither").any()]
-        budgets[str(run)] = equal[0] if equal else ""
-    return budgets
 
 
 MAIN_PREFIXES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
@@ -253,9 +238,7 @@ def published_ratio() -> DataFrame:
     largest = points[points["series"].str.startswith("grown")].nlargest(1, "tpu_v4_hours")
     hours = flops_at_loss(largest["loss_nats"].iloc[0], transformers["tpu_v4_hours"], transformers["loss_nats"])
     ratio = largest["tpu_v4_hours"] / hours
-    return largest[["source", "run"]].assign(
-        part="paper", flops_ratio=ratio, _model="grown, 30B a stage", _row="the paper, 1.4B (TPU hours)"
-    )
+    return largest[["source", "run"]].assign(part="paper", flops_ratio=ratio)
 
 
 class Shape(NamedTuple):

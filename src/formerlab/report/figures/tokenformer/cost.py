@@ -4,208 +4,150 @@ Published costs are TPU hours read from the figures; published perplexities are 
 """
 
 from functools import partial
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import (
-    GROWN,
-    TOKENFORMER,
-    TRAINED_FURTHER,
-    TRANSFORMER,
-    differences,
-    format_count,
-    held_out_losses,
-    seed_notes,
-)
+from formerlab.report.marks import mark
+from formerlab.report.panel import Panel, layout, setting
+from formerlab.report.runs import TRANSFORMER, differences, format_count, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     LENGTHS,
+    PARENT,
     STUDY,
     WAYS_TO_GROW,
-    budgets_equal_to_grown,
     fully_annealed_losses,
     published_points,
     published_ratio,
-    runs_with_ancestors,
     scratch_points,
     series_points,
     stage_pairs,
     with_registered_rates,
 )
-from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, plot_style
+from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, ink, label_at_edge, plot_style
 from formerlab.report.tables.blocks import with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 
-_loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
-
-
-def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
-    """Return our points, then published points. Lines join the sizes of a series unless a run of it started from
-    another run. Growth with zero keys is not plotted.
-    """
-    rows = pd.concat([ours, published_points(*curves)], ignore_index=True)
-    started = rows["parent"].notna().groupby(rows["series"]).transform("any")
-    shown = rows["series"].where(rows["series"].ne(WAYS_TO_GROW[f"{GROWN}: zero keys, tau kept"]))
-    return rows.assign(_linestyle=started.map({True: "", False: None}), _series=shown)
-
-
-def _join_to_parents(axes: Axes, rows: DataFrame) -> None:
-    """Join each run that started from another run to that run, in the colour of its series."""
-    means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
-    for run, parent, series in zip(means.index, means["parent"], means["series"], strict=True):
-        if parent in means.index:
-            ends = means.loc[[parent, run], ["_at", "loss_nats"]].to_numpy(float)
-            axes.plot(*ends.T, color=plot_style(series)["color"], linewidth=1, zorder=1)
-
-
-def _name_stages(axes: Axes, rows: DataFrame) -> None:
-    """Join runs to their parents, name the lengths of the stages and the sizes of Transformers, and draw the cost of a
-    Transformer of equal loss with its interval.
-    """
-    _join_to_parents(axes, rows)
-    write = partial(axes.annotate, textcoords="offset points", color=GREY, fontsize=7)
-    for length in LENGTHS:
-        points = rows[rows["run"].str.endswith(f"-{length}") & rows["parent"].notna()]
-        if len(points):
-            axes.axvline(points["_at"].mean(), color=GREY, linestyle=":", linewidth=0.8, zorder=0)
-            write(length, (points["_at"].mean(), 0), (3, 3), xycoords=("data", "axes fraction"))
-    for point in rows[rows["series"].eq(_LOWEST)].to_dict("records"):
-        write(format_count(point["parameters_non_embedding"], 3), (point["_at"], point["loss_nats"]), (4, 5))
-    for x, y, *ratio in rows[["_at", "loss_nats", *_RATIO]].dropna().to_numpy(float):
-        axes.plot([x / ratio[2], x / ratio[1]], [y, y], color=GREY, linewidth=4.5, alpha=0.35, zorder=0)
-        axes.plot(x / ratio[0], y, "|", color=GREY, markersize=9)
-        words = "Transformer of equal loss; growth\ncosts {:.1f} [{:.1f}, {:.1f}] times as much".format(*ratio)
-        write(words, (x / ratio[2], y), (0, -5), va="top")
-
-
 _LOWEST = "Transformer from scratch"
+CLAIMED_RATIO = 0.5
+"""Largest ratio of FLOPs that the paper claims."""
+_PUBLISHED = (
+    ("Fig 3", "Transformer, 300B tokens"),
+    ("Fig 4", "Transformer, 30B tokens"),
+    ("Fig 3", "grown, 30B a stage"),
+)
+_STAGE = f"-({'|'.join(LENGTHS)})$"
+_losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
 
 
-_RATIO = ["_ratio", "_ratio_low", "_ratio_high"]
+def _write_stages(axes: Axes, rows: DataFrame) -> None:
+    """Join each parent to the first model of every series that started from it, and name the parents, the lengths of
+    the stages and the sizes of Transformers.
+    """
+    write = partial(axes.annotate, textcoords="offset points", color=GREY, fontsize=7)
+    means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run").sort_values("_at")
+    started = means[means["parent"].isin(means.index)]
+    for run, point in started.drop_duplicates(["parent", "series"]).iterrows():
+        ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
+        axes.plot(*ends.T, color=plot_style(point["series"])["color"], linewidth=1.4, zorder=1)
+    for length, runs in started.groupby(started.index.str.extract(_STAGE)[0].to_numpy()):
+        x = runs["_at"].iloc[0]
+        axes.axvline(x, color=GREY, linestyle=":", linewidth=0.6, zorder=0)
+        write(str(length), (x, 1), (0, -8), xycoords=("data", "axes fraction"), ha="center",
+              bbox={"color": "white", "pad": 0.5})  # fmt: skip
+    for x, y, relative in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats", "_relative"]].to_numpy():
+        write(f"parent, {relative:.2g}", (x, y), (-5, 6), ha="right", color=ink(plot_style(PARENT)["color"]))
+    lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "parameters_non_embedding"]].to_numpy()
+    for nth, (x, y, size) in enumerate(lowest):
+        words = "" if nth else "Transformer from scratch, "
+        write(words + format_count(size, 3), (x, y), (5, 4), color=GREY if nth else BLACK)
 
 
-@plot(reads="test.csv", within_regime=True, draw=layout(
-    _loss_panel("_relative", by="_series", finish=_name_stages, name="inside",
-                xlabel="training cost with all ancestors\n(FLOPs, largest Transformer = 1)",
-                published={"title": "124M to 1.4B parameters", "ylabel": "",
-                           "xlabel": "training cost\n(TPU v4 hours, largest Transformer = 1)"}),
-    height=2.8
-))  # fmt: skip
+def _write_ratios(axes: Axes, rows: DataFrame) -> None:
+    """Write each ratio with its interval at the right of its row."""
+    for at, row in enumerate(rows.to_dict("records")[::-1]):
+        words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.1f}, {flops_ratio_pooled_high:.1f}]".format_map(row)
+        words = words if pd.notna(row["flops_ratio_pooled_low"]) else f"{row['flops_ratio']:.2f}"
+        axes.annotate(
+            words, (1, at), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center"
+        )
+
+
+def draw_cost(data: DataFrame) -> Figure:
+    """Draw our losses and the published losses against costs and, below them, the ratios of costs."""
+    data.attrs["marks"] = {"bars", "dots"}
+    notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
+    low = bool(len(ratios)) * (0.25 * len(ratios) + 0.95) + 0.25
+    height = low + 3.2
+    figure = Figure((WIDEST, height), label=" ".join(notes))
+    figure.text(0.012, 0.03 / height, fill(f"{setting(data)}; {''.join(notes[:1])[:-1]}", 130), color=GREY, fontsize=7)
+    for panel, source, x, wide, words in (
+        (_losses("_relative", log="x", finish=_write_stages, title="Ours"), "ours",
+         0.8, 2.9, "training cost with all ancestors\n(FLOPs, largest Transformer = 1)"),
+        (_losses("_relative", log="x", name="inside", title="", ylabel="ln perplexity"), "published",
+         5.3, 1.6, "training cost (TPU v4 hours,\nlargest Transformer = 1)"),
+    ):  # fmt: skip
+        rows = data[data["source"].eq(source) & data["_series"].notna()]
+        axes = figure.add_axes((x / WIDEST, (low + 0.6) / height, wide / WIDEST, 2.3 / height))
+        labels = mark(axes, panel, rows, {})[0] if len(rows) else []
+        axes.set(xlabel=words, ylabel=panel.ylabel)
+        axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
+        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 14)
+    if len(ratios):
+        panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
+        axes = figure.add_axes((1.9 / WIDEST, 0.75 / height, 3.7 / WIDEST, 0.25 * len(ratios) / height))
+        mark(axes, panel, ratios, {})
+        axes.set(title="Cost relative to a Transformer of equal loss (dashed: the claim, at most 0.5)",
+                 xlabel="FLOPs, ancestors included (left is cheaper)")  # fmt: skip
+        _write_ratios(axes, ratios)
+    return figure
+
+
+@plot(reads="test.csv", within_regime=True, draw=draw_cost)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), relative to the cost
     of the largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The
     cost of a grown model includes all its ancestors; the Tokenformer from scratch has the FLOPs of the chain of the
-    long stage. Lines join the parent to the runs that started from it, after a short, medium or long stage; marks of
+    long stage. Lines lead from the parent to the models that started from it, in the order of their cost; marks of
     equal cost are shifted sideways. The black line joins the Transformers from scratch with the lowest loss at their
-    cost, labelled with their numbers of parameters; a mark without a bar is one seed. The grey bar is the cost of a
-    Transformer with the loss of the model that grew in the long stage, with the interval of the verdict (extrapolated
-    beyond 1). To see: growing saves cost if its mark is left of the black line, and helps if it is below the parent
-    that was trained further, at equal FLOPs. Growth with zero keys, and all Transformers, are in tokenformer_scaling.
-    The published models are a thousand times larger, and their Transformers are single models. If the learning rates of
-    some runs fell to zero, only these runs are shown. All losses are on one test text.
+    cost, labelled with their numbers of parameters; a mark without a bar is one seed. Below: the cost of the model of
+    the claim and of its parent, relative to the cost at which the black line reaches their loss (extrapolated beyond
+    1), with the interval of the verdict; dashed: the claim, at most 0.5; hollow: the largest grown model of the paper
+    against its Transformers of 300B tokens. To see: growing saves cost if its mark is left of the black line, and helps
+    if it is below the parent that was trained further, at equal FLOPs. The tables tokenformer_envelope and
+    tokenformer_table have growth with zero keys and all Transformers. The published models are a thousand times larger,
+    and their Transformers are single models. If the learning rates of some runs fell to zero, only these runs are
+    shown. All losses are on one test text.
     """
-    ours, losses = series_points(results, runs), fully_annealed_losses(results, runs)
-    ours[_RATIO] = np.nan
+    rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
+    rows["_series"] = rows["series"].where(rows["series"].ne(WAYS_TO_GROW["grown: zero keys, tau kept"]))
+    frames = [rows]
     if losses["run"].str.startswith(FROM_SCRATCH).any():
-        lowest = scratch_points(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
-        ours = pd.concat([ours, lowest.reindex(columns=ours.columns)], ignore_index=True)
-        arms = registered_arms("tokenformer-growth-saves-cost", results.scale).arms
-        judged = [arm.run for arm in arms.values()]
-        ratios = tokenformer_envelope.rows(results, runs).set_index("run").filter(judged, axis="index")
-        for name, end in zip(_RATIO, ("", "_pooled_low", "_pooled_high"), strict=True):
-            ours[name] = ours["run"].map(ratios[f"flops_ratio{end}"]).where(ours["part"] == "mean")
-    rows = _with_published(
-        ours,
-        ("Fig 3", "Transformer, 300B tokens"),
-        ("Fig 4", "Transformer, 30B tokens"),
-        ("Fig 3", "grown, 60B a stage"),
-        ("Fig 3", "grown, 30B a stage"),
-        ("Fig 3", "grown, 15B a stage"),
-    )
+        lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
+        frames.append(lowest.assign(_series=_LOWEST).drop(columns="lowest"))
+        arms = registered_arms("tokenformer-growth-saves-cost", results.scale).arms.values()
+        ratios = tokenformer_envelope.rows(results, runs).assign(source="ours", part="ratio")
+        claimed = ratios[ratios["run"].isin([arm.run for arm in arms])]
+        ratios = ratios[ratios["run"].isin({*claimed["run"], *claimed["parent"]})].dropna(subset="flops_ratio")
+        ratios["series"] = ratios["run"].map(rows.drop_duplicates("run").set_index("run")["series"])
+        paper = published_ratio().assign(series="grown, 30B a stage", _row="paper, 1.4B, TPU hours")
+        ratios["_row"] = ratios["series"] + ratios["run"].str.extract(_STAGE)[0].radd(", ").fillna("")
+        columns = ["source", "part", "run", "series", "_row", *expand_columns("flops_ratio[]+")]
+        frames.append(pd.concat([ratios, paper])[columns].assign(flops_ratio_limit=CLAIMED_RATIO))
+    published = published_points(*_PUBLISHED)
+    rows = pd.concat([*frames, published.assign(_series=published["series"])], ignore_index=True)
     cost = rows["flops_cumulative"].fillna(rows["tpu_v4_hours"])
     largest = cost.where(rows["variant"].eq(TRANSFORMER) | rows["run"].str.startswith(TRANSFORMER))
-    return rows.assign(_relative=cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan))
-
-
-CHAIN_LABELS = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_FURTHER}"}
-"""Variants of chains that are plotted, and their labels. The table has the other variants."""
-
-
-def _named(data: DataFrame) -> DataFrame:
-    """Return the rows with the series of the two panels, `_model` and `_size`, and their plot style."""
-    scratch = data[data["part"] == "scratch"]
-    chain_rows = data[data["part"].eq("chain") & data["variant"].isin(CHAIN_LABELS)]
-    names = dict.fromkeys(chain_rows["parent"].dropna(), f"{TOKENFORMER}, not grown")
-    for run, variant, equal in chain_rows[["run", "variant", "equal"]].fillna("").to_numpy():
-        names[run] = CHAIN_LABELS[variant] + f", equal {equal}" * bool(equal)
-    parameters = data["parameters_non_embedding"]
-    sizes = parameters.map(lambda size: f"Transformer, {format_count(size, 3)}", na_action="ignore")
-    counts = sorted(scratch["parameters_non_embedding"].unique())
-    shades = dict(zip(counts, map(to_hex, colormaps["Greys"](np.linspace(0.6, 1, len(counts)))), strict=True))
-    alone = data["run"].isin(set(scratch["run"]) - set(names))
-    model = data["run"].map(names).where(~alone, sizes)
-    return data.assign(
-        _size=sizes.where(data["run"].isin(scratch["run"]) & model.notna()),
-        _model=model,
-        _color=parameters.map(shades).where(alone),
-        _marker=parameters.map(dict(zip(counts, "osD^vPX" * len(counts), strict=False))).where(alone),
-        _linestyle=alone.map({True: "-", False: ""}),
-    )
-
-
-CLAIMED_RATIO = 0.5
-"""Largest ratio of FLOPs that the paper claims."""
-
-
-def _draw_envelope(axes: Axes, rows: DataFrame) -> None:
-    """Draw the lower envelope."""
-    lowest = rows[rows["lowest"].eq(True)].sort_values("_tera")
-    axes.plot(lowest["_at"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.3, zorder=0)
-
-
-@plot(reads="test.csv", needs="envelope-*", within_regime=True, draw=layout(
-    Panel("flops_ratio", "_row", by="_row", style="_model", kind="forest", where={"part": ["chain", "paper"]}, log="x",
-          zero=1.0, title="Cost with all ancestors", xlabel="FLOPs relative to a Transformer of equal loss"),
-    _loss_panel("_tera", by="_size", log="x", title="Transformers from scratch", xlabel="training cost (TFLOP)",
-                finish=_draw_envelope),
-    columns=1, height=2.2, order="_rank tokens parameters_non_embedding"
-))  # fmt: skip
-def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
-    """Tokenformers that grow or train further against Transformers from scratch (arXiv:2410.23168). Above: FLOPs of a
-    Tokenformer with all its ancestors, relative to the FLOPs at which the envelope of the Transformers reaches its loss
-    (table tokenformer_envelope). Thick bars include the spread of the envelope between seeds, as in the verdict; thin
-    bars are Student's intervals of the seeds of a row. To see: growing saves cost if its row is left of 1; the paper
-    claims at most 0.5. Hollow: the largest grown model of the paper (30B tokens a stage) against its Transformers of
-    300B tokens, in TPU hours read from Fig. 3. Below: three sizes of Transformers, trained for three lengths, each with
-    its own full schedule, and the envelope (grey line); a mark without a bar is one seed.
-    """
-    losses = fully_annealed_losses(results, runs)
-    points, grown = scratch_points(losses), runs_with_ancestors(losses)
-    seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
-    columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding", "lent"]
-    parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
-    frames = [frame.assign(source="ours", part=part) for part, frame in parts.items()]
-    rows = pd.concat(frames, ignore_index=True)
-    chain = rows[rows["part"] == "chain"].set_index("run")
-    rows = _named(rows.assign(equal=rows["run"].map(budgets_equal_to_grown(chain))))
-    ratios = tokenformer_envelope.rows(results, runs).set_index("run")
-    for column in expand_columns("flops_ratio[]+"):
-        rows[column] = rows["run"].map(ratios[column]).where(rows["part"] == "chain")
-    rows["_tera"] = rows["flops_cumulative"] / 1e12
-    rows["flops_ratio_limit"] = CLAIMED_RATIO
-    length = rows["run"].str.extract(f"-({'|'.join(LENGTHS)})(?:-|$)")[0]
-    rows["_row"] = rows["_model"].str.removesuffix(", equal FLOPs") + (", " + length + " stage").fillna("")
-    rows["_rank"] = length.map(LENGTHS.index, na_action="ignore").fillna(-1)
-    return pd.concat([rows, published_ratio().assign(_rank=9)], ignore_index=True)
+    rows["_relative"] = cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan)
+    return rows
 
 
 PUBLISHED_TOKENS_PER_NEW_PARAMETER = (27, 260)
