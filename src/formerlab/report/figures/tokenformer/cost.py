@@ -88,7 +88,8 @@ def draw_cost(data: DataFrame) -> Figure:
     low = bool(len(ratios)) * (0.25 * len(ratios) + 0.95) + 0.25
     height = low + 3.2
     figure = Figure((WIDEST, height), label=" ".join(notes))
-    figure.text(0.012, 0.03 / height, fill(f"{setting(data)}; {''.join(notes[:1])[:-1]}", 130), color=GREY, fontsize=7)
+    note = f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}"
+    figure.text(0.012, 0.03 / height, fill(note, 130), color=GREY, fontsize=7)
     for panel, source, x, wide, words in (
         (_losses("_relative", log="x", finish=_write_stages, title="Ours"), "ours",
          0.8, 2.9, "training cost with all ancestors\n(FLOPs, largest Transformer = 1)"),
@@ -129,7 +130,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(rows["series"].ne(WAYS_TO_GROW["grown: zero keys, tau kept"]))
-    frames = [rows]
+    frames = [rows.assign(flops_ratio=np.nan)]
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
         frames.append(lowest.assign(_series=_LOWEST).drop(columns="lowest"))
