@@ -15,15 +15,19 @@ from fixtures.project import Project, write_records
 
 from formerlab import __main__, errors
 from formerlab.__main__ import build_parser, main
+from formerlab.cache import CachePolicy
 from formerlab.commands import tools
 from formerlab.commands.context import PLAN_VARIABLE
 from formerlab.data.manifest import MANIFEST, SCHEMA
+from formerlab.evaluation.pruning.long_context import TASKS
 from formerlab.files import read_json, sha256, write_json
+from formerlab.layers.depth.union import DepthMixer
 from formerlab.plan import locate
 from formerlab.plan.build import build_plan
 from formerlab.plan.locate import ensure_plan
 from formerlab.report.catalogue import catalogue
 from formerlab.results.stages import MAKING, MEASURED, TIMED
+from formerlab.spec import variants
 
 
 @pytest.fixture
@@ -69,6 +73,23 @@ def test_the_overview_lists_at_most_20_commands_in_groups_and_the_stages(capsys)
     assert len(lines) <= 20
     assert all(COMMANDS[command].description == line for command, line in lines.items())
     assert set(stage_help.partition(":\n")[2].split()) == set(COMMANDS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
+
+
+def test_parts_are_listed_with_their_options_and_how_they_prune(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == sum(map(len, (variants(CachePolicy), variants(DepthMixer), TASKS))) + 4
+    for line in (
+        "  decay scope=group alpha=0.2  after every token  S[k] <- alpha S[k] + p[k]: decay first",
+        "  snapkv window=64 kernel=5  once, after the prompt  S[k] = mean",
+        "  pyramid POLICY LAYERS last=0.05  wraps another policy  Divide",
+        "  ideal  simulation only  Each query",
+        "  dwa dilation=1 period=1  Y_i = sum",
+        "  needle_single  answers of at most 128 tokens",
+    ):
+        assert [line for found in lines if found.startswith(line)] == [line]
+    assert main(["list", "mixers"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(variants(DepthMixer)) + 1
 
 
 def test_a_new_project_has_the_plan_of_the_checkout(tmp_path, capsys, monkeypatch):

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from formerlab.commands import demo, huggingface, plan, reproduce, results, stages, tools
+from formerlab.commands import demo, huggingface, parts, plan, reproduce, results, stages, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError, missing_package
 from formerlab.files import NoRoom, is_disk_full
 
 GROUPS = {
     "projects": ("init", "demo", "plan", "status", "ui"),
     "results": ("report", "headline", "claims", "runs", "figures", "export", "readme", "reproduce"),
-    "models": ("generate", "answer-tasks"),
+    "models": ("list", "generate", "answer-tasks"),
     "other formats": ("export-huggingface", "import-tokenformer"),
 }
 """The commands for users, by topic, without the commands that only Snakemake calls."""
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="formerlab", usage="%(prog)s <command> ...", description=__doc__, formatter_class=layout
     )
     commands = parser.add_subparsers(prog="formerlab", required=True, metavar="<command>", help=argparse.SUPPRESS)
-    for module in (plan, stages, results, demo, tools, huggingface, reproduce):
+    for module in (plan, stages, results, demo, tools, parts, huggingface, reproduce):
         module.add_parsers(commands)
     listed = {name for names in GROUPS.values() for name in names}
     lines = []

@@ -23,6 +23,7 @@ from formerlab.cache import (
     Local,
     PrunedCache,
     Pyramid,
+    SigmoidWindow,
     Simulation,
     SnapKV,
     SpAtten,
@@ -105,6 +106,31 @@ def test_scores_match_the_worked_example(alpha, expected, vectors, hand_logits):
     importance = importance_of(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]), None)[0, 0]
     assert importance.tolist() == pytest.approx(vectors["hand"][f"oneshot_prefill_alpha{alpha:g}"], abs=1e-6)
     assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
+
+
+@pytest.mark.parametrize(("slope", "width"), [(0.0, 1), (0.01, 128), (0.1, 16), (10.0, 32), (10.0, 0), (0.1, 400)])
+def test_the_sigmoid_window_matches_its_formula(slope, width):
+    """The window moves with the age of a query; with 150 tokens the queries are read in two chunks."""
+    q, k, v = tensors(time=150)
+    weights = [1 / (1 + math.exp(min(700, -slope * (query - (150 - width - 0.5))))) for query in range(150)]
+    columns = (attention(q, k) * torch.tensor(weights)[:, None]).sum(2)
+    expected = columns.unflatten(1, (2, 2)).sum(2)
+    policy = SigmoidWindow(slope=slope, width=width)
+    importance = importance_of(policy, Prompt(q, k, v, [9, 9], [150, 150]), None)
+    torch.testing.assert_close(importance, expected, rtol=1e-5, atol=1e-7)
+    assert chosen(policy, 9, q, k, v) == expected.topk(9).indices.sort().values.tolist()
+    if slope == 0:
+        assert chosen(policy, 9, q, k, v) == chosen(H2O(recent=0.0), 9, q, k, v)
+
+
+def test_the_exponential_that_was_published_as_a_sigmoid_is_decay():
+    q, k, v = tensors(time=40)
+    weights = torch.exp(0.3 * (torch.arange(40, dtype=torch.float64) - (40 - 16 - 1)))
+    expected = (attention(q, k) * weights[:, None]).sum(2).unflatten(1, (2, 2)).sum(2)
+    decay = Decay(alpha=math.exp(-0.3))
+    importance = importance_of(decay, Prompt(q, k, v, [9, 9], [40, 40]), None)
+    torch.testing.assert_close(importance * weights[-1], expected)
+    assert chosen(decay, 9, q, k, v) != chosen(SigmoidWindow(slope=0.3, width=16), 9, q, k, v)
 
 
 def test_step_by_step_policies_compress_a_prompt_to_their_best_keys():

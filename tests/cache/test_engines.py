@@ -14,6 +14,7 @@ from formerlab.cache import (
     CachePolicy,
     CompressedCache,
     Decay,
+    Full,
     KeyDiff,
     Knorm,
     Local,
@@ -215,6 +216,29 @@ def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monke
     cache = PrunedCache(policy, 30)
     steps = [cache(0, *(x[:, :, token : token + 1] for x in (q, k, v))) for token in range(90)]
     torch.testing.assert_close(torch.cat(steps, 2), engines.run_in_torch(policy, prompt_inputs).out)
+
+
+class EveryOther(H2O):
+    """A policy whose own mask hides keys at odd positions."""
+
+    def visible(self, layer):
+        return super().visible(layer) & (torch.arange(layer.logits.shape[-1]) % 2 == 0)
+
+
+def test_an_overridden_mask_is_used_in_simulation_and_refused_by_caches():
+    q, k, v = tensors(2, 4, 2, 40, 16)
+    observed = []
+    with_observer = Simulation(EveryOther(), 9, observe=lambda layer, attention: observed.append(attention.visible))
+    expected = with_observer(0, q, k, v)
+    assert not (observed[0] & ~torch.eye(40, dtype=torch.bool))[..., 1::2].any()
+    assert torch.equal(Simulation(EveryOther(), 9)(0, q, k, v), expected)
+    assert not torch.allclose(Simulation(H2O(), 9)(0, q, k, v), expected)
+    for cache in (PrunedCache, CompressedCache):
+        with pytest.raises(UserError, match="run it as a Simulation"):
+            cache(EveryOther(), 9)
+    assert H2O().is_online
+    assert Full().is_online
+    assert not H2O(variant="local_statistics").is_online
 
 
 def test_compression_needs_a_declared_score():

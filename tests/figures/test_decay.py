@@ -284,8 +284,9 @@ def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
     assert losses["minus_h2o_nats"].to_dict() == pytest.approx(expected)
     assert losses.loc["H2O", "increase_nats"] == pytest.approx(3.8)
     assert losses.loc["Decay 0.2", "increase_nats"] == pytest.approx(0.2)
-    found_percent = data.set_index("configuration")["found_percent"].dropna()
-    assert found_percent.to_dict() == {"Full": 75.0, "H2O": 75.0}
+    by_task = data.dropna(subset="found_percent").groupby("task").agg({"configuration": set, "decides": set})
+    assert by_task["configuration"].tolist() == 2 * [{"Full", "H2O"}]
+    assert by_task["decides"].to_dict() == {"needle_multikey_512": {"no"}, "needle_single_512": {"yes"}}
     (panel,) = decay_league.draw(data).axes
     assert panel.get_title() == "text, 5 windows"
     names = [text.get_text() for text in panel.figure.legends[0].get_texts()]

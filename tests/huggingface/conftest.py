@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from formerlab.data import BytePairs, Files, TextData, prepare
-from formerlab.evaluation.language.suites import task_config
+from formerlab.evaluation.language.suites import find_definition, task_config
 from formerlab.files import sha256
 from formerlab.layers import Learned
 from formerlab.models import Decoder
@@ -57,3 +58,26 @@ def task():
         for i in range(10)
     ]
     return task_config("birds_local", {"test": rows}, "choices", " ", 1.0)
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory):
+    """Let the harness define only a group of two generative tasks, with questions in a file; return its folder."""
+    import lm_eval.tasks
+
+    folder = tmp_path_factory.mktemp("tasks") / "birds"
+    folder.mkdir()
+    questions = folder / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"text": f"the {name} sat on"}) + "\n" for name in ("cat", "dog", "birds")))
+    for name, tokens in (("birds_short", 3), ("birds_long", 6)):
+        task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(questions)}}}
+        task |= {"test_split": "test", "output_type": "generate_until", "doc_to_text": "{{text}}"}
+        task |= {"doc_to_target": "a mat", "metric_list": [{"metric": "exact_match"}]}
+        task |= {"generation_kwargs": {"until": ["q"], "max_gen_toks": tokens}}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
+    (folder / "birds.yaml").write_text("group: birds\ntask: [birds_short, birds_long]\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm_eval.tasks, "__file__", str(folder.parent / "__init__.py"))
+        find_definition.cache_clear()
+        yield folder
+    find_definition.cache_clear()

@@ -1,13 +1,16 @@
 """The command answer-tasks: rows per policy and budget, resuming, and the minimum score of the full cache."""
 
 import csv
+from itertools import product
 
 import foreign
 import pytest
 
 from formerlab.__main__ import main
-from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
-from formerlab.integrations.huggingface import generative, pruned_lm
+from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR, UserError
+from formerlab.evaluation.language.suites import HarnessSuite
+from formerlab.integrations import generative
+from formerlab.integrations.huggingface import pruned_lm
 
 WORDS = ["--tasks", "frequent_words", "--lengths", "1024", "--examples", "1"]
 METRICS = ("string_match", "string_match_part")
@@ -71,6 +74,20 @@ def test_the_table_marks_tasks_that_the_full_cache_answers_well_enough():
     assert generative.summary_table(rows)[-1] == expected
 
 
+def test_a_group_of_the_harness_is_answered_task_by_task(folder, birds, tmp_path, capsys):
+    out = tmp_path / "rows.csv"
+    words = ["answer-tasks", folder, "--policies", "local", "--budgets", "4", "--out", str(out), "--examples", "2"]
+    assert main([*words, "--tasks", "birds"]) == 0
+    rows = [(row["policy"], row["task"], row["example"]) for row in csv.DictReader(out.open())]
+    assert rows == [*product(("full", "local"), ("birds_short", "birds_long"), "01")]
+    (birds / "broken.yaml").write_text("group: broken\ntask: [no_such_bird]\n")
+    capsys.readouterr()
+    assert main([*words, "--tasks", "broken"]) == EXIT_USER_ERROR
+    assert "error: group broken: its tasks cannot be loaded" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"suites\.x\.task: 'birds' is a group of lm-evaluation-harness"):
+        HarnessSuite(task="birds").config("x", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -81,6 +98,7 @@ def test_the_table_marks_tasks_that_the_full_cache_answers_well_enough():
         (["--policies", "ideal"], "deal"),
         (["--budgets", "0"], "--budgets"),
         ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: gives less than one key for a prompt"),
+        ([*WORDS, "--policies", "h2o protect=prompt", "--budgets", "64"], "budget 64: H2O retains a prompt of 9"),
         ([*WORDS, "--chat-template"], "the tokenizer has no chat template"),
         ([*WORDS, "--policies", "head_adaptive(h2o)"], "evicts in simulation only"),
         ([*WORDS, "--policies", "pyramid(h2o) layers=9"], "the model has 2 layers; give layers=2"),

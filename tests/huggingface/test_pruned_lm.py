@@ -49,6 +49,24 @@ def test_answers_do_not_depend_on_the_batch(model, fast, policy):
     assert single == batched
 
 
+def test_a_protected_prompt_is_answered_in_batches_and_needs_a_large_enough_budget(model, fast):
+    instances, policy = requests(*PROMPTS, until=["q"]), Local(protect="prompt")
+    lengths = [len(fast(prompt)["input_ids"]) for prompt in PROMPTS]
+    assert len({*lengths}) > 1
+    answers = {
+        name: PrunedLM(model, fast, *arguments).generate_until(instances)
+        for name, arguments in {"protected": (policy, 25), "local": (Local(), 25), "full": ()}.items()
+    }
+    assert len({*map(tuple, answers.values())}) == 3
+    assert PrunedLM(model, fast, policy, 25, batch=4).generate_until(instances) == answers["protected"]
+    for budget, count in ((max(lengths) - 1, max(lengths) - 1), (0.5, round(lengths[0] / 2 + 0.01))):
+        with pytest.raises(
+            UserError, match=rf"budget {count}: Local retains a prompt of \d+ tokens; give a count"
+        ) as error:
+            PrunedLM(model, fast, policy, budget).generate_until(instances)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "budget", "message"),
     [

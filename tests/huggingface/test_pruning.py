@@ -1,13 +1,17 @@
 """formerlab.prune: models of transformers with a pruned cache."""
 
+import re
+import warnings
 from threading import Thread
 
+import foreign
 import pytest
 import torch
 from accelerate import cpu_offload
 from foreign import build, letters, tokens
 from jaxtyping import config
 from torch.nn import DataParallel, Module
+from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, StaticCache, TextIteratorStreamer
 from transformers import __version__ as TRANSFORMERS
 
@@ -19,6 +23,7 @@ from formerlab.cache import (
     Full,
     HeadAdaptive,
     Ideal,
+    Local,
     PrunedCache,
     Pyramid,
     Simulation,
@@ -30,6 +35,7 @@ from formerlab.cache import (
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
 from formerlab.evaluation.pruning.calibration import Headwise
+from formerlab.integrations.huggingface import pruning
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import CACHE_FIELD, FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.pruning import prune
@@ -40,10 +46,7 @@ from formerlab.torchvision_shim import ensure_torchvision_imports
 KINDS = ("opt", "llama", "qwen2", "neox")
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 VERSION_5 = int(TRANSFORMERS.partition(".")[0]) >= 5
-"""Whether this is transformers 5.
-
-Its configurations have `rope_parameters`, and its `generate` makes masks for a StaticCache that `prune` supports.
-"""
+"""Whether transformers has `rope_parameters`."""
 PADDED = [9, 20, 14]
 """True lengths of a batch of 20 columns."""
 
@@ -105,6 +108,24 @@ def test_left_padded_rows_generate_the_same_as_single_rows(kind, models):
             assert torch.equal(together[row], generated(model, text[row : row + 1, -length:])[0])
 
 
+def test_each_row_retains_its_own_protected_prompt(models):
+    model, (text, mask), policy = models["llama"], padded(), H2O(protect="prompt")
+    options = {"return_dict_in_generate": True, "max_new_tokens": 16}
+    with prune(model, policy, 22):
+        out = model.generate(text, attention_mask=mask, **(GREEDY | options))
+        for rows, padding, cache in out.past_key_values._row_groups:
+            length = text.shape[1] - padding
+            assert (cache.kept(0)[..., :length] == torch.arange(length)).all()
+            assert cache.kept(0).shape[-1] == min(22, length + 15)
+            alone = model.generate(text[rows][:, padding:], **(GREEDY | options)).sequences
+            assert torch.equal(out.sequences[rows, padding:], alone)
+        unprotected = model.generate(text[1:2], **(GREEDY | options)).sequences
+    with prune(model, H2O(), 22):
+        assert not torch.equal(model.generate(text[1:2], **(GREEDY | options)).sequences, unprotected)
+    with pytest.raises(UserError, match="budget 19: H2O retains a prompt of 20 tokens"), prune(model, policy, 19):
+        generated(model, text, attention_mask=mask)
+
+
 @pytest.mark.parametrize("kind", ["opt", "llama"])
 def test_beams_and_samples_match_generation_without_a_cache(kind, models):
     """Without a cache every step reads the whole text, so positions cannot be wrong."""
@@ -154,8 +175,8 @@ def test_a_cache_retains_its_budget(models):
     assert cache.bytes() == 6 * layers * kv_heads * channels * keys_and_values * float64_bytes
 
 
-def formerlab_model(position):
-    spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=48, embedding_std=0.5, position=position)
+def formerlab_model(position, context=48):
+    spec = Decoder(vocabulary=290, layers=2, width=16, heads=2, context=context, embedding_std=0.5, position=position)
     return FormerlabForCausalLM(FormerlabConfig(spec=spec.to_dict())).double().eval()
 
 
@@ -203,17 +224,14 @@ def test_the_model_is_always_restored():
 @pytest.mark.parametrize("kind", ["llama", "formerlab"])
 def test_the_callers_cache_is_filled(kind, name, models):
     model, text = models[kind] if kind in models else formerlab_model(Rotary()), tokens(1, 20)
-    for new in (DynamicCache, lambda: StaticCache(config=model.config, max_cache_len=30)):
-        with prune(model, Decay(), 6), torch.no_grad():
-            expected, cache = model(text).logits, new()
-            pieces = [model(piece, **{name: cache}).logits for piece in text.split([5, 1, 1, 13], 1)]
-            torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-10)
-            assert cache.get_seq_length() == 20
-            if not VERSION_5 and new is not DynamicCache:
-                continue
-            expected_tokens, cache = generated(model, text), new()
-            assert torch.equal(generated(model, text, **{name: cache}), expected_tokens)
-            assert cache.get_seq_length() == 20 + GREEDY["max_new_tokens"] - 1
+    with prune(model, Decay(), 6), torch.no_grad():
+        expected, cache = model(text).logits, DynamicCache()
+        pieces = [model(piece, **{name: cache}).logits for piece in text.split([5, 1, 1, 13], 1)]
+        torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0, atol=1e-10)
+        assert cache.get_seq_length() == 20
+        expected_tokens, cache = generated(model, text), DynamicCache()
+        assert torch.equal(generated(model, text, **{name: cache}), expected_tokens)
+        assert cache.get_seq_length() == 20 + GREEDY["max_new_tokens"] - 1
 
 
 def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
@@ -249,11 +267,69 @@ def test_a_half_precision_model_uses_half_the_bytes(policy):
     assert sizes[0] == 2 * sizes[1]
 
 
-def test_a_static_cache_of_a_padded_batch_is_refused(models):
+def test_a_static_cache_is_refused_with_the_remedy(models):
     model, (text, mask) = models["llama"], padded()
     cache = StaticCache(config=model.config, max_cache_len=40)
-    with pytest.raises(UserError, match="a padded batch needs a DynamicCache"), prune(model, Decay(), 6):
-        generated(model, text, attention_mask=mask, past_key_values=cache)
+    for options in ({"past_key_values": cache}, {"cache_implementation": "static"}):
+        for padding in ({"attention_mask": mask}, {}):
+            with (
+                pytest.raises(UserError, match="pruning would save none; give a DynamicCache"),
+                prune(model, Decay(), 6),
+            ):
+                generated(model, text, **options, **padding)
+    assert cache.get_seq_length() == 0
+
+
+LONG = tokens(1, foreign.CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("policy", "losses", "remedy"),
+    [
+        (Local(), (7.0, 3.4, 3.0), r"StreamingLLM\(sink=4\)"),
+        (Decay(), (7.0, 3.4, 3.0), "sink=4"),
+        (Decay(), (5.9, 1.0, 3.0), None),
+        (Decay(), (7.0, 3.6, 3.0), None),
+        (Decay(sink=1), (7.0, 3.4, 3.0), None),
+        (SnapKV(), (7.0, 3.4, 3.0), None),
+    ],
+    ids=repr,
+)
+def test_an_evicted_attention_sink_is_reported_once(policy, losses, remedy, monkeypatch):
+    """The measured losses are of the policy, of the policy with four protected tokens, and of the full cache."""
+    model, measured = build("llama"), []
+    remaining = iter(losses)
+    monkeypatch.setattr(
+        pruning, "cross_entropy", lambda logits, tokens: measured.append(len(logits)) or next(remaining)
+    )
+    for text in (LONG[:, :63], LONG, LONG):
+        with warnings.catch_warnings(record=True) as caught, prune(model, policy, 0.4):
+            warnings.simplefilter("always")
+            model(text)
+        messages = [str(warning.message) for warning in caught]
+        if text is LONG and remedy and len(measured) == 3:
+            assert re.search(rf"is 7.00 nats, 3.00 with the full cache and 3.40 with .* use {remedy}$", messages.pop())
+            remedy = None
+        assert messages == []
+    assert measured == ([63] * 3 if policy.kind in ("local", "decay") and not policy.sink else [])
+    assert remedy is None
+
+
+@pytest.mark.parametrize("position", [None, Rotary(fraction=0.5)], ids=["transformers", "formerlab"])
+def test_the_sink_test_measures_the_loss_under_each_policy(position, monkeypatch):
+    model, losses = build("llama") if position is None else formerlab_model(position, context=64), []
+    expected = []
+    for policy in (Local(), StreamingLLM(), Full()):
+        with prune(model, policy, 26), torch.no_grad():
+            pruning._measured.setdefault(model, set()).add(policy)
+            expected.append(cross_entropy(model(LONG).logits[0, :-1].float(), LONG[0, 1:]).item())
+    pruning._measured.clear()
+    monkeypatch.setattr(
+        pruning, "cross_entropy", lambda *args: losses.append(cross_entropy(*args).item()) or losses[-1]
+    )
+    with prune(model, Local(), 0.4):
+        model(LONG)
+    assert losses == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_call_accepts_one_transformers_cache(models):

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import chdir
+from itertools import product
 
 import foreign
 import numpy as np
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from formerlab.__main__ import main
 from formerlab.cache import H2O, Simulation
 from formerlab.errors import EXIT_USER_ERROR
+from formerlab.files import read_record
 from formerlab.plan.show import table
 from formerlab.plan.staleness import Staleness
 from formerlab.results.export import export
@@ -31,6 +33,7 @@ measure:
   zeroshot: {runs: ["released-*"]}
   prune: {runs: ["released-*"], policies: [{kind: h2o}], alphas: [0.2], budgets: [0.4], windows: 3, context: 32,
           batch_tokens: 64, mask_windows: 1, calibration_windows: 1, score_windows: 1}
+  answers: {runs: ["released-llama"], tasks: [birds], examples: 2, policies: [{kind: local}], budgets: [4]}
 """
 
 
@@ -70,7 +73,7 @@ def project(tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(project):
+def done(project, birds):
     """Return the project after all stages."""
     with chdir(project.root):
         for words in (
@@ -81,6 +84,7 @@ def done(project):
                 for command in ("zeroshot", "prune")
                 for kind in ("llama", "opt")
             ),
+            ["answers", "small/released-llama/seed0"],
         ):
             assert main(words) == 0, words
     return project
@@ -106,7 +110,7 @@ def test_all_stages_accept_a_released_model_as_a_finished_run(done):
     with chdir(done.root):
         plan = done.plan()
         staleness = Staleness(plan)
-        stages = ("data", "load", "zeroshot", "prune")
+        stages = ("data", "load", "zeroshot", "prune", "answers")
         assert {staleness.check(stage, name).state for stage in stages for name in plan[stage]} == {"finished"}
         results = Results(done.root / plan["results"], staleness.staleness_reason)
     records = results.runs("small")
@@ -120,6 +124,13 @@ def test_all_stages_accept_a_released_model_as_a_finished_run(done):
     }
     assert len(results.rows("prune_questions.csv", "small")["example"].unique()) == 4
     assert set(results.rows("zeroshot.csv", "small")["task"]) == {"cats_local"}
+    rows = results.rows("answers.csv", "small")
+    arms = [*product(("full", "local"), ("birds_long", "birds_short"))]
+    assert rows.groupby(["policy", "task"]).size().to_dict() == dict.fromkeys(arms, 2)
+    record = read_record(done.root / plan["results"] / "small/released-llama/seed0/answers.json", "rows_sha256")
+    assert record["examples_sha256"].keys() == {"birds_long", "birds_short"}
+    assert record["settings"]["tasks"] == ["birds"]
+    assert record["versions"].keys() == {"lm_eval", "transformers", "torch"}
 
 
 def test_losses_match_the_model_on_text_in_its_tokens(done):

@@ -25,6 +25,7 @@ from formerlab.cache.policies.ideal import Ideal as Ideal
 from formerlab.cache.policies.keydiff import KeyDiff as KeyDiff
 from formerlab.cache.policies.knorm import Knorm as Knorm
 from formerlab.cache.policies.random import Random as Random
+from formerlab.cache.policies.sigmoid_window import SigmoidWindow as SigmoidWindow
 from formerlab.cache.policies.snapkv import SnapKV as SnapKV
 from formerlab.cache.policies.spatten import SpAtten as SpAtten
 from formerlab.cache.policies.tova import TOVA as TOVA
@@ -44,6 +45,7 @@ CachePolicy = Annotated[
     | KeyDiff
     | Knorm
     | SnapKV
+    | SigmoidWindow
     | ExpectedAttention
     | Random
     | HeadAdaptive

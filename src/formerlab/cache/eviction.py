@@ -123,8 +123,10 @@ class Eviction(Protecting):
 
     @property
     def is_online(self) -> bool:
-        """Whether each step needs only attention to retained keys; False only for H2O's official masks."""
-        return True
+        """Whether each step needs only attention to retained keys; False for H2O's official masks, and for a class that
+        overrides `visible` without `is_online`.
+        """
+        return not _overridden_below(self, "is_online", "visible")
 
     @property
     def linear(self) -> tuple[float, float] | None:
@@ -237,9 +239,7 @@ def coefficients(policy: Eviction) -> tuple[float, float] | None:
     """Return the policy's `linear`, or None if its class overrides `score` without `linear`, or overrides `rescore` or
     `reduce_over_heads`.
     """
-    bases = type(policy).__mro__
-    declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in ("linear", "score"))
-    if declared > defined or _overrides(policy, "rescore", "reduce_over_heads"):
+    if _overridden_below(policy, "linear", "score") or _overrides(policy, "rescore", "reduce_over_heads"):
         return None
     return policy.linear
 
@@ -247,6 +247,13 @@ def coefficients(policy: Eviction) -> tuple[float, float] | None:
 def decides_by_score(policy: Eviction) -> bool:
     """Return whether eviction depends only on a score decay * S + gain * p, which compiled engines can compute."""
     return coefficients(policy) is not None and not _overrides(policy, "eviction_priority", "empty_state", "trace")
+
+
+def _overridden_below(policy: Eviction, declaration: str, method: str) -> bool:
+    """Return whether a class below the class that defines `declaration` overrides `method`."""
+    bases = type(policy).__mro__
+    declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in (declaration, method))
+    return defined < declared
 
 
 def _overrides(policy: Eviction, *names: str) -> bool:

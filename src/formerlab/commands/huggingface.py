@@ -30,7 +30,9 @@ def add_parsers(commands: Any) -> None:
         "Hugging Face model folder, .gguf file, hub id (owner/name) in the local cache, or Python package with a model"
     )
     parser.add_argument("model", help=text)
-    parser.add_argument("--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks of lm_eval")
+    parser.add_argument(
+        "--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks or groups of lm_eval"
+    )
     parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
     text = "cache budgets: fractions of the prompt such as 0.4 (default), or numbers of keys such as 64"
     parser.add_argument("--budgets", nargs="+", help=text)
@@ -52,7 +54,7 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
     """Run generative tasks on a released model under cache policies."""
     from pydantic import TypeAdapter, ValidationError
 
-    from formerlab.integrations.huggingface.generative import GenerativeTasks, measure_tasks, summary_table
+    from formerlab.integrations.generative import GenerativeTasks, measure_tasks, summary_table
     from formerlab.released import ReleasedModel
 
     model, options = arguments.model, {key: getattr(arguments, key, None) for key in GenerativeTasks.model_fields}
@@ -71,9 +73,7 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"--{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from None
-    if arguments.batch < 1:
-        raise UserError(f"--batch: {arguments.batch} is not a positive number")
-    rows = measure_tasks(released, settings, arguments.out, batch=arguments.batch, device=arguments.device)
+    rows = measure_tasks(released, settings, arguments.out, device=arguments.device)
     print("\n".join(summary_table(rows)))
 
 

@@ -33,8 +33,8 @@ class Stage:
     record: str = ""
     """File name of the record, which is written last; by default <name>.json."""
     settings: str = ""
-    """Class of the settings of a measurement, as <module>.<class> in `evaluation/`; the module has a function
-    `measure`."""
+    """Class of the settings of a measurement, as <module>.<class> in `evaluation/` or as a full import path; the module
+    has a function `measure`."""
     models: tuple[str, ...] = ()
     """Kinds of models that the stage measures; empty if it measures all kinds."""
     resumes: bool = False
@@ -46,7 +46,8 @@ class Stage:
     @property
     def module(self) -> str:
         """The import path of the module of a measurement."""
-        return f"formerlab.evaluation.{self.settings.rpartition('.')[0]}"
+        module = self.settings.rpartition(".")[0]
+        return module if module.startswith("formerlab.") else f"formerlab.evaluation.{module}"
 
     @property
     def measuring(self) -> tuple[ModuleType, Any]:
@@ -119,6 +120,11 @@ STAGES = {stage.name: stage for stage in (
                              f"{CONFIGURATION} realised_budget length depth number found log_prob",
                              value="found", by=f"{CONFIGURATION} length"),
     }, settings="pruning.passkey.Passkey", models=("decoder", "released"), resumes=True),
+    Stage("answers", "generate answers to tasks with a released model, under cache policies", "run", {
+        "answers.csv": table("a metric of a generated answer under a policy",
+                             f"{CONFIGURATION} task task_version example metric value",
+                             value="value", by=f"{CONFIGURATION} task metric"),
+    }, settings="formerlab.integrations.generative.GenerativeTasks", models=("released",), resumes=True),
     Stage("floors", "fit baselines (n-gram models or a linear probe) to the data of a run", "run", {
         "floors.csv": table("a window of the held-out stream (or an image) under a baseline",
                             "floor window tokens loss_nats rank?", value="loss_nats", by="floor"),

@@ -27,6 +27,7 @@ from formerlab.cache.policies.policy import (
     masked_softmax,
 )
 from formerlab.cache.policies.random import Random
+from formerlab.cache.policies.sigmoid_window import SigmoidWindow
 from formerlab.cache.policies.snapkv import SnapKV
 from formerlab.cache.policies.tova import TOVA
 from formerlab.errors import UserError
@@ -48,7 +49,7 @@ def check_scoring(policy: Policy) -> Policy:
 
 
 Scoring = Annotated[
-    H2O | Decay | TOVA | KeyDiff | Knorm | Random | SnapKV | ExpectedAttention,
+    H2O | Decay | TOVA | KeyDiff | Knorm | Random | SnapKV | SigmoidWindow | ExpectedAttention,
     Field(discriminator="kind"),
     AfterValidator(check_scoring),
 ]

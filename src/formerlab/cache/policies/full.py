@@ -15,6 +15,10 @@ class Full(Eviction):
 
     kind: Literal["full"] = "full"
 
+    @property
+    def is_online(self) -> bool:
+        return super().is_online  # declared here, because `visible` below describes the same eviction
+
     def capacity(self, budget: int) -> int:
         return sys.maxsize
 

@@ -38,7 +38,7 @@ class H2O(Eviction):
 
     @property
     def is_online(self) -> bool:
-        return self.variant == "accumulated"
+        return self.variant == "accumulated" and super().is_online
 
     @property
     def linear(self) -> tuple[float, float] | None:

@@ -55,6 +55,23 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
     return tasks
 
 
+def load_group(name: str, path: Path, shots: int, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """Load a group of the harness that the file `path` defines; return one result as of `load_tasks` for each task.
+
+    The tasks of the group must be defined in the folder of the file. `metadata` is passed to tasks that generate their
+    questions, such as `ruler`. Raises UserError if a task cannot be loaded.
+    """
+    with quiet():
+        try:
+            manager = TaskManager(include_path=str(path.parent), include_defaults=False, metadata=metadata)
+            tasks: dict[str, Any] = manager.load([name])["tasks"]
+        except Exception as error:  # the harness, datasets, the hub and file readers may raise any exception
+            raise UserError(f"group {name}: its tasks cannot be loaded ({_cause(error)})") from error
+    for task in tasks.values():
+        task.set_config("num_fewshot", shots)
+    return [{"tasks": {task_name: task}, "groups": {}, "group_map": {}} for task_name, task in tasks.items()]
+
+
 def _cause(error: BaseException) -> str:
     return reason(error) if error.__cause__ is None else _cause(error.__cause__)
 

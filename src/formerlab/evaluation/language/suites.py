@@ -7,6 +7,7 @@ Its name therefore ends in `_local`, and it has its own version.
 import glob
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -160,7 +161,11 @@ class HarnessSuite(_Suite):
 
     def config(self, name: str, folder: Path) -> str:
         """Write a YAML file that includes the harness's definition and overrides it; return the path of the file."""
-        task: dict[str, Any] = {"include": str(_definition(name, self.task)), "task": name, "num_fewshot": self.shots}
+        task: dict[str, Any] = {
+            "include": str(_task_definition(name, self.task)),
+            "task": name,
+            "num_fewshot": self.shots,
+        }
         if files := self.files(name):
             kinds = {"parquet" if path.suffix == ".parquet" else "json" for (path,) in files.values()}
             if len(kinds) > 1:
@@ -173,15 +178,30 @@ class HarnessSuite(_Suite):
         return str(path)
 
 
-def _definition(name: str, task: str) -> Path:
-    """Return the file that defines a task of the harness, without building the harness's slow index of all tasks."""
+@cache
+def find_definition(name: str) -> tuple[str, Path]:
+    """Return "task" or "group" and the file that defines it, without building the harness's slow index of all tasks.
+
+    Raises UserError if the harness has no task or group of this name.
+    """
     import lm_eval.tasks
 
-    task_line = re.compile(rf"^task: *[\"']?{re.escape(task)}[\"']? *$", re.MULTILINE)
+    definition = re.compile(rf"^(task|group): *[\"']?{re.escape(name)}[\"']? *$", re.MULTILINE)
     for path in sorted(Path(lm_eval.tasks.__file__).parent.rglob("*.yaml")):
-        if task_line.search(path.read_text(encoding="utf-8", errors="replace")):
-            return path
-    raise UserError(f"suites.{name}.task: lm-evaluation-harness has no task '{task}'; see `lm_eval ls tasks`")
+        if match := definition.search(path.read_text(encoding="utf-8", errors="replace")):
+            return match[1], path
+    raise UserError(f"lm-evaluation-harness has no task '{name}'; see `lm_eval ls tasks`")
+
+
+def _task_definition(name: str, task: str) -> Path:
+    """Return the file that defines a task of the harness. Raises UserError for an unknown task and for a group."""
+    try:
+        kind, path = find_definition(task)
+    except UserError as error:
+        raise UserError(f"suites.{name}.task: {error}") from None
+    if kind == "group":
+        raise UserError(f"suites.{name}.task: '{task}' is a group of lm-evaluation-harness; name one of its tasks")
+    return path
 
 
 Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]

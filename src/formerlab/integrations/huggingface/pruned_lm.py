@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 
 from formerlab.cache import Full, resolve_budget
 from formerlab.cache.budget import AnyBudget
-from formerlab.cache.policies.policy import Policy
+from formerlab.cache.policies.policy import Policy, Protecting
 from formerlab.errors import UserError
 from formerlab.evaluation.language.harness import FEWSHOT_SEED, quiet
 from formerlab.integrations.huggingface.pruning import prune
@@ -78,8 +78,10 @@ class PrunedLM(HFLM):  # type: ignore[misc]
                 f"a prompt of {length} tokens and max_gen_toks={limit} exceed the context of {self.max_length} tokens; "
                 "lower max_gen_toks, or remove the example"
             )
-        if resolve_budget(self.budget, length) < 1:
+        if (count := resolve_budget(self.budget, length)) < 1:
             raise UserError(f"budget {self.budget}: gives less than one key for a prompt of {length} tokens; raise it")
+        if isinstance(self.policy, Protecting) and self.policy.protect is not None:
+            self.policy.with_prompt_length(length).check_budget(count)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise UserError(
@@ -140,6 +142,8 @@ def task_scores(
     for name, samples in results["samples"].items():
         for sample in samples:
             for metric in sample["metrics"]:
+                if metric.isdigit() and sample[metric] == -1:
+                    continue  # `ruler` has a metric for each length, and -1 for an example of another length
                 if isinstance(sample[metric], int | float):  # corpus metrics have no values per example
                     label = metric if sample["filter"] == "none" else f"{metric},{sample['filter']}"
                     version = str(results["versions"][name])

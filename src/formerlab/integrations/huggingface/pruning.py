@@ -2,18 +2,22 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticCache
 
-from formerlab.cache import CompressedCache, Full, KVCache, PrunedCache, Pyramid
+from formerlab.cache import CompressedCache, Full, KVCache, Local, PrunedCache, Pyramid, resolve_budget
 from formerlab.cache.budget import AnyBudget
+from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import OneShot, Policy, check_configuration
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, current_attend
@@ -28,6 +32,13 @@ from formerlab.integrations.huggingface.modeling import (
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.tasks.scoring import evaluating
+
+SINK = 4
+"""Number of first tokens that are retained to test whether a model has an attention sink."""
+SINK_TOKENS = 64
+"""Number of tokens on which the test compares losses."""
+_measured: WeakKeyDictionary[Any, set[Policy]] = WeakKeyDictionary()
+"""The policies that were tested for an evicted attention sink, by model."""
 
 
 class PolicyCache(Cache):  # type: ignore[misc]
@@ -71,8 +82,6 @@ class PolicyCache(Cache):  # type: ignore[misc]
         """
         is_filled, new_tokens = self.get_seq_length() > 0, tokens.shape[1]
         columns = self.get_seq_length() + new_tokens
-        if isinstance(mask, dict):  # `generate` makes one mask per layer type for a StaticCache
-            mask = next((layer_mask for layer_mask in mask.values() if layer_mask is not None), None)
         padding = self._padding or [0] * len(tokens)
         if mask is not None:
             padding = _checked_padding(mask, columns, padding if is_filled and new_tokens == 1 else None)
@@ -188,8 +197,7 @@ def _checked_padding(mask: Tensor, columns: int, previous: list[int] | None) -> 
     """
     if mask.ndim != 2 or mask.shape[1] != columns:
         raise UserError(
-            f"attention_mask of shape {tuple(mask.shape)}: give a number for each of the {columns} tokens of a row "
-            "(a padded batch needs a DynamicCache, because generate makes other masks for a StaticCache)"
+            f"attention_mask of shape {tuple(mask.shape)}: give a number for each of the {columns} tokens of a row"
         )
     if previous is not None:
         return previous
@@ -247,8 +255,8 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
             layers = model.config.get_text_config(decoder=True).num_hidden_layers
             if isinstance(policy, Pyramid) and policy.layers != layers:
                 raise UserError(f"{policy!r}: the model has {layers} layers; give layers={layers}")
-            make_cache = functools.partial(PolicyCache, policy, budget, position, context)
-            model.forward = _pruned_forward(model, make_cache)
+            make_cache = functools.partial(PolicyCache, position=position, context=context)
+            model.forward = _pruned_forward(model, policy, budget, make_cache)
             yield
         finally:
             model.__dict__.pop("forward", None)
@@ -258,14 +266,24 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
                 config._attn_implementation_internal = implementation
 
 
-def _pruned_forward(model: Any, make_cache: Callable[[], PolicyCache]) -> Callable[..., Any]:
+def _pruned_forward(
+    model: Any, policy: Policy, budget: AnyBudget, make_cache: Callable[[Policy, AnyBudget], PolicyCache]
+) -> Callable[..., Any]:
     """Return a forward function for the model that replaces an empty or missing cache by a pruned cache."""
-    forward, reference = model.forward, make_cache()  # raises UserError for an invalid policy or budget
+    forward, reference = model.forward, make_cache(policy, budget)  # raises UserError for an invalid policy or budget
     signature = inspect.signature(forward)
     name = next((name for name in CACHE_NAMES if name in signature.parameters), None)
     if name is None:
         raise UserError(f"{type(model).__name__}: its forward pass does not accept a KV cache")
     keyword = next((field.name for field in signature.parameters.values() if field.kind is field.VAR_KEYWORD), "")
+
+    def loss_under(policy: Policy, tokens: Tensor) -> float:
+        count = min(SINK_TOKENS // 2, max(2 * SINK, resolve_budget(budget, SINK_TOKENS)))
+        cache = make_cache(policy, count)
+        cache.prepare(tokens, None)
+        with torch.no_grad(), attending(cache):
+            logits = forward(**{"input_ids": tokens, name: cache}).logits
+        return float(cross_entropy(logits[0, :-1].float(), tokens[0, 1:]))
 
     @functools.wraps(forward)
     def forward_with_pruned_cache(*args: Any, **kwargs: Any) -> Any:
@@ -278,11 +296,12 @@ def _pruned_forward(model: Any, make_cache: Callable[[], PolicyCache]) -> Callab
         cache, pass_cache = take_cache(arguments), arguments.get("use_cache") is not False
         _check_cache(cache, reference)
         if not isinstance(cache, PolicyCache):
-            pass_cache, cache = pass_cache or cache is not None, make_cache().convert(cache)
+            pass_cache, cache = pass_cache or cache is not None, make_cache(policy, budget).convert(cache)
         tokens = arguments.get("input_ids")
         tokens = arguments.get("inputs_embeds") if tokens is None else tokens
         if tokens is not None:
             cache.prepare(tokens, arguments.get("attention_mask"), arguments.get("position_ids"))
+            _warn_about_sink(model, cache, arguments, loss_under)
         if pass_cache:
             arguments[name] = cache
         with torch.no_grad(), attending(cache):
@@ -292,8 +311,44 @@ def _pruned_forward(model: Any, make_cache: Callable[[], PolicyCache]) -> Callab
     return forward_with_pruned_cache
 
 
+def _warn_about_sink(
+    model: Any, cache: PolicyCache, arguments: dict[str, Any], loss_under: Callable[[Policy, Tensor], float]
+) -> None:
+    """Warn if the policy evicts an attention sink: without the first tokens, the loss of a text doubles.
+
+    The text is the end of the first row of a prompt of at least SINK_TOKENS tokens. `loss_under` returns its loss under
+    a policy. Each policy is measured once per model.
+    """
+    tokens, mask, policy = arguments.get("input_ids"), arguments.get("attention_mask"), cache.policy
+    if cache.get_seq_length() or cache.budget == 1.0 or tokens is None or tokens.shape[1] < SINK_TOKENS:
+        return
+    if not isinstance(policy, Eviction) or isinstance(policy, Full) or policy.sink or policy.protect:
+        return
+    if (mask is not None and not mask[0, -SINK_TOKENS:].all()) or policy in _measured.setdefault(model, set()):
+        return
+    _measured[model].add(policy)
+    text = tokens[:1, -SINK_TOKENS:]
+    with_sink = policy.model_copy(update={"sink": SINK})
+    pruned, protected, full = (loss_under(each, text) for each in (policy, with_sink, Full()))
+    if pruned > 2 * full and protected < pruned / 2:
+        remedy = f"StreamingLLM(sink={SINK})" if isinstance(policy, Local) else f"sink={SINK}"
+        warnings.warn(
+            f"{type(policy).__name__} with sink=0 evicts this model's attention sink: the loss on {SINK_TOKENS} tokens "
+            f"is {pruned:.2f} nats, {full:.2f} with the full cache and {protected:.2f} with the first {SINK} tokens "
+            f"retained; use {remedy}",
+            stacklevel=2,
+        )
+
+
 def _check_cache(cache: Any, reference: PolicyCache) -> None:
-    """Raise UserError if `cache` was filled without pruning, or with another policy or budget than `reference`."""
+    """Raise UserError for a StaticCache, and for a cache that was filled without pruning, or with another policy or
+    budget than `reference`.
+    """
+    if isinstance(cache, StaticCache):
+        raise UserError(
+            f"{CACHE_FIELD}: a StaticCache has memory for every token, so pruning would save none; give a DynamicCache "
+            "or no cache, and leave out cache_implementation='static'"
+        )
     if isinstance(cache, PolicyCache):
         if (cache.policy, cache.budget) != (reference.policy, reference.budget):
             configuration = f"{cache.policy!r} and budget {cache.budget}"

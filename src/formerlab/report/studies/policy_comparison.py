@@ -89,7 +89,8 @@ def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
 def needles(results: Results) -> DataFrame:
     """Return the percentage of needles that each policy finds, by task and budget, with its interval over examples.
 
-    The full cache is repeated for every budget. Tasks on which it scores below MIN_FULL_SCORE_PERCENT are left out.
+    The full cache is repeated for every budget. The column `decides` is "no" for a task on which the full cache scores
+    below MIN_FULL_SCORE_PERCENT, or was not measured: such a task cannot compare policies.
     """
     files, records = [results.rows_of(file, "") for file in NEEDLES], []
     columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples"]
@@ -101,7 +102,8 @@ def needles(results: Results) -> DataFrame:
             records.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
             records[-1]["examples"] = len(group)
     table = DataFrame(records, columns=columns)
-    full = table[(table["policy"] == "full") & (table["found_percent"] >= MIN_FULL_SCORE_PERCENT)]
-    pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
+    full, pruned = table[table["policy"] == "full"], table[table["policy"] != "full"]
     beside_each = full.drop(columns="budget").merge(pruned[["task", "budget"]].drop_duplicates(), on="task")
-    return pd.concat([beside_each, pruned], ignore_index=True)
+    table = pd.concat([beside_each, pruned], ignore_index=True)
+    deciding = full.loc[full["found_percent"] >= MIN_FULL_SCORE_PERCENT, "task"]
+    return table.assign(decides=table["task"].isin(deciding).map({True: "yes", False: "no"}))

@@ -1,4 +1,7 @@
-"""Run generative tasks on a released model under cache policies; write one row per metric of each example."""
+"""The stage `answers` and the command `answer-tasks`: generative tasks under cache policies.
+
+Both write one row per metric of each example.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,10 +10,9 @@ from importlib.metadata import version
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay
@@ -18,27 +20,28 @@ from formerlab.data.manifest import files_state
 from formerlab.data.text.tokenizer import load_transformers_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import load_suites
-from formerlab.evaluation.language.suites import HarnessSuite
-from formerlab.evaluation.measurement import Measurement, Rows, StoredRows
+from formerlab.evaluation.language.suites import HarnessSuite, find_definition
+from formerlab.evaluation.measurement import MeasuredRun, Measurement, Rows, StoredRows
 from formerlab.evaluation.pruning import long_context
 from formerlab.evaluation.pruning.prune import configurations
-from formerlab.integrations.huggingface.load import load_causal_lm
-from formerlab.integrations.huggingface.pruning import prune
 from formerlab.plan.code import code_hash
 from formerlab.progress import Progress
 from formerlab.released import ReleasedModel, source_path
+from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Seed, Size
 from formerlab.statistics import over_examples
+from formerlab.training.any_run import AnyRun
 
-COLUMNS = ("policy", "alpha", "recent", "budget", "task", "task_version", "example", "metric", "value")
+COLUMNS = TABLES["answers.csv"].names
 
 
 class GenerativeTasks(Measurement):
     """Tasks, policies and budgets; the full cache is always included."""
 
+    cached: ClassVar[bool] = True
     tasks: Annotated[tuple[str, ...], Field(min_length=1)] = tuple(long_context.TASKS)
-    """Long-context tasks (`long_context.TASKS`) or names of generative tasks of lm-evaluation-harness."""
+    """Long-context tasks (`long_context.TASKS`), or names of generative tasks and groups of lm-evaluation-harness."""
     policies: tuple[CachePolicy, ...] = (H2O(), Decay(alpha=0.2))
     """Policies to compare with the full cache."""
     budgets: tuple[Budget, ...] = (0.4,)
@@ -55,21 +58,68 @@ class GenerativeTasks(Measurement):
     """Number of few-shot examples per question (lm-evaluation-harness tasks)."""
     chat_template: bool = False
     """Whether to wrap each prompt in the chat template of the model's tokenizer."""
+    batch: Count = 1
+    """Number of prompts that are answered together."""
+
+    def settings_for_run(self, run: AnyRun, *, questions: bool) -> Self:
+        self.check_lengths(int(getattr(run.model, "context", 0)))
+        return self
+
+    def check_lengths(self, context: int) -> None:
+        """Raise UserError if a long-context task exceeds the model's context."""
+        if not long_context.TASKS.keys().isdisjoint(self.tasks) and max(self.lengths) > context:
+            raise UserError(f"lengths: {max(self.lengths)} exceeds the model's context of {context} tokens; lower it")
+
+    def tokens_read(self, run: AnyRun, questions: int) -> int | None:
+        if not long_context.TASKS.keys() >= set(self.tasks):
+            return None  # the lengths of other tasks are unknown
+        prompts = len(configurations(self.policies, self.budgets)) * self.examples * len(self.tasks)
+        return prompts * sum(self.lengths)
 
 
-def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *, batch: int, device: str) -> Rows:
+def measure(run: MeasuredRun, settings: GenerativeTasks) -> None:
+    """Write answers.csv."""
+    stored = StoredRows(run.folder / ".answers", *run.input_hashes, code_hash=run.code_hash)
+    source = run.spec.model.source
+    rows, digests = answer_rows(run.model.model, source, settings, stored, device=run.device, label=run.label)
+    run.notes.update(versions=_versions(), examples_sha256=digests)
+    run.write("answers.csv", rows)
+    stored.remove_unused()
+
+
+def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *, device: str) -> Rows:
     """Write the rows of all tasks under all configurations to the CSV file `out` (COLUMNS), and return the rows.
 
     Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. Rows
     are computed again if the weights, the examples, the code or the versions of lm_eval, transformers and torch
-    changed. `batch` is the number of prompts in a forward pass, and `device` is a torch device such as "cuda". Raises
-    UserError before generation starts for an unsupported model, task, length, policy or prompt.
+    changed. `device` is a torch device such as "cuda". Raises UserError before generation starts for an unsupported
+    model, task, length, policy or prompt.
     """
-    from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
+    import torch
+
+    from formerlab.integrations.huggingface.load import load_causal_lm
 
     arguments, dtype = source.arguments(), source.dtype and getattr(torch, source.dtype)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
-    tokenizer = load_transformers_tokenizer(arguments)
+    stored = StoredRows(Path(f"{out}.rows"), files_state(source), source.to_dict(), code_hash=_code_hash)
+    rows, _ = answer_rows(model, source, settings, stored, device=device, label=source_path(arguments))
+    write_rows(out, COLUMNS, rows)
+    stored.remove_unused()
+    return rows
+
+
+def answer_rows(
+    model: Any, source: ReleasedModel, settings: GenerativeTasks, stored: StoredRows, *, device: str, label: str
+) -> tuple[Rows, dict[str, str]]:
+    """Return the rows (COLUMNS) of all tasks under all configurations, and the hash of the examples of each task.
+
+    `model` is a transformers model from `source`. Answers in `stored` are not generated again. Raises UserError before
+    generation starts for an unsupported task, length, policy or prompt.
+    """
+    from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
+    from formerlab.integrations.huggingface.pruning import prune
+
+    tokenizer = load_transformers_tokenizer(source.arguments())
     cache_configurations = configurations(settings.policies, settings.budgets)
     for configuration in cache_configurations:
         with prune(model, *configuration):  # raises UserError for a policy that cannot run in a cache
@@ -77,26 +127,27 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     context = PrunedLM(model, tokenizer, context=source.context).max_length
     suites = _load_tasks(settings, tokenizer, context)
     examples = [[*islice(task.eval_docs, settings.examples)] for suite in suites for task in suite["tasks"].values()]
-    lms = [PrunedLM(model, tokenizer, *item, context=context, batch=batch) for item in cache_configurations]
+    lms = [PrunedLM(model, tokenizer, *item, context=context, batch=settings.batch) for item in cache_configurations]
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
     for suite in suites:
         check_requests(lms, suite, **options)
     digests = [sha256(repr(documents).encode()).hexdigest() for documents in examples]
-    versions = version("lm_eval"), version("transformers"), torch.__version__
-    inputs = source.to_dict(), device, batch, settings.shots, options
-    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_hash=_code_hash)
+    inputs = *_versions().values(), device, settings.batch, settings.shots, options
     rows, done = Rows(), 0
-    with Progress(len(lms) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
+    with Progress(len(lms) * sum(map(len, examples)), label, unit="answer") as progress:
         for configuration, lm in zip(cache_configurations, lms, strict=True):
             lm.progress = progress
             for suite, documents, digest in zip(suites, examples, digests, strict=True):
                 compute_scores = partial(task_scores, lm, suite, **options)
-                scores = stored.rows(compute_scores, *configuration.row_key(settings), [*suite["tasks"]], digest)
+                settings_key, *key = configuration.row_key(settings)
+                scores = stored.rows(compute_scores, settings_key, *key, *inputs, [*suite["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
                 progress.reach(done := done + len(documents))
-    write_rows(out, COLUMNS, rows)
-    stored.remove_unused()
-    return rows
+    return rows, dict(zip((name for suite in suites for name in suite["tasks"]), digests, strict=True))
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("lm_eval", "transformers", "torch")}
 
 
 def _code_hash(settings: Measurement) -> str:
@@ -105,15 +156,23 @@ def _code_hash(settings: Measurement) -> str:
 
 
 def _load_tasks(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
-    """Load each task, and the long-context tasks at each length. Raises UserError for an invalid name, length or type
-    of task.
+    """Load each task, the tasks of each group, and the long-context tasks at each length, one task in each result.
+
+    Raises UserError for an invalid name, length or type of task.
     """
+    from formerlab.evaluation.language.harness import load_group
+
+    settings.check_lengths(context)
+    loaded_suites = list[dict[str, Any]]()
+    for name in (name for name in settings.tasks if name not in long_context.TASKS):
+        kind, path = find_definition(name)
+        if kind == "group":
+            metadata = {"pretrained": tokenizer.name_or_path, "max_seq_lengths": list(settings.lengths)}
+            loaded_suites += load_group(name, path, settings.shots, metadata)
+        else:
+            loaded_suites.append(load_suites({name: HarnessSuite(task=name, shots=settings.shots)}))
     long_tasks = [name for name in settings.tasks if name in long_context.TASKS]
-    suites = {name: HarnessSuite(task=name, shots=settings.shots) for name in settings.tasks if name not in long_tasks}
-    if long_tasks and max(settings.lengths) > context:
-        raise UserError(f"lengths: {max(settings.lengths)} exceeds the model's context of {context} tokens; lower it")
     text = long_context.read_text(Path(settings.text) if settings.text else None) if long_tasks else None
-    loaded_suites = [load_suites({name: suite}) for name, suite in suites.items()]
     for name in long_tasks:
         for length in settings.lengths:
             assert text is not None
