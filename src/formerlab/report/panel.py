@@ -292,7 +292,7 @@ def _draw_bar(figure: Figure, image: Any, words: str) -> None:
     """Draw the colour bar of a heat map above all panels."""
     height = figure.get_figheight()
     beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
-    ticks = [value for value in (-1, -0.1, 0, 0.1, 1) if image.norm.vmin <= value <= image.norm.vmax]
+    ticks = [value for value in (-1, -0.3, -0.1, 0, 0.1, 0.3, 1) if image.norm.vmin <= value <= image.norm.vmax]
     figure.colorbar(image, beside, orientation="horizontal", ticks=ticks, format="%g").minorticks_off()
     beside.set_ylabel(words, rotation=0, ha="right", va="center")
 

@@ -23,7 +23,7 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, GREY, TAN, RUST, GREEN, PINK = "#222222", "#595959", "#B5651D", "#8C3B00", "#005C3E", "#A0307A"
+BLACK, GREY, RUST, GREEN, PINK = "#222222", "#595959", "#8C3B00", "#005C3E", "#A0307A"
 BLUE, ORANGE, _, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
 """The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text uses
 `ink(colour)`, a darker shade of the colour of its series.
@@ -93,11 +93,6 @@ _GROUPS = {
     "DenseFormer 1x1": _style(ORANGE, "s"),
     "DenseFormer 4x1": _style(BROWN, "v"),
     "DenseFormer 4x5": _style(RUST, "^"),
-    "DenseFormer 2x3": _style("#B8860B", "D"),
-    "DenseFormer 2x1": _style("#D9B500", "P"),
-    "DenseFormer 8x1": _style("#6B3E12", "d"),
-    "DenseFormer 4x3": _style("#E0A030", ">"),
-    "DenseFormer 4x8": _style(TAN, "<"),
     "h2o variant=global_statistics": _style(VERMILION, "<"),
     "dynamic_cache": _style(GREY, "<"),
     "Decay 0.2, half recent": _style(GREEN, "s", "--", **HOLLOW),

@@ -166,7 +166,7 @@ def draw_curves(data: DataFrame) -> Figure:
     )(data)  # fmt: skip
 
 
-@plot(studies="denseformer tokenformer", reads="eval.csv", within_regime=True, draw=draw_curves)
+@plot(studies="tokenformer", reads="eval.csv", within_regime=True, draw=draw_curves)
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves of models that were trained from scratch, as means over seeds: validation loss minus the loss of
     a Transformer of the same data set, depth, width and number of steps, which is the line at zero, paired by seed. All

@@ -1,12 +1,13 @@
 """Structure, weights and flow of averages over depth (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
 from functools import partial
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
@@ -16,16 +17,16 @@ from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, load_runs, seed_count, summarize
-from formerlab.report.style import GREY, WIDEST, arrow, box, plot_style
+from formerlab.report.studies.denseformer import STUDY, compared_runs
+from formerlab.report.style import BLACK, GREY, LETTER, WIDEST, arrow, box
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE
 
-STUDY = "denseformer"
-MOST = 8
-"""Maximum number of panels."""
-MAX_BLOCKS = 10
+MAX_BLOCKS = 6
 """Number of blocks in a panel, from the first on. More blocks make a dense average a blur."""
+SCHEMES = [f"{DENSEFORMER} {scheme}" for scheme in ("1x1", "4x1", "4x5")]
+"""The dense average, a dilated one, and one that is also periodic."""
 
 
 def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
@@ -37,55 +38,66 @@ def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
 
 
 def draw_architecture(data: DataFrame) -> Figure:
-    """Draw a row of blocks per variant, with an arc from every source of an average."""
-    groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
-    blocks = min(layers, MAX_BLOCKS)
-    some = f" (the first {blocks} of {layers})" if blocks < layers else ""
-    note = f"Boxes: embedding X0 and blocks{some}; dots: averages that the next block reads; arcs: what they average."
-    lines = -(-len(groups) // 2)
-    figure = Figure((WIDEST, 1.55 * lines + 0.2), layout="constrained", label=note)
-    figure.supxlabel(note, x=0.01, ha="left", color=GREY, fontsize=7)
-    for number, (name, rows) in enumerate(groups, start=1):
-        panel = figure.add_subplot(lines, 2, number)
-        _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks, plot_style(str(name))["color"])
-        panel.set_title(f"{name}: {(rows['after_block'] <= blocks).sum()} weights in {blocks} blocks")
+    """Draw a row of blocks per scheme, with an arc from every source of an average."""
+    by_scheme = dict(list(data.groupby("variant", sort=False)))
+    groups = [by_scheme[name] for name in SCHEMES if name in by_scheme] or list(by_scheme.values())[: len(SCHEMES)]
+    blocks = int(min(data["layers"].iloc[0], MAX_BLOCKS))
+    note = (f"Boxes: embedding X0 and the first {blocks} blocks; dots: averages that the next block reads; arcs: what "
+            "they average; black: the sources of one average.")  # fmt: skip
+    figure = Figure((WIDEST, 1.85), layout="constrained", label=note)
+    figure.supxlabel(fill(note, int(WIDEST / LETTER)), x=0.01, ha="left", color=GREY, fontsize=7)
+    for number, rows in enumerate(groups, start=1):
+        panel = figure.add_subplot(1, len(groups), number)
+        _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks)
+        dilation, period = (int(rows[key].iloc[0]) for key in ("dilation", "period"))
+        panel.set_title(f"{dilation} x {period}: every {_nth(dilation)}source (k = {dilation}),\n"
+                        f"after every {_nth(period)}block (p = {period})")  # fmt: skip
     return figure
 
 
-def _draw_averages(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
-    """Draw blocks in a row, the averages after them, and an arrow to each next block."""
-    after = set(rows["after_block"])
+def _nth(number: int) -> str:
+    return {1: "", 2: "2nd ", 3: "3rd "}.get(number, f"{number}th ")
+
+
+def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
+    """Draw blocks in a row, the averages after them with one of them in black, and an arrow to each next block."""
+    after = sorted(set(rows["after_block"]))
     for block in range(layers + 1):
         box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
         way = ((block + (0.58 if block in after else 0.26), 0), (block + 0.76, 0))
         arrow(axes, *way, mutation_scale=5, color=GREY, linewidth=0.8)
+    bold = 5 if 5 in after else max(after, default=0)
     for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
+        colour, width, order = (BLACK, 1.4, 3) if block == bold else (LIGHT, 0.8, 1)
         arrow(axes, (read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=colour,
-              alpha=0.55, linewidth=0.8)  # fmt: skip
-    places = [block + 0.48 for block in after]
-    axes.plot(places, [0.0] * len(places), "o", color=colour, markersize=5, zorder=3)
-    axes.vlines(places, 0, 0.45, color=colour, linewidth=0.8)
+              linewidth=width, zorder=order)  # fmt: skip
+    for block in after:
+        colour = BLACK if block == bold else LIGHT
+        axes.plot([block + 0.48] * 2, [0.45, 0.0], "-o", color=colour, markevery=[1], markersize=5, zorder=3)
     axes.set(xlim=(-0.4, layers + 0.9), ylim=(-0.5, 0.5 + 0.14 * (layers + 0.5)))
     axes.set_axis_off()
 
 
-@plot(runs="depth.kind=dwa", draw=draw_architecture)
+LIGHT = "#a9b4bf"
+"""Colour of the averages that are not explained."""
+
+
+@plot(reads="run.json", runs="depth.kind=dwa", draw=draw_architecture)
 def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     """Sources of DenseFormer's averages over depth, after Fig. 1 of DenseFormer (arXiv:2402.02622), from the settings
     of the runs. Boxes are the embedding X0 and the raw outputs of the blocks. Circles are the averages that the next
     block reads: after every p-th block (period p), a weighted sum of that block's output and of every k-th earlier
-    output (dilation k). To see: with dilation 1 and period 1 each average reads all earlier outputs, so the number of
-    arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and with a dilation above 1
-    the embedding enters only some of the averages.
+    output (dilation k); k x p names the scheme. To see: with dilation 1 and period 1 each average reads all earlier
+    outputs, so the number of arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and
+    with a dilation above 1 the embedding enters only some of the averages. The CSV has all schemes and blocks.
     """
     records = load_runs(results, STUDY, runs)
-    records = records[records["spec.model.depth.kind"] == "dwa"]
     keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
     kinds = records.drop_duplicates(keys).sort_values(keys)
     counts = kinds["spec.model.layers"].value_counts()
     depth = counts.index[counts == counts.max()].max()
     rows = []
-    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
+    for record in kinds[kinds["spec.model.layers"] == depth].to_dict("records"):
         layers, dilation, period = (int(record[key]) for key in keys)
         shared = {"source": "ours", "variant": record["variant"], "layers": layers, "dilation": dilation}
         sources = averages(layers, dilation, period).items()
@@ -94,108 +106,141 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _frame(axes: Axes, rows: DataFrame) -> None:
-    """Show all blocks of a model, including blocks without an average. Grey cells are sources without a weight."""
+    """Show all blocks of a model, including blocks without an average. Hatched cells are sources without a weight."""
     layers = rows["layers"].iloc[0]
-    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#eeeeee")
+    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5))
+    axes.patch.set(hatch="////", edgecolor="#d9d9d9", linewidth=0)
 
 
-_draw_weights = layout(
-    Panel("source_block", "destination", "weight", kind="heat", facet="_title", finish=_frame,
-          bar="mixing weight (0: not read; logarithmic beyond 0.05)",
-          colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
-          xlabel="source j (0: embedding)", ylabel="average after block i"),
-    notes=lambda rows: [f"Mean over {seed_count(rows['seeds'])}; grey cells: no weight."],
-    columns=3, height=1.6, order="_rank destination source_block"
+_weights = partial(
+    Panel, "source_block", "destination", "weight", kind="heat", facet="_title", finish=_frame,
+    bar="mixing weight (darkest: 0.3 and beyond)", colours={"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3},
+    xlabel="source j (0: embedding)", ylabel="average after block i"
 )  # fmt: skip
 
 
-_LIKENESS = ", r\u00a0=\u00a0{:.2f}".format
-
-
-@plot(reads="depth.csv", runs="depth.kind=dwa", within_regime=True, draw=_draw_weights)
+@plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    _weights(where={"part": "mean"}),
+    Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, share_y=True,
+          same_limits="y", xlabel="average after block i", ylabel="weight of\nthe embedding"),
+    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; r: correlation "
+                        "of the weights of two seeds."],
+    columns=3, height=1.6, order="_rank destination source_block"
+))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
-    i, column j the source X_j, and X_0 the embedding. For each dilation and period, the deepest model on a text is
-    shown, as the mean over seeds; r is the mean correlation of the off-diagonal weights of two seeds (Fisher's z), if
-    there are three. Training starts from 1 on the diagonal. To see: whether the pattern of the paper appears, with
-    weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late, and a triangle
-    of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
+    i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text and the deepest 4x5 are shown; the
+    CSV has all schemes. r is the mean correlation of the off-diagonal weights of two seeds (Fisher's z). Training
+    starts from 1 on the diagonal. Below: the weight of the embedding in the averages of 1x1, by seed. To see: whether
+    the pattern of the paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive
+    early and negative late, and a triangle of large weights over the last blocks.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
-    records = load_runs(results, STUDY, runs).drop_duplicates("run")
-    deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby(["data.name", "variant"]).tail(1)
-    chosen = rows.merge(deepest[["run", "variant", "layers", "data.name"]]).rename(columns={"source": "source_block"})
-    grouped = chosen.groupby(["variant", "run", "layers", "data.name", "destination", "source_block"])["weight"]
-    means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    means = means.sort_values(["variant", "layers", "run", "destination", "source_block"], ignore_index=True)
-    text = data_set_labels(means.pop("data.name"), results.scale)
-    blocks = means["layers"].map(", {:.0f} blocks, ".format)
+    models = compared_runs(results, runs).drop_duplicates("run")
+    models = models[models["run"].isin(rows["run"])].groupby(["data.name", "variant"]).tail(1)
+    models = models.assign(_text=data_set_labels(models["data.name"], results.scale))
+    keys = ["run", "variant", "layers", "_text", "destination", "source_block"]
+    rows = rows.merge(models[keys[:4]]).rename(columns={"source": "source_block"})
+    means = rows.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
     reader = ClaimRows(results, STUDY, ClaimArms())
     with np.errstate(all="ignore"):  # weights that are all alike have no correlation
         alike = {run: Agreement(reader.mixing_weights(Arm(run=run))).interval(CONFIDENCE).mean
-                 for run in means["run"].unique()}  # fmt: skip
-    likeness = means["run"].map(alike).map(_LIKENESS, na_action="ignore").fillna("")
-    title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + blocks + text + likeness
-    return means.assign(source="ours", _title=title, _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
+                 for run in models["run"]}  # fmt: skip
+    likeness = {run: f", r\u00a0=\u00a0{r:.2f}" if np.isfinite(r) else "" for run, r in alike.items()}
+    seeds = rows[[*keys, "seed", "weight"]].assign(part="seed")
+    rows = pd.concat([means.assign(part="mean"), seeds], ignore_index=True)
+    dense, deepest = rows["variant"].eq(SCHEMES[0]), rows["layers"].eq(rows["layers"].max())
+    blocks = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format)
+    model = blocks + rows.pop("_text")
+    shown = dense | rows["variant"].eq(SCHEMES[-1]) & deepest
+    rows = rows.assign(
+        source="ours",
+        _title=(model + rows["run"].map(likeness)).where(shown | (not shown.any())),
+        _model=model.where(dense),
+        _embedding=rows["weight"].where(rows["source_block"].eq(0)),
+        _rank=(~dense).astype(int),
+    )
+    return rows[rows["part"].eq("mean") | dense & rows["source_block"].eq(0)]
 
 
-PANELS = 6
-"""Maximum number of evaluation steps that are shown."""
+MOMENTS = 5
+"""Number of evaluation steps whose weights are shown."""
+PUBLISHED_MOMENT = 5000 / 40_000
+"""Fraction of the steps after which the paper finds the final pattern."""
 
 
-@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), within_regime=True,
-      draw=_draw_weights)  # fmt: skip
+def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
+    at = PUBLISHED_MOMENT * rows["step"].max()
+    axes.axvline(at, color=GREY, linestyle=":", linewidth=1)
+    axes.text(at, 0.05, " paper: pattern\n is present", transform=axes.get_xaxis_transform(), color=GREY, fontsize=7)
+
+
+@plot(reads="depth.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
+    _weights(where={"part": "weights"}),
+    Panel("step", "correlation_with_end", kind="band", where={"part": ["mean", "seed"]}, name="none",
+          title="Correlation with the end", xlabel="training step", ylabel="", finish=_mark_published_moment),
+    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight."],
+    columns=3, height=1.6
+))  # fmt: skip
 def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
-    average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. The number above each panel
-    is the correlation of the off-diagonal weights of a seed with its own at the end, as the mean over seeds. To see:
-    when the final pattern appears. In the paper it is present after 5000 of 40,000 steps.
+    average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. Last panel: correlation of
+    the off-diagonal weights of a seed with its own at the end. To see: when the final pattern appears. In the paper it
+    is present after 5000 of 40,000 steps (dotted: the same fraction of our steps).
     """
-    rows = results.rows("depth.csv", STUDY, runs)
-    depths = rows.groupby("run")["destination"].max()
-    rows = rows[rows["run"] == depths[::-1].idxmax()]  # of equals the last by name
-    grouped = rows.groupby(["run", "step", "destination", "source"])["weight"]
-    means = grouped.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
-    steps = np.array(sorted(means["step"].unique()))
-    steps = steps[1:] if len(steps) > PANELS else steps  # the identity at the start needs no panel
-    chosen = steps[np.unique(np.linspace(0, len(steps) - 1, PANELS).round().astype(int))]
-    means = means[means["step"].isin(chosen)]
+    models = compared_runs(results, runs)
+    dense = models[models["variant"].eq(SCHEMES[0])].drop_duplicates("run", keep="last")
+    rows = results.rows("depth.csv", STUDY, dense["run"].tolist())
+    rows = rows[rows["run"] == dense.loc[dense["run"].isin(rows["run"]), "run"].iloc[-1]]  # the deepest
+    steps = np.array(sorted(rows["step"].unique()))
+    later = steps[min(1, len(steps) - 1) :]  # the identity at the start needs no panel
+    chosen = {later[np.abs(later - target).argmin()] for target in np.linspace(later[0], later[-1], MOMENTS)}
     beside = rows[rows["destination"] != rows["source"]]
-    table = beside.pivot(index=["step", "seed"], columns=["destination", "source"], values="weight")
-    ends = table.loc[steps[-1]]
+    pairs = beside.pivot(index=["step", "seed"], columns=["destination", "source"], values="weight")
+    ends = pairs.loc[steps[-1]]
     with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
-        by_step = {
-            step: np.mean([np.corrcoef(row, ends.loc[seed])[0, 1] for seed, row in table.loc[step].iterrows()])
-            for step in chosen
-        }
-    means = means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(by_step), source="ours")
-    likeness = means["correlation_with_end"].map(_LIKENESS, na_action="ignore").fillna("")
-    return means.assign(_title=means["step"].map("step {:.0f}".format) + likeness, _rank=means["step"])
+        alike = [np.corrcoef(row, ends.loc[seed])[0, 1] for (_, seed), row in pairs.iterrows()]
+    seeds = DataFrame({"correlation_with_end": alike}, pairs.index).reset_index().assign(part="seed")
+    means = seeds.groupby("step")["correlation_with_end"].mean().reset_index().assign(part="mean")
+    weights = rows[rows["step"].isin(chosen)].groupby(["step", "destination", "source"])["weight"]
+    weights = weights.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
+    table: DataFrame = pd.concat([weights.assign(part="weights"), means, seeds], ignore_index=True)
+    names = {"run": rows["run"].iloc[0], "variant": SCHEMES[0], "layers": float(rows["destination"].max())}
+    return table.assign(source="ours", _title=table["step"].map("step {:.0f}".format), **names)
 
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     """Return the rows of flow.csv at the depth that most variants have (the largest such depth), with variant and
     depth.
     """
-    records = load_runs(results, STUDY, runs).drop_duplicates("run")
-    records = records[records["run"].isin(rows["run"])]
-    kinds = records.groupby("layers")["variant"].nunique()
-    deepest = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
+    models = compared_runs(results, runs).drop_duplicates("run")
+    models = models[models["run"].isin(rows["run"])]
+    kinds = models.groupby("layers")["variant"].nunique()
+    deepest = models[models["layers"] == kinds.index[kinds == kinds.max()].max()]
     return rows.merge(deepest[["run", "variant", "layers"]], on="run")
 
 
-_blocks = partial(Panel, "place", kind="band", where={"measure": COSINE, "part": "mean"}, ticks="{:.0f}".format,
-                  xlabel="block")  # fmt: skip
+MOST_DROPPED = 0.4
+"""Largest fraction of dropped weights that is shown. Beyond it the losses of the seeds have little in common."""
 
 
-@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
-    _blocks("_cosine", title="What each block passes on", name="legend",
-            ylabel="cosine of the output\nwith the embedding"),
-    _blocks("minus_plain", title="Minus Transformer, paired", name="none", zero=0.0, ylabel="cosine difference"),
-    Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Smallest weights dropped", zero=0.0,
-          xlabel="fraction of the\nmixing weights dropped", ylabel="added loss\n(nats per token)", name="none",
-          outlier_factor=2.0, finish=lambda axes, _: axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1)),
+def _mark_knee(axes: Axes, rows: DataFrame) -> None:
+    axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1)
+    axes.text(0.14, 0.5, "paper: 15 %", transform=axes.get_xaxis_transform(), rotation=90, ha="right", va="center",
+              color=GREY, fontsize=7)  # fmt: skip
+
+
+_blocks = partial(Panel, "place", kind="band", where={"measure": COSINE}, xlabel="block",
+                  finish=lambda axes, _: axes.xaxis.set_major_locator(MaxNLocator(5, integer=True)))  # fmt: skip
+
+
+@plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    _blocks("_cosine", title="Output of each block", name="legend", ylabel="cosine of the output\nwith the embedding"),
+    _blocks("minus_plain", title="Minus Transformer", name="none", zero=0.0, ylabel="cosine difference"),
+    Panel("place", "_added", kind="band", title="Smallest weights dropped", zero=0.0, name="none", finish=_mark_knee,
+          xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds."],
     columns=3, height=1.7
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
@@ -204,7 +249,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     Middle: the same minus the Transformer, paired by seed. To see: how much of the embedding remains after each block;
     in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves it early. Right:
     increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7; in the paper
-    perplexity rises sharply beyond 15 % (dotted). The paper prints no numbers.
+    perplexity rises sharply beyond 15 % (dotted). The paper prints no numbers. The CSV also has larger fractions.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -216,36 +261,30 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     plain = rows.loc[rows["variant"] == TRANSFORMER, "run"].unique()
     others = {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
     minus = summarize(rows[rows["measure"] == COSINE], "value", ["run", "measure", "place"], others, "minus_plain")
-    ends = expand_columns("minus_plain[]")
-    minus = minus[minus["part"] == "mean"].reindex(columns=["run", "measure", "place", "part", *ends])
-    table = table.merge(minus, "left", ["run", "measure", "place", "part"])
-    return table.assign(_cosine=table["value"].where(table["measure"] == COSINE))
+    pairs = ["run", "measure", "place", "part", "seed"]
+    table = table.merge(minus.reindex(columns=[*pairs, *expand_columns("minus_plain[]")]), "left", pairs)
+    added = {f"_added{end}": table[f"value{end}"].where(table["measure"].eq(PRUNED) & table["place"].le(MOST_DROPPED))
+             for end in ("", "_low", "_high")}  # fmt: skip
+    return table.assign(_cosine=table["value"].where(table["measure"].eq(COSINE)), **added)
 
 
-@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
-    Panel("place", "_minus_plain", by="_series", kind="band", facet="matrix", name="legend",
-          xlabel="rank (fraction of all)", same_limits="y", share_y=True, zero=0.0,
-          ylabel="singular value / largest,\nminus Transformer"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.3
+SHOWN = ("query-key-value", "attention output", "feed-forward up", "feed-forward down")
+"""The matrices of a block whose spectra are shown."""
+
+
+@plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    Panel("place", "value", kind="band", where={"matrix": list(SHOWN)}, facet="matrix", name="legend", log="y",
+          xlabel="rank (fraction)", same_limits="y", share_y=True, ylabel="singular value / largest"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); paper: no difference."], columns=4, height=1.7
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after
     Fig. 13 of DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Query, key and value count as
-    one matrix. The figure shows the value minus the Transformer's value for the same seed. Bands range from the lowest
-    seed to the highest. To see: whether averages over depth change how many directions the weights use; the paper finds
-    no difference to the Transformer, and prints no numbers.
+    one matrix; the CSV also has the embedding. To see: whether averages over depth change how many directions the
+    weights use: a higher curve uses more. The paper finds no difference to the Transformer, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
-    rows = rows[rows["measure"].str.startswith(SINGULAR)]
-    rows = compared(results, rows, runs).assign(matrix=lambda rows: rows["measure"].str.removeprefix(SINGULAR))
-    plain = rows[rows["variant"] == TRANSFORMER].set_index(["seed", "matrix", "place"])["value"]
-    minus = rows["value"] - plain.reindex(pd.MultiIndex.from_frame(rows[["seed", "matrix", "place"]])).to_numpy()
-    rows = rows.assign(_minus_plain=minus.mask(rows["variant"] == TRANSFORMER))
-    of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)
-    table = of_seeds["value"].agg(value="mean", lowest="min", highest="max", seeds="count")
-    minus_plain, low, high = (of_seeds["_minus_plain"].agg(end) for end in ("mean", "min", "max"))
-    table = table.assign(_minus_plain=minus_plain, _minus_plain_low=low, _minus_plain_high=high).reset_index()
-    shown: DataFrame = table.assign(
-        source="ours", _marker="", _series=table["variant"].mask(table["variant"] == TRANSFORMER)
-    )
-    return shown
+    rows = compared(results, rows[rows["measure"].str.startswith(SINGULAR)], runs)
+    rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), _marker="")
+    table = summarize(rows, "value", ["variant", "run", "layers", "matrix", "place"])
+    return table.drop(columns=["value_low", "value_high"]).assign(_marker="")

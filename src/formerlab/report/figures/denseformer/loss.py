@@ -1,145 +1,174 @@
-"""Held-out loss of averages over depth, by depth, speed, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
+"""Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from pandas import DataFrame, Series
+from matplotlib.ticker import MultipleLocator
+from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.names import TABLE_LABELS, data_set_labels
 from formerlab.report.panel import Panel, layout
-from formerlab.report.published import DENSEFORMER as PAPER
-from formerlab.report.published import published
 from formerlab.report.runs import (
     DENSEFORMER,
     TRANSFORMER,
-    comparable_losses,
     differences,
     format_count,
     held_out_losses,
+    load_runs,
     means_by_run,
     seed_count,
-    seed_notes,
     summarize,
+    validation_losses,
     with_seeds,
 )
-from formerlab.report.style import GREY, NARROW, ink, plot_style
+from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs, registered_runs, verdicts
+from formerlab.report.style import GREY, NARROW, RUST
 from formerlab.report.tables import denseformer as tables
 from formerlab.report.tables.blocks import with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
-STUDY = "denseformer"
-_TIME, _GAIN, _BEHIND = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
+DENSE = f"{DENSEFORMER} 1x1"
+SPARSEST = f"{DENSEFORMER} 4x5"
+_TIME, _GAIN, _BEHIND, _DEEPER = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats", "minus_shallowest_nats"
+_BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
 
 
-_depth = partial(Panel, "layers", by="_series", style="variant", xlabel="depth (blocks)", ticks="{:.0f}".format)
+def _models(results: Results, runs: Sequence[str]) -> tuple[DataFrame, DataFrame]:
+    """Return a row per compared run (`compared_runs`), with the label of its text, and the losses by seed."""
+    models = compared_runs(results, runs).drop_duplicates("run", ignore_index=True).drop(columns="seed")
+    models = models.assign(_text=data_set_labels(models["data.name"], results.scale).replace(TABLE_LABELS))
+    return models, held_out_losses(results, STUDY, models["run"])
 
 
-@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within_regime=True, draw=layout(
-    _depth("_loss", where={"source": "ours", "part": "mean"}, title="Loss, {_text}", name="legend",
-           ylabel="held-out loss\n(nats per token)"),
-    _depth(_GAIN, where={"source": "ours", "part": "mean"}, title="Gain, paired by seed", name="none", zero=0.0,
-           ylabel="plain minus DenseFormer\n(nats per token)"),
-    _depth("_loss", where={"source": "published"}, title="Table 1", name="legend", ylabel="ln perplexity"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bars of the gain: thick, 95 % interval as used for verdicts; "
-                        "thin, Student t of these seeds."],
-    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=3, height=1.7
+def _compared(
+    models: DataFrame, losses: DataFrame, results: Results, a: str, b: str, name: str, shared: Sequence[str]
+) -> DataFrame:
+    """Return a row per model and per seed with the loss, and with the loss of the run in column `a` minus the loss of
+    the run in column `b` as `name`. Rows have the `shared` columns.
+    """
+    shared = ["source", "variant", "layers", "tokens", *shared]
+    models = models.assign(source="ours")
+    means = means_by_run(losses).drop(columns=["source", "variant", "layers", "tokens"])
+    rows = with_seeds(means.merge(models[["run", *shared]], on="run"), losses, shared)
+    pairs = models[models[a].notna() & models[b].notna()].assign(_of=models["run"])[["_of", a, b]]
+    minus = with_pooled(differences(losses, pairs, a, b, name), results, STUDY, a, b, name)
+    keep = ["_of", "part", "seed", *expand_columns(f"{name}[]+")]
+    return rows.merge(minus.reindex(columns=keep).rename(columns={"_of": "run"}), "left", ["run", "part", "seed"])
+
+
+def _widen(axes: Axes, rows: DataFrame) -> None:
+    """Show a single depth in the middle of a panel."""
+    if rows["layers"].nunique() == 1:
+        axes.set_xlim(rows["layers"].iloc[0] - 2, rows["layers"].iloc[0] + 2)
+
+
+@plot(reads="test.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    Panel("layers", _DEEPER, by="_series", finish=_widen, facet="_panel", share_y=True, same_limits="y", zero=0.0,
+          ticks="{:.0f}".format, name="legend", xlabel="depth (blocks)",
+          ylabel="loss minus the shallowest\nTransformer (nats per token)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); below 0: better than the shallowest Transformer of the "
+                        f"panel; {_BARS}; published: ln perplexity."],
+    wanted=[TRANSFORMER, DENSE], columns=3, height=1.8
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of plain Transformers and DenseFormers against depth, and the gain of the DenseFormer of the same
-    depth, after Table 1 of DenseFormer (arXiv:2402.02622). Schemes that were run at one depth are left out if other
-    schemes were run at several. To see: which depth the plain Transformer needs to reach the loss of a DenseFormer, and
-    whether the gain grows with depth. If the plain line does not fall with depth, part of the gain is easier
-    optimisation. Published: 378 to 676 million parameters (OWT2, 40k steps).
+    """Held-out loss of plain Transformers and DenseFormers 1x1 against depth, minus the loss of the shallowest
+    Transformer of the same text, paired by seed, after Table 1 of DenseFormer (arXiv:2402.02622). All panels have one
+    scale. The models of each text have their own width and number of training tokens, so only differences within a
+    panel compare. To see: how much a DenseFormer gains over the Transformer of equal depth, and which depth the
+    Transformer needs to reach its loss. If the Transformer does not improve with depth, part of the gain is easier
+    optimisation. Published: 378 to 676 million parameters (OpenWebText2, 40k steps).
     """
-    losses = comparable_losses(results, STUDY, runs)
-    gains = tables.gains(results, runs)[["run", "plain", *expand_columns(f"{_GAIN}[]")]]
-    means = means_by_run(losses).sort_values(["variant", "layers"]).merge(gains, "left", "run").assign(part="mean")
-    ours = with_seeds(
-        with_pooled(means, results, STUDY, "plain", "run", _GAIN), losses, ("source", "variant", "layers")
+    models, losses = _models(results, runs)
+    depths = models.groupby(["regime", "tokens"])["layers"].transform("nunique")
+    models = models[depths == depths.groupby(models["regime"]).transform("max")]
+    plain = models[models["variant"] == TRANSFORMER].drop_duplicates(["regime", "tokens"])
+    base = plain.set_index(["regime", "tokens"])["run"].rename("base")
+    rows = _compared(models.join(base, on=["regime", "tokens"]), losses, results, "run", "base", _DEEPER, ["_text"])
+    rows[_DEEPER] = rows[_DEEPER].mask(rows["run"].isin(base), rows["part"].map({"mean": 0.0}))
+    theirs = tables.published_depths().assign(part="mean", _text="Table 1")
+    loss = np.log(theirs["perplexity"])
+    rows = pd.concat([rows, theirs.assign(**{_DEEPER: loss - loss.iloc[0]})], ignore_index=True)
+    series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]))
+    panel = rows["_text"] + rows["tokens"].map(lambda count: f", {format_count(count)} tokens", "ignore").fillna("")
+    return rows.assign(_panel=panel, _series=series).sort_values("layers", kind="stable", ignore_index=True)
+
+
+@plot(reads="eval.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    Panel("million_tokens", "difference_nats", by="variant", unit="run", kind="band", facet="_panel", ends=True,
+          zero=0.0, same_limits="y", share_y=True, xlabel="training tokens (million)",
+          ylabel="validation loss minus\nTransformer (nats per token)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; below 0: better than the Transformer of equal depth; right of "
+                        "the curves: last step, with 95 % Student t intervals over seeds."],
+    height=1.9
+))  # fmt: skip
+def denseformer_curves(results: Results, runs: list[str]) -> DataFrame:
+    """Validation loss of DenseFormers during training, minus the loss of the Transformer of equal depth, text and
+    number of tokens at the same step, paired by seed, for the models of the registered claims: of each depth the runs
+    with the most tokens. The y range covers the second half of training and the intervals of the last step. To see:
+    whether the averages help at the end, or only early on. Each run has a learning rate of its own, so a
+    difference in the middle also has the effect of the rates.
+    """
+    models, _ = _models(results, runs)
+    models = models[models["arm"] | (not models["arm"].any())]
+    models = models[models["tokens"] == models.groupby("layers")["tokens"].transform("max")]
+    others = models[models["variant"] != TRANSFORMER].dropna(subset="plain")
+    curves = validation_losses(results, STUDY, models["run"]).query("step > 0")
+    if curves.empty or others.empty:
+        return DataFrame()
+    rows = summarize(
+        curves, "loss_nats", ["run", "step"], others.set_index("run")["plain"].to_dict(), "difference_nats"
     )
-    rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
-    texts = data_set_labels(rows["run"].map(losses.drop_duplicates("run").set_index("run")["data.name"]), results.scale)
-    main, published = str(texts.value_counts().idxmax()), rows["source"].eq("published")
-    depths = rows.groupby([texts, "variant"], dropna=False)["layers"].transform("nunique")
-    plotted = texts.eq(main) & (depths.gt(1) | (depths[~published].max() == 1))
-    plotted |= published & rows["variant"].isin(set(rows.loc[plotted, "variant"]))
-    loss = rows["perplexity"].astype(float).map(np.log)
-    return rows.assign(_text=main, _series=rows["variant"].where(plotted), _loss=loss)
+    columns = ["run", "variant", "layers", "tokens", "plain", "data.name"]
+    rows = rows[rows["part"] == "mean"].merge(others[columns], on="run").sort_values("layers", kind="stable")
+    million = rows["tokens"].astype(float) * rows["step"] / rows.groupby("run")["step"].transform("max") / 1e6
+    panel = rows["layers"].map("{:.0f} blocks, ".format) + data_set_labels(rows.pop("data.name"), results.scale)
+    return rows.assign(million_tokens=million, _panel=panel)
 
 
-def _front(speed: "Series[float]", loss: "Series[float]") -> list[bool]:
-    """Return for each point whether it is on the Pareto front of speed (higher is better) and loss (lower is
-    better).
-    """
-    points = list(zip(speed, loss, strict=True))
-    return [not any((s >= a and v < b) or (s > a and v <= b) for s, v in points) for a, b in points]
-
-
-def _name_points(axes: Axes, rows: DataFrame) -> None:
-    """Write the scheme or the depth beside each point, and draw the Pareto front of the published models."""
-    points = rows[rows["part"] == "mean"].sort_values("_slower")
-    for name, layers, x, y in points[["variant", "layers", "_slower", _GAIN]].itertuples(index=False, name=None):
-        words, at, side = name.removeprefix(f"{DENSEFORMER} "), (5, 5), "left"
-        if name == TRANSFORMER:
-            words, at, side = (f"{layers:.0f}", (4, -9), "left") if x else (f"plain, {layers:.0f}", (-4, -10), "right")
-        elif points["source"].eq("published").all() and "x" in words:
-            at, side = (-4, -8 if words.endswith("5") else 4), "right"
-        axes.annotate(words, (x, y), at, textcoords="offset points", fontsize=7, ha=side,
-                      color=ink(plot_style(name)["color"]))  # fmt: skip
-    axes.margins(x=0.18)
-    front = points[points["front"].astype(bool) & points["source"].eq("published")]
-    axes.step(front["_slower"], front[_GAIN], where="post", color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-
-
-@plot(reads="test.csv speed.csv", draw=layout(
-    Panel("_slower", _GAIN, by="variant", name="none", zero=0.0, finish=_name_points, title="{_base} blocks, {_text}",
-          xlabel="time of a forward pass\n(% more than plain, {_base} blocks)",
-          ylabel="gain over plain\n(nats per token)", published={"title": "Table 1, 48 and 72 blocks", "ylabel": ""}),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars of the gain: 95 % intervals, thick as in verdicts, "
-                        "thin Student t over these seeds; bars of the time: quartiles; dashed: Pareto front."],
-    height=2.0
+@plot(reads="test.csv speed.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    Panel(_GAIN, "_label", by="_label", kind="forest", share_y=True, zero=0.0,
+          title="Gain (right: better)", xlabel="loss of the Transformer minus\nloss (nats per token)"),
+    Panel("_slower", "_label", by="_label", kind="forest", share_y=True, zero=0.0,
+          title="Time (left: faster)", xlabel="time of a forward pass\n(% more than the Transformer)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); gain: {_BARS}; bars of the time: quartiles of the "
+                        "repetitions; tinted: published, against the Transformer of 48 blocks."],
+    order="_order"
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
-    """Gain in held-out loss against the time of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622).
-    Both are relative to the shallowest plain Transformer that was timed, at the origin; the gain is paired by seed, and
-    the published gain is a difference of ln perplexity. Times are medians over repetitions, measured in turns on one
-    machine. To see: how much time each gain takes. Our models have one depth; the paper also has deeper plain
-    Transformers, and there every DenseFormer has a larger gain than the plain Transformers that take as long. The
-    dashed line joins the models of the Pareto front, for which no other model is both faster and better.
+    """Gain in held-out loss and time of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622). Ours are
+    relative to the Transformer of equal depth; the gain is paired by seed. Published models, also the deeper
+    Transformers, are relative to the Transformer of 48 blocks, and are sorted by time; their gain is a difference of ln
+    perplexity. Times are medians over repetitions, measured in turns on one machine. To see: how much time each gain
+    takes. In the paper every DenseFormer has a larger gain than the Transformers that take as long.
     """
-    timed = tables.gains(results, runs)
-    ours = timed[timed["setting"] == "main"].merge(tables.speeds(results), on="run")
-    for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
-    losses = held_out_losses(results, STUDY)
-    plain = ours[ours["spec.model.depth.kind"] == "identity"].sort_values("layers")
-    if plain.empty:
+    models, losses = _models(results, runs)
+    kind = ["variant", "layers", "spec.model.width"]
+    timed = load_runs(results, STUDY).drop_duplicates("run")[["run", *kind]].merge(tables.speeds(results), on="run")
+    timed = timed.drop(columns="run").drop_duplicates(kind)  # the time does not depend on the learning rate
+    models = models.merge(timed, on=kind)
+    if models.empty:
         return DataFrame()
-    base = str(plain["run"].iloc[0])
-    gains = differences(losses, DataFrame({"run": ours["run"], "base": base}), "base", "run", _GAIN)
-    gains = with_pooled(gains, results, STUDY, "base", "run", _GAIN).drop(columns=["source", "base", "seeds"])
-    ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
-    ours = ours.drop(columns=expand_columns(f"{_GAIN}[]"))
-    ours = with_seeds(ours, losses, ("source", "variant", "layers", "batches_per_s"))
-    ours = ours.merge(gains, on=["run", "part", "seed"], how="left")
-    ours[_GAIN] = ours[_GAIN].mask(ours["run"].eq(base), 0.0)
-    published = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
+    times = [*expand_columns(f"{_TIME}[]"), f"{FORWARD}_sequences"]
+    ours = _compared(models, losses, results, "plain", "run", _GAIN, ["plain", "_text"])
+    ours = ours.merge(models[["run", *times]], on="run")
+    ours[times] = ours[times].where(ours["part"].eq("mean"))
+    base = models.set_index("run")[_TIME].reindex(ours["plain"]).to_numpy()
+    published = tables.published_depths().assign(part="mean", _text="OpenWebText2")
+    published[_TIME] = 1 / published.pop("inference_batches_per_s")
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
-    published = published.assign(front=_front(published["batches_per_s"], published["perplexity"]), part="mean")
-    texts = data_set_labels(timed.set_index("run")["data.name"], results.scale)
-    columns = expand_columns(f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] "
-                             f"perplexity seeds seed diverged front {_GAIN}[]")  # fmt: skip
-    rows = pd.concat([ours, published], ignore_index=True)
-    rows = rows.reindex(columns=[*columns, f"{_GAIN}_pooled_low", f"{_GAIN}_pooled_high"])
-    speeds = {"ours": plain["batches_per_s"].iloc[0], "published": published["batches_per_s"].iloc[0]}
-    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        rows[f"_slower{end}"] = 100 * (rows["source"].map(speeds) / rows[f"batches_per_s{other}"] - 1)
-    shallowest = rows.groupby("source")["layers"].transform("min").map("{:.0f}".format)
-    return rows.assign(_text=rows["run"].map(texts).fillna(""), _base=shallowest)
+    rows = pd.concat([ours.assign(_base=base), published.assign(_base=published[_TIME].iloc[0])], ignore_index=True)
+    for end in ("", "_low", "_high"):
+        rows[f"_slower{end}"] = 100 * (rows[f"{_TIME}{end}"] / rows["_base"] - 1)
+    theirs, zero = rows["source"].eq("published"), rows["_slower"].eq(0) & rows["variant"].eq(TRANSFORMER)
+    shown = rows["variant"].isin([*models["variant"], TRANSFORMER]) & ~zero & rows["run"].ne(rows["plain"])
+    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
+    return rows.assign(
+        _label=label.where(shown), _style=rows["variant"], _order=rows["_slower"].where(theirs, rows["layers"] - 1e6)
+    )
 
 
 def _percent(nats: float) -> float:
@@ -147,132 +176,127 @@ def _percent(nats: float) -> float:
     return 100 * float(-np.expm1(-nats))
 
 
-CLAIMED_DEPTH = 24
-"""Least number of blocks for which the paper claims a gain."""
-PUBLISHED_GAINS = {"48 blocks,\nOpenWebText2": ("Table 1", 48), "24 blocks,\nPG-19": ("Table 2", 24)}
-"""Table of the paper and depth of the two models, by label."""
+def _published_gains() -> DataFrame:
+    """Return the published gains of 1x1 at the smallest depth of each text (Tables 1 and 2)."""
+    rows = tables._published_pairs()
+    rows = rows[rows["variant"] == DENSE].sort_values("layers").drop_duplicates("regime")
+    label = rows["layers"].map("{:.0f} blocks,\n".format) + rows["regime"]
+    return DataFrame(
+        {"_label": label, "difference_nats": rows["gain_nats"], "source": "published", "part": "published"}
+    )
 
 
-def _published_pairs() -> DataFrame:
-    """Return the published gains of 1x1 over the plain Transformer, with their standard errors if printed."""
-    rows = published(PAPER, *(table for table, _ in PUBLISHED_GAINS.values()))
-    values, pairs = rows.set_index(["table_or_figure", "model", "metric"])["value"].astype(float), []
-    for label, (table, depth) in PUBLISHED_GAINS.items():
-        both = [f"{name} {depth} blocks" for name in (TRANSFORMER, f"{DENSEFORMER} 1x1")]
-        plain, dense = (values[table, model, "perplexity"] for model in both)
-        errors = [values.get((table, model, "perplexity_standard_error"), np.nan) for model in both]
-        gain, error = float(np.log(plain / dense)), float(np.hypot(errors[0] / plain, errors[1] / dense))
-        pairs.append({"_label": label, "difference_nats": gain} | {
-            f"difference_nats_{end}": gain + sign * error for end, sign in (("low", -1), ("high", 1))})  # fmt: skip
-    return DataFrame(pairs).assign(source="published", part="published", run="published")
+def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
+    """Write the verdict at the left in the rows on which a claim rests, and their labels in bold."""
+    labels = {label.get_text(): label for label in axes.get_yticklabels()}
+    for name, verdict in rows.reindex(columns=["_label", "_verdict"]).dropna().drop_duplicates().to_numpy():
+        height = list(labels).index(name)
+        axes.text(0.02, height, verdict, va="center", color=GREY, fontsize=7, transform=axes.get_yaxis_transform())
+        labels[name].set_fontweight("bold")
 
 
-def _show_percent(axes: Axes, rows: DataFrame) -> None:
-    """Write the percentage of perplexity below each tick."""
+def _finish_gain(axes: Axes, rows: DataFrame) -> None:
+    """Write the percentage of perplexity below each tick, and the verdicts."""
     axes.xaxis.set_major_formatter(lambda nats, _: f"{nats:g}\n{_percent(nats):.0f} %".replace("-", "\N{MINUS SIGN}"))
+    _write_verdicts(axes, rows)
 
 
-@plot(reads="test.csv",
-      runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
-      needs="long-dwa-1x1-*", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, title="Plain minus DenseFormer 1x1",
-          xlabel="loss (nats per token), % of perplexity\n(right: DenseFormer is better)\n", finish=_show_percent),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; thick bars: 95 % "
-                        "interval, as used for verdicts; thin: Student t; tinted: published; its standard error, if "
-                        "printed, is shorter than the mark."],
-    width=NARROW, columns=1
+@plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_gain,
+          title="Transformer minus 1x1 (right: 1x1 is better)", xlabel="loss (nats per token),\n% of perplexity\n"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; bold: a claim rests "
+                        "on the row; tinted: published."],
+    width=2.9, columns=1  # the README shows it at 290 pixels
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
     of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. Every run has its own full
-    schedule. Dashed: a quarter of the smaller published gain, which the claim asks of models of at least 24 blocks.
-    Thick bars include the variance between seeds, pooled over similar runs, and the variance due to the choice of texts
-    if there are at least 20. Published: Tables 1 and 2. To see: whether the gain grows with depth, and whether it lasts
-    when both train longer or only makes the first steps easier.
+    schedule. Bold: rows on which a claim rests, with its verdict. Dashed: a quarter of the smaller published gain,
+    which the claim on equal depth asks for. Thick bars include the variance between seeds, pooled over similar runs,
+    and the variance due to the choice of texts if there are at least 20. Published: Tables 1 and 2, as differences of
+    ln perplexity. To see: whether the gain grows with depth, and whether it lasts when both train longer or only makes
+    the first steps easier.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    losses["plain"] = losses["run"].map(tables.plains(losses))
-    dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
-    dense = dense.sort_values(["layers", "variant", "tokens"]).astype({"tokens": float})
+    models, losses = _models(results, runs)
+    dense = models[models["variant"].eq(DENSE)].dropna(subset="plain").astype({"tokens": float})
     rows = differences(losses, dense[["layers", "tokens", "run", "plain"]], "plain", "run")
     if rows.empty:
         return rows
     rows = with_pooled(rows, results, STUDY, "plain", "run", "difference_nats")
-    tests = results.rows("test.csv", STUDY, runs)
-    texts = data_set_labels(dense.set_index("run")["data.name"], results.scale).replace(TABLE_LABELS)
+    texts = dense.set_index("run")["_text"]
+    tests = results.rows("test.csv", STUDY, dense["run"].tolist())
     if "document" in tests:
         counts = tests.dropna(subset="document").groupby("run")["document"].nunique().map("{} ".format)
         texts = counts.reindex(texts.index).fillna("") + texts
     labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ",\n"
-    theirs = _published_pairs()
+    theirs, claimed = _published_gains(), rows["run"].isin(registered_runs(results.scale, DEPTH))
     least = 0.25 * theirs["difference_nats"].min()  # the criterion of denseformer-better-at-equal-depth
-    rows = rows.assign(_label=labels + rows["run"].map(texts), difference_nats_limit=least).astype({"layers": float})
-    rows["difference_nats_limit"] = rows["difference_nats_limit"].where(rows["layers"] >= CLAIMED_DEPTH)
-    return pd.concat([rows, theirs], ignore_index=True).assign(_style=f"{DENSEFORMER} 1x1")
+    rows = rows.assign(
+        _label=labels + rows["run"].map(texts),
+        _verdict=rows["run"].map(verdicts(results, {DEPTH: "dense", LONG: "dense_long"})),
+        difference_nats_limit=np.where(claimed, least, np.nan),
+    )
+    return pd.concat([rows, theirs], ignore_index=True).assign(_style=DENSE)
+
+
+def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
+    axes.xaxis.set_major_locator(MultipleLocator(50))
+    _write_verdicts(axes, rows)
 
 
 def _published_sparsity() -> DataFrame:
-    """Return gain, loss difference and time of the published models of 48 blocks (Tables 1 and 4)."""
+    """Return the gains and the loss differences of the published models of 48 blocks (Tables 1 and 4)."""
     depths = tables.published_depths().rename(columns={"variant": "model"})
     rows = pd.concat([depths[depths["layers"] == 48], tables.published_table("Table 4")]).drop_duplicates("model")
     rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
-    rows[["dilation", "period"]] = rows["model"].str.extract(r"(\d+)x(\d+)").astype(float)
-    rows = rows.assign(layers=48.0, run=rows["model"], part="mean").dropna(subset=["dilation", _GAIN])
-    dense = rows.loc[rows["dilation"].eq(1) & rows["period"].eq(1), _GAIN].iloc[0]
-    return rows.assign(**{_BEHIND: dense - rows[_GAIN], _TIME: 1 / rows["inference_batches_per_s"]})
+    rows = rows[rows["model"].str.startswith(DENSEFORMER)].dropna(subset=_GAIN)
+    gain = rows.loc[rows["model"].eq(DENSE), _GAIN].iloc[0]
+    columns = {"variant": rows["model"], "run": rows["model"], "_dense_gain": gain, _BEHIND: gain - rows[_GAIN]}
+    return rows[["source", _GAIN]].assign(layers=48.0, part="mean", **columns)
 
 
-_forest = partial(Panel, y="_label", by="_label", kind="forest", where={"_shown": True})
-
-
-@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa",
-      needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), within_regime=True,
-      draw=layout(
-    _forest(_BEHIND, zero=0.0, title="Loss", xlabel="loss minus 1x1 (nats per token)"),
-    _forest("_time", zero=100.0, title="Time", xlabel="forward pass (% of 1x1)"),
-    notes=lambda rows: [f"{seed_notes(rows.drop(columns='interval'))[0][:-1]}; bars of times: quartiles; "
-                        "star: p = 1 mod k."],
-    columns=1, width=NARROW, order="source layers dilation period"
+@plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
+      within_regime=True, draw=layout(
+    Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_sparsity,
+          title="Lost gain of 1x1 (left: better)", xlabel="loss minus loss of 1x1\n(% of the gain of 1x1)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); {_BARS}, both divided by the mean gain of 1x1; "
+                        "bold: a claim rests on the row; *: reads the block after the last average; tinted: "
+                        "published."],
+    columns=1, width=NARROW, order="_order"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
-    """Sparse averages over depth against the dense average (1x1) of the same depth, by dilation k x period p, after
-    Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Above: held-out loss minus that of 1x1, paired by seed. Below:
-    a full forward pass, if it was measured, with quartiles of the repetitions. A star marks p = 1 mod k, where each
-    average reads the block that follows the previous average. Dashed: a quarter of the gain of 1x1 over the plain
-    Transformer; the claim is that the sparse average 4x5 loses less. Hollow: Tables 1 and 4, as differences of ln
-    perplexity. To see: which bars are right of the dashed line, and whether the time that they save is worth the loss.
+    """Sparse averages over depth, by dilation k x period p: the part of the gain of the dense average (1x1) of equal
+    depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). The loss minus the loss of 1x1 is
+    paired by seed and divided by the mean gain of 1x1 over the Transformer. Dashed: a quarter; the claim is that 4x5
+    loses less. A star marks p = 1 mod k, where each average reads the block that follows the previous average.
+    Published: Tables 1 and 4, as differences of ln perplexity. To see: which bars are right of the dashed line. The
+    time that each scheme saves is in denseformer_tradeoff.
     """
-    ours = tables.gains(results, runs)
-    ours["dilation"], ours["period"] = ours["spec.model.depth.dilation"], ours["spec.model.depth.period"]
-    ours = ours.dropna(subset=["dilation", _GAIN])
-    models, is_dense = ["data.name", "layers"], ours["dilation"].eq(1) & ours["period"].eq(1)
-    dense = ours[is_dense].drop_duplicates(models).set_index(models)["run"].rename("dense")
-    ours = ours.join(dense, on=models, how="inner").merge(tables.speeds(results), on="run", how="left")
-    ours = ours[ours.groupby("dense")["run"].transform("size") > 1]
-    if ours.empty:
+    models, losses = _models(results, runs)
+    models = models[models["variant"].str.startswith(f"{DENSEFORMER} ")]
+    model = ["regime", "layers", "tokens"]
+    dense = models[models["variant"] == DENSE].drop_duplicates(model).set_index(model)["run"].rename("dense")
+    models = models.join(dense, on=model, how="inner").dropna(subset="plain")
+    models = models[models.groupby("dense")["run"].transform("size") > 1]
+    if models.empty:
         return DataFrame()
-    against = ours.set_index("run")["dense"].to_dict()
-    behind = summarize(held_out_losses(results, STUDY), "loss_nats", ["run"], against, _BEHIND)
-    of_seed = behind["part"] == "seed"
-    seeds = behind[of_seed].merge(ours[["run", "layers", "dilation", "period"]], on="run")
-    ours = ours.merge(behind[~of_seed].drop(columns=["source", "seeds"]), on="run", how="left")
-    ours = pd.concat([with_pooled(ours.assign(part="mean"), results, STUDY, "run", "dense", _BEHIND), seeds])
-    rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
-    rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
-    columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
-    rows = rows.reindex(columns=[*expand_columns(columns), f"{_BEHIND}_pooled_low", f"{_BEHIND}_pooled_high"])
-    scheme = rows["dilation"].map("{:.0f}x".format) + rows["period"].map("{:.0f}".format)
-    rows["_label"] = (
-        scheme + rows["follows"].map({True: " *, ", False: ", "}) + rows["layers"].map("{:.0f} blocks".format)
-    )
-    is_dense = rows["dilation"].eq(1) & rows["period"].eq(1)
-    time_of_dense = rows["source"].map(rows[is_dense].groupby("source")[_TIME].first())
-    for end in ("", "_low", "_high"):
-        rows[f"_time{end}"] = 100 * rows[f"{_TIME}{end}"] / time_of_dense
-    gains = rows[is_dense & rows["part"].eq("mean")].set_index(["source", "layers"])[_GAIN]
-    keys = pd.MultiIndex.from_frame(rows[["source", "layers"]])
+    rows = _compared(models, losses, results, "run", "dense", _BEHIND, ["dense", "plain"])
+    gains = differences(losses, models[["run", "plain"]], "plain", "run", _GAIN).query("part == 'mean'")
+    gain = gains.set_index("run")[_GAIN]
+    rows = rows.assign(**{_GAIN: rows["run"].map(gain), "_dense_gain": rows["dense"].map(gain)})
+    rows[_BEHIND] = rows[_BEHIND].mask(rows["run"].eq(rows["dense"]) & rows["part"].eq("mean"), 0.0)
+    rows = pd.concat([rows, _published_sparsity()], ignore_index=True)
+    dilation, period = rows["variant"].str.extract(r"(\d+)x(\d+)").astype(float).T.to_numpy()
+    for end in ("", "_low", "_high", "_pooled_low", "_pooled_high"):
+        rows[f"_lost{end}"] = 100 * rows[f"{_BEHIND}{end}"] / rows["_dense_gain"]
+    star = np.where((dilation > 1) & (period % dilation == 1), " *, ", ", ")
+    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + star + rows["layers"].map("{:.0f} blocks".format)
+    claimed = rows["variant"].eq(SPARSEST)
     return rows.assign(
-        _shown=~is_dense & rows[["_time", _BEHIND]].notna().any(axis=1),
-        _style=f"{DENSEFORMER} " + scheme,
-        **{f"{_BEHIND}_limit": 0.25 * gains[~gains.index.duplicated()].reindex(keys).to_numpy()},
+        _label=label.mask(rows["variant"].eq(DENSE)),
+        _style=rows["variant"],
+        _color=np.where(claimed, RUST, GREY),
+        _lost_limit=np.where(claimed, 25.0, np.nan),
+        _verdict=rows["run"].map(verdicts(results, {SPARSE: "sparse"})),
+        _order=np.lexsort((period, dilation, -rows["layers"], ~claimed, rows["source"])).argsort(),
     )
