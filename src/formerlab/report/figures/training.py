@@ -4,21 +4,22 @@ A search is a family of runs that differ in `optimizer.lr` alone. The chosen rat
 last step, as the mean over seeds. Arms of claims that are the best of several runs use the same rule.
 """
 
+import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.catalogue import catalogue, expand_columns, plot
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.families import families
 from formerlab.report.names import data_set_label
@@ -30,13 +31,12 @@ from formerlab.report.runs import (
     last_step_rows,
     load_runs,
     seed_count,
-    seed_notes,
     summarize,
     validation_losses,
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import NARROW, WIDEST, ink, plot_style
+from formerlab.report.style import BLACK, GREY, NARROW, VERMILION, WIDEST, ink, plot_style
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"
@@ -201,7 +201,7 @@ def at_the_edge(rows: DataFrame) -> list[str]:
     rate.
     """
     lines = []
-    for (panel, family), group in rows[rows["part"] == "mean"].groupby(["panel", "family"], sort=False):
+    for (panel, family, _), group in rows[rows["part"] == "mean"].groupby(SEARCH, sort=False):
         chosen = group[group["chosen"]]
         if chosen.empty:
             lines.append(f"{family} ({panel}): diverged at every rate")
@@ -211,62 +211,102 @@ def at_the_edge(rows: DataFrame) -> list[str]:
     return lines
 
 
-def _notes(rows: DataFrame) -> list[str]:
-    edges, gone = at_the_edge(rows), rows[rows["part"].eq("mean") & rows["diverged"].gt(0)]
-    diverged = ", ".join(f"{name} at {rate:g}" for name, rate in zip(gone["family"], gone["lr"], strict=True))
-    return [
-        f"{seed_notes(rows.drop(columns='diverged'))[0][:-1]}; triangles: values above {HIGHEST}.",
-        f"At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else "",
-        f"Diverged, and not drawn: {diverged}." if diverged else "",
-    ]
-
-
-HIGHEST = 0.05
-"""Largest distance from the lowest loss of a line that is drawn, in nats."""
-
-
-def _mark_cut_points(axes: Axes, rows: DataFrame) -> None:
-    """Write the values of points above HIGHEST at the upper edge of the panel, in the colours of their lines."""
-    ends = 0.8 * rows["_thousandths"].min(), 1.25 * rows["_thousandths"].max()
-    axes.set(xlim=ends, ylim=(-0.1 * HIGHEST, 1.75 * HIGHEST), yticks=np.linspace(0, HIGHEST, 3))
-    cut = rows[rows["part"].eq("mean") & rows["_distance"].gt(HIGHEST)].sort_values("_distance", ascending=False)
-    for column, (_, points) in enumerate(cut.groupby("_thousandths")):
-        for line, (x, distance, colour) in enumerate(points[["_thousandths", "_distance", "_color"]].to_numpy()):
-            height = (1.64 - 0.2 * (line + column % 2)) * HIGHEST
-            axes.plot(x, height, "^", color=ink(colour), markersize=4, clip_on=False)
-            axes.annotate(f"{distance:.2f}", (x, height), (-4, 0), textcoords="offset points", ha="right", va="center",
-                          color=ink(colour), fontsize=7)  # fmt: skip
-
-
 def draw_rates(data: DataFrame) -> Figure:
-    """Draw loss minus the lowest loss of its line, in one column if there is one panel."""
-    lowest = data["loss_nats"].where(data["part"].eq("mean")).groupby([data["panel"], data["family"]]).transform("min")
-    data = data.assign(
-        _thousandths=1000 * data["lr"], _distance=data["loss_nats"] - lowest, _panel=shorten(data["panel"])
+    """Draw a row per search: each rate relative to the best one, with its excess loss as shade and number."""
+    means = data[data["part"] == "mean"].assign(_panel=lambda rows: shorten(rows["panel"]))
+    keys = [means[key] for key in SEARCH]
+    best = means[["lr", "loss_nats"]].where(means["chosen"]).groupby(keys).transform("max")
+    means["_step"] = np.log2(means["lr"] / best["lr"].fillna(means["lr"].groupby(keys).transform("median")))
+    means["_excess"] = 1000 * (means["loss_nats"] - best["loss_nats"])
+    searches = [rows for _, rows in means.groupby(SEARCH, sort=False)][::-1]
+    note = (
+        f"{seed_count(means['seeds'])}; shades and numbers: loss minus the lowest of the row, in 0.001 nats per token; "
     )
-    data["_near"] = data["_distance"].where(data["_distance"] <= HIGHEST)
-    panel = Panel("_thousandths", "_near", by="family", facet="_panel", log="x", ring="chosen", style="variant",
-                  xlabel="peak learning rate (1e-3)", ylabel="loss minus the\nlowest (nats)", name="legend",
-                  share_y=True, ticks="{:.2g}".format, finish=_mark_cut_points)  # fmt: skip
-    width = NARROW if data["panel"].nunique() == 1 else WIDEST
-    return layout(panel, notes=_notes, height=1.2, width=width, columns=4)(data)
+    note += "searched: tokens, in percent of the longest run that uses the best rate (framed)"
+    edges, tall = at_the_edge(data), 0.19 * len(searches)
+    more = f" At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else ""
+    figure = Figure((WIDEST, height := tall + 1.05), label=f"{note}.{more}")
+    figure.text(0.012, 0.03 / height, fill(note, 110), color=GREY, fontsize=7)
+    axes = figure.add_axes((3.7 / WIDEST, 0.75 / height, 2.75 / WIDEST, tall / height))
+    low, high = int(min(-1, means["_step"].min())), int(max(1, means["_step"].max()))
+    ticks = {step: f"1/{2**-step}" if step < 0 else str(2**step) for step in range(low, high + 1)}
+    axes.set_xticks([*ticks], ticks.values(), fontsize=7)
+    axes.set(xlim=(low - 0.6, high + 0.6), ylim=(-0.6, len(searches) - 0.4), yticks=[],
+             xlabel="learning rate relative to the best")  # fmt: skip
+    write = partial(
+        axes.annotate, xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7
+    )
+    write("searched", (1, len(searches)), (34, 0), ha="right", color=GREY)
+    for at, rows in enumerate(searches):
+        for step, excess, chosen in rows[["_step", "_excess", "chosen"]].to_numpy():
+            shade = 1 - 0.12 * np.clip(np.log10(max(excess, 1)), 0, 3)  # white to grey; white if the run diverged
+            axes.text(step, at, "div." if np.isnan(excess) else f"{excess:.0f}", fontsize=7, ha="center", va="center",
+                      bbox={"boxstyle": "square,pad=0.25", "facecolor": "white" if np.isnan(excess) else str(shade),
+                            "edgecolor": BLACK if chosen else "none"})  # fmt: skip
+        for lr in rows.loc[rows["chosen"] & ~rows["inside"], "lr"]:
+            axes.text(1 if lr > rows["lr"].min() else -1, at, "edge", fontsize=7, ha="center", va="center",
+                      color=ink(VERMILION))  # fmt: skip
+        first = rows.iloc[0]
+        share = f"{100 * first['share']:.0f} %" if pd.notna(first["share"]) else "\N{EN DASH}"
+        write(first["family"], (0, at), (-258, 0), color=ink(plot_style(first["variant"])["color"]))
+        write(first["_panel"], (0, at), (-8, 0), color=GREY, ha="right")
+        write(share, (1, at), (34, 0), ha="right")
+    return figure
+
+
+SEARCH = ["panel", "family", "scale"]
+"""Columns that identify a search."""
+LONG_RUNS = "overnight"
+"""Scale whose learning rates the searches choose. Its own searches are over whole runs."""
+
+
+def _searched_share(rows: DataFrame, records: dict[Any, dict[str, Any]], used: Results) -> Series:
+    """Return for each row the tokens of its search relative to the longest run of the same model, data and kind of
+    start that uses the chosen rate at scale LONG_RUNS, or NaN.
+    """
+
+    def key(record: dict[str, Any], rate: object) -> tuple[object, ...]:
+        model = json.dumps(record["spec"]["model"], sort_keys=True)
+        return record["study"], model, record["data"]["fingerprint"], record["init"] is not None, rate
+
+    tokens = DataFrame(
+        [(key(record, flatten(record["spec"]).get(RATE)), record["tokens"]) for record in used.records()]
+    )
+    longest = tokens.groupby(0)[1].max()
+    best = rows[rows["chosen"]].drop_duplicates("number").set_index("number")["lr"]
+    shares = {at: records[at]["tokens"] / longest.get(key(records[at], rate), np.nan) for at, rate in best.items()}
+    return rows["number"].map(shares)
 
 
 @plot(studies="denseformer tokenformer", reads="eval.csv", varied="optimizer.lr", draw=draw_rates)
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
-    """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
-    token or image, minus the lowest of its line, against the peak learning rate. Runs of a line differ in nothing else.
-    The title of a panel has the length of the searched runs, which may be shorter than the runs that use the rate. The
-    best rate is ringed; triangles give the values above 0.05 nats. To see: each ringed rate has a higher and a lower
-    rate beside it in the grid. If it does not, the caption says so at its end, and a comparison at that rate may be
-    unfair.
+    """Search for the learning rates of the study, a row per searched model: validation loss at the end of training at
+    each peak learning rate, minus the lowest of the row, against the rate relative to the best one (framed). Runs of a
+    row differ in nothing else. The right column is the length of the searched runs in percent of the longest run of
+    scale overnight that uses the best rate; 100 % are searches over whole runs. To see: each framed rate has a higher
+    and a lower rate beside it. If it does not, the missing side is marked as an edge, and a comparison at that rate may
+    be unfair. A search over a small part of a run may choose another rate than the whole run.
     """
+    root = results.root.resolve().with_name(LONG_RUNS)
+    used = Results(root) if root.is_dir() else None
+    frames = [_searches(results, runs, study, used)]
+    if used and used.scale != results.scale and (names := catalogue()[f"{study}_rates"].run_names(used)):
+        frames.append(_searches(used, names, study, used, least=3))
+    rows = pd.concat(frames, ignore_index=True)
+    return rows.sort_values(["_order", "lr"], kind="stable", ignore_index=True).drop(columns="_order")
+
+
+def _searches(results: Results, runs: Sequence[str], study: str, used: Results | None, least: int = 2) -> DataFrame:
+    """Return the mean and the losses by seed of every rate of the searches with at least `least` rates."""
     records = {record["id"]: record for record in results.records()}
     losses = last_step_rows(validation_losses(results, study, runs))
     runs_at_rates = load_runs(results, study, runs).merge(losses, "left", ["run", "seed"])
     runs_at_rates["number"] = families([records[name]["spec"] for name in runs_at_rates["id"]], RATE)
     runs_at_rates["lr"] = runs_at_rates[f"spec.{RATE}"].astype(float)
     runs_at_rates["loss_nats"] = runs_at_rates["loss_nats"].mask(runs_at_rates["diverged"])
+    rates_of_seed = runs_at_rates.groupby(["number", "seed"])["lr"].transform("nunique")  # compare on equal seeds
+    most = rates_of_seed.groupby(runs_at_rates["number"]).transform("max")
+    runs_at_rates = runs_at_rates[(rates_of_seed == most) & (most >= least)]
     # a run may exist under two names
     runs_at_rates = runs_at_rates[runs_at_rates["number"] >= 0].drop_duplicates(["number", "lr", "seed"])
     runs_at_rates["run"] = runs_at_rates.groupby(["number", "lr"])["run"].transform("first")
@@ -277,10 +317,9 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     means["inside"] = means["lr"].gt(grid["lr"].transform("min")) & means["lr"].lt(grid["lr"].transform("max"))
     seeds = rows[rows["part"] == "seed"].merge(means[[*keys, "chosen", "inside"]])
     first_ids = runs_at_rates.drop_duplicates("number").set_index("number")["id"]
-    labels = family_labels([records[name] for name in first_ids], results.scale)
-    styles = styled(labels.assign(panel=""), "family")  # a family has one style in all panels
-    labels = styles.assign(panel=labels["panel"]).set_index(first_ids.index)
-    rows = pd.concat([means, seeds]).join(labels, on="number")
-    rows = rows.sort_values(["_order", "number", "lr"], ignore_index=True)
+    labels = family_labels([records[name] for name in first_ids], results.scale).set_index(first_ids.index)
+    rows = pd.concat([means, seeds], ignore_index=True).join(labels, on="number")
+    of_number = {number: records[name] for number, name in first_ids.items()}
+    rows["share"] = _searched_share(rows, of_number, used) if used else np.nan
     columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return rows[[*columns, "_color", "_linestyle", "_marker"]]
+    return rows[[*columns, "share", "_order"]].assign(scale=results.scale)
