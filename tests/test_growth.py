@@ -138,7 +138,7 @@ def test_new_rows_match_the_rows_of_a_grown_run(parent, init):
     assert all(torch.equal(weight, run[name]) for name, weight in grown.state_dict().items())
 
 
-def test_only_the_named_layers_grow():
+def test_only_the_selected_layers_grow():
     grown = grow(PARENT.build(), tokens={"feedforward": 11})
     assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (6, 11)
     assert grown.spec.params() == sum(weight.numel() for weight in grown.parameters())

@@ -73,7 +73,7 @@ def token_counts(model):
     return [len(layer.keys) for layer in model.modules() if isinstance(layer, PattentionLayer)]
 
 
-def test_only_the_named_layers_grow():
+def test_only_the_selected_layers_grow():
     grown = grow(net(), tokens={"rest.2": 11})
     assert token_counts(grown) == [12, 11]
 

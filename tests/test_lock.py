@@ -112,7 +112,7 @@ def test_pruning_requires_only_transformers() -> None:
 
 
 @pytest.mark.parametrize(("package", "extra"), sorted(EXTRAS.items()))
-def test_a_missing_package_is_named_with_its_extra(package: str, extra: str) -> None:
+def test_the_error_for_a_missing_package_has_its_extra(package: str, extra: str) -> None:
     distributions = {module: name for name, module in IMPORTED_AS.items()}
     assert canonicalize_name(distributions.get(package, package)) in declared(extra)
 

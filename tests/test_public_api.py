@@ -56,7 +56,10 @@ def examples(page, heading=""):
 
 
 def test_the_readme_examples_are_short_and_print_the_documented_output(capsys, monkeypatch):
-    """The model has the layers, heads and width of SmolLM2-135M. Its tokenizer would return as many tokens."""
+    """The model has the layers, heads and width of SmolLM2-135M.
+
+    The fake tokenizer returns as many tokens as its tokenizer.
+    """
     build("llama")  # makes sure that models of transformers can be imported
     import transformers
 

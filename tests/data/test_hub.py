@@ -47,7 +47,7 @@ def test_missing_splits_are_taken_from_training_text(hub):
     assert [splits for splits, _ in read(Hub(name=str(hub), valid="validation"))] == [("valid",), ("train", "test")]
 
 
-def test_wrong_column_split_and_name_are_named(hub, tmp_path):
+def test_a_wrong_column_split_or_name_is_refused(hub, tmp_path):
     name = str(hub)
     for source, message in [
         (Hub(name=name, column="body"), "no column 'body' among text, id"),

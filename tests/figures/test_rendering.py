@@ -319,7 +319,7 @@ def test_configurations_are_paired_with_the_full_cache(tmp_path):
     h2o = table.loc["H2O"].set_index("budget")
     assert h2o.loc[0.1, "increase_nats"] == pytest.approx(0.1, abs=0.02)
     assert (h2o["increase_nats_low"] < h2o["increase_nats"]).all()
-    # the standard deviation of the losses over windows (0.19) is several times that of the paired differences
+    # the standard deviation of the losses over windows (0.19) is several times the one of paired differences
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
     assert "Decay, alpha 0.2, 50 % recent" in table.index
     assert "H2O (local statistics)" in table.index

@@ -60,7 +60,7 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
 
 
 def test_runs_are_exported_by_id_at_any_scale(finished, tmp_path, monkeypatch, capsys):
-    """The scale of the configuration, here laptop, has no influence on the run, as for the command `generate`."""
+    """The configured scale (here laptop) does not affect the export, as for the command `generate`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results/live").mkdir(parents=True)
     (tmp_path / "results/live/smoke").symlink_to(finished.parents[2])

@@ -1,4 +1,4 @@
-"""Imported checkpoints of the official GPU code match its formulas, which are written here in plain torch."""
+"""Imported checkpoints match the formulas of the official GPU code, which are written here in plain torch."""
 
 import math
 

@@ -144,7 +144,7 @@ def unchecked_shapes():
     "depth", {type(mixer.build(2, 8)): mixer for mixer in defaults(DepthMixer)}.values(), ids=label
 )
 def test_a_decoder_compiles_to_one_graph(depth):
-    """The released DenseFormer does not, because the compiler cannot see the shape of its history.
+    """The released DenseFormer code breaks the graph, because the compiler cannot see the shape of its history.
 
     The backward pass is traced for DenseFormer only; the other mixers have no custom backward pass.
     """

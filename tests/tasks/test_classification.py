@@ -165,9 +165,9 @@ def test_a_run_continues_at_the_end_of_its_ancestors(task, digits):
 
 @pytest.mark.parametrize("batch", [8, 16])
 def test_no_random_augmentation_repeats_in_a_chain(batch, digits, monkeypatch):
-    """Random numbers of a stage never repeat those of its ancestors.
+    """Random numbers of a stage never repeat the random numbers of its ancestors.
 
-    This holds even if the stage has a larger batch and so reaches a position in fewer steps.
+    This also holds if the stage has a larger batch and so reaches a position in fewer steps.
     """
     numbers = []
     monkeypatch.setattr("formerlab.data.images.batches.shifted", lambda *key: numbers.append(key[-1]) or key[0])

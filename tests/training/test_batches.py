@@ -53,7 +53,7 @@ def test_each_micro_batch_has_one_process_and_processes_have_equal_counts(micro_
 
 
 def test_a_shard_has_its_micro_batches_of_the_step(case):
-    """Sharded micro-batches are bit-identical to those of one process, also with Mixup and CutMix."""
+    """Sharded micro-batches are bit-identical to the micro-batches of one process, also with Mixup and CutMix."""
     run, data = case
     for step in range(3):
         count = run.task.micro_batch_count(data, 3, step, START)

@@ -53,7 +53,7 @@ def test_zero_keys_and_tau_keep_start_at_the_parents_loss(parent, data, tmp_path
     assert losses(tmp_path, 12) != losses(parent, 12)
 
 
-def test_the_record_names_the_parent_and_accumulates_flops(parent, data, tmp_path):
+def test_the_record_has_the_parent_and_accumulated_flops(parent, data, tmp_path):
     first = json.loads((parent / "run.json").read_text())
     second = trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
     assert second["init"] == {"id": "study/parent/seed3", "weights_sha256": first["weights_sha256"]}

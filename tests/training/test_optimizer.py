@@ -84,7 +84,7 @@ def test_a_step_imports_no_compiler():
         run(_a_step_imports_no_compiler)
 
 
-def test_muon_without_torch_support_names_the_needed_version(monkeypatch):
+def test_the_error_of_muon_without_torch_support_has_the_required_version(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(UserError, match=r"muon needs torch 2\.9 or newer, this is 2\."):
         Muon().build(EVERYTHING.build())

@@ -22,7 +22,7 @@ def record(finished):
     return json.loads((finished / "run.json").read_text())
 
 
-def test_the_record_names_the_code_data_and_machine(record, finished, data):
+def test_the_record_has_the_code_data_and_machine(record, finished, data):
     manifest = json.loads((data / "manifest.json").read_text())
     assert record["data"] == {"name": "text", "fingerprint": manifest["fingerprint"]}
     test = manifest["splits"]["test"]
