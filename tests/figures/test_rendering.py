@@ -190,16 +190,16 @@ def test_a_failure_is_listed_and_does_not_stop_the_others(tmp_path, capsys, monk
 
 def test_a_failure_keeps_the_earlier_files(tmp_path, monkeypatch):
     make_decay(tmp_path / "results")
-    names, out = ["decay_budget", "decay_table"], tmp_path / "out"
+    names, out = ["decay_alpha", "decay_table"], tmp_path / "out"
     assert draw_each(names, tmp_path / "results", out) == []
     (out / "decay_table.md").unlink()
-    (out / "decay_budget.png").unlink()
+    (out / "decay_alpha.png").unlink()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setattr(write, "load_rows", lambda entry, results: 1 / 0)
     assert draw_each(names, tmp_path / "results", out) == names
     after = {path.name: path.read_bytes() for path in out.iterdir()}
     assert {name: after[name] for name in before} == before
-    added = {"decay_table.md", "decay_budget.png", ".decay_table.failed", ".decay_budget.failed"}
+    added = {"decay_table.md", "decay_alpha.png", ".decay_table.failed", ".decay_alpha.failed"}
     assert after.keys() - before.keys() == added
 
 
@@ -274,7 +274,7 @@ def test_published_points_are_marked_and_complete(folder):
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
     suites = pd.read_csv(folder / "figures" / "live" / "one" / "decay_suites_table.csv")
     suites = suites.query("source == 'published' and set == 'mean'").set_index(["run", "configuration"])
-    decay = suites.loc[("OPT-2.7B", "Decay, alpha 0.2, no recent"), ["accuracy", "minus_full", "minus_h2o"]]
+    decay = suites.loc[("OPT-2.7B", "Decay 0.2"), ["accuracy", "minus_full", "minus_h2o"]]
     assert decay.tolist() == pytest.approx([0.476, -0.019, 0.040])
 
 
@@ -321,7 +321,7 @@ def test_configurations_are_paired_with_the_full_cache(tmp_path):
     assert (h2o["increase_nats_low"] < h2o["increase_nats"]).all()
     # the standard deviation of the losses over windows (0.19) is several times the one of paired differences
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
-    assert "Decay, alpha 0.2, 50 % recent" in table.index
+    assert "Decay 0.2, half recent" in table.index
     assert "H2O (local statistics)" in table.index
 
 
@@ -352,7 +352,7 @@ def test_without_the_full_cache_there_is_no_interval(tmp_path):
     folder = make_run(tmp_path / "results", "decay", "decoder")
     rows = [("decay", alpha, 0.0, 0.4, 0.4, window, 64, 3.0 + window) for alpha in (0.1, 0.2) for window in range(3)]
     write_csv(folder / "prune.csv", TABLES["prune.csv"].required, rows)
-    for name in ("decay_alpha", "decay_budget", "decay_table"):
+    for name in ("decay_alpha", "decay_league", "decay_table"):
         draw_one(name, tmp_path / "results", tmp_path / "out")
     table = pd.read_csv(tmp_path / "out" / "decay_table.csv").query("source == 'ours'")
     assert table["loss_nats"].notna().all()
@@ -454,7 +454,7 @@ def test_no_committed_table_has_more_than_nine_columns():
 
 def test_the_headline_has_every_study_that_ran(folder, tmp_path):
     text = headline(folder / "results" / "live" / "three")
-    for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt-2", "dwa-1x1-16", "Decay, alpha 0.2"):
+    for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt-2", "dwa-1x1-16", "Decay 0.2"):
         assert word in text
     (tmp_path / "empty").mkdir()
     assert "no study has finished runs yet" in headline(tmp_path / "empty")

@@ -2,7 +2,7 @@
 
 A figure or table is declared by a function in a module below `figures/` or `tables/`. The function has the name of the
 figure or table and returns its rows:
-`@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
+`@plot(...)` above `decay_league` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
 The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
 `figures/` or `tables/` names the study. A declaration with `studies` is rendered once for each of them, as
 `<study>_<name>`.

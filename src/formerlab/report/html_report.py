@@ -27,7 +27,7 @@ from formerlab.results.read import Results
 
 MAIN_FIGURES = (
     *("tokenformer_stage_length", "tokenformer_cost", "denseformer_gain", "denseformer_depth", "decay_accuracy"),
-    *("decay_budget", "vision_accuracy", "combined_effects", "transformer_differences"),
+    *("decay_league", "vision_accuracy", "combined_effects", "transformer_differences"),
 )
 """Candidates for the top of the page, in order of preference."""
 STYLE = """

@@ -23,7 +23,7 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, GREY, RUST, GREEN, PINK = "#222222", "#595959", "#8C3B00", "#005C3E", "#A0307A"
+BLACK, GREY, RUST, GREEN = "#222222", "#595959", "#8C3B00", "#005C3E"
 BLUE, ORANGE, _, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
 """The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text uses
 `ink(colour)`, a darker shade of the colour of its series.
@@ -112,8 +112,6 @@ _GROUPS = {
     "HyperCloning; in width by copies (HyperCloning)": _style("#A6A6A6", "X", "--"),
     "convolution": _style("#8C8C8C", "^"),
     "restricted": _style("#B0B0B0", "D"),
-    "important": _style(PINK, ""),
-    "unimportant": _style(BLACK, ""),
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
 and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""

@@ -1,6 +1,5 @@
 """Comparison of cache policies: loss minus the loss of H2O at the same budget, and needle-in-a-haystack accuracy."""
 
-import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -9,27 +8,25 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.runs import estimate
-from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, on_common_windows, paired_losses, text_labels
+from formerlab.report.studies.pruning import (
+    CONFIGURATION,
+    MINUS_H2O,
+    configuration_label,
+    on_common_windows,
+    paired_losses,
+    text_labels,
+)
 from formerlab.results.read import Results
 from formerlab.statistics import over_examples
 
-LABELS = {
-    "full": "Full",
-    "ideal": "Ideal",
-    "decay alpha=0.95 recent=0.5": "Decay 0.95, half recent",
-    "decay alpha=0.2": "Decay 0.2",
-    "h2o recent=0.5": "H2O",
-    "tova": "TOVA",
-    "snapkv": "SnapKV",
-    "streaming_llm": "StreamingLLM",
-    "random sink=4 recent=0.25": "Random, protected",
-    "random": "Random",
-    "head_adaptive(h2o) recent=0.5": "H2O, budget by head",
-    "pyramid(h2o) recent=0.5": "H2O, budget by layer",
-    "head_adaptive(decay) alpha=0.2": "Decay 0.2, budget by head",
-    "pyramid(decay) alpha=0.2": "Decay 0.2, budget by layer",
-}
-"""Labels of the compared policies, in the order of the figure. Other configurations are left out."""
+POLICIES = (
+    *("Full", "Ideal", "Decay 0.95, half recent", "Decay 0.2, half recent", "Decay 0.2", "H2O", "TOVA", "SnapKV"),
+    *("StreamingLLM", "Random, protected", "Random", "Local", "H2O, budget by head", "H2O, budget by layer"),
+    *("Decay 0.2, budget by head", "Decay 0.2, budget by layer"),
+)
+"""Labels of the compared configurations. Others are left out."""
+
+
 NEEDLES = ("needle_single.csv", "needle_multikey.csv")
 """Files of a scale that `formerlab answer-tasks` writes for the model of the comparison."""
 MIN_FULL_SCORE_PERCENT = 50.0
@@ -38,22 +35,17 @@ stale; a test checks that both are equal."""
 _SETTINGS = CONFIGURATION[1:]
 
 
-def label(policy: str, alpha: float, recent: float) -> str | None:
-    """Return the label of a configuration, or None if the comparison leaves it out."""
-    fields = {"alpha": alpha, "recent": recent}
-    options = [f"{key}={value:g}" for key, value in fields.items() if pd.notna(value) and (value or key == "alpha")]
-    return LABELS.get(" ".join([re.sub(r" layers=\d+", "", policy), *options]))
-
-
-def labelled(rows: DataFrame) -> DataFrame:
-    """Return the rows of the configurations in LABELS, with their label as `configuration`."""
+def labelled(rows: DataFrame, policies: Sequence[str] | None = POLICIES) -> DataFrame:
+    """Return the rows of the policies (None: all), with their label as `configuration`."""
     cells = rows[["policy", "alpha", "recent"]].drop_duplicates()
-    cells["configuration"] = [label(*cell) for cell in cells.itertuples(index=False)]
-    return rows.merge(cells.dropna(subset="configuration"), on=["policy", "alpha", "recent"])
+    cells["configuration"] = [configuration_label(*cell) for cell in cells.itertuples(index=False)]
+    cells = cells[cells["configuration"].isin(policies)] if policies else cells
+    return rows.merge(cells, on=["policy", "alpha", "recent"])
 
 
-def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return one row per text, model (`run`), budget and policy. The full cache is repeated for every budget.
+def losses(results: Results, study: str, runs: Sequence[str], policies: Sequence[str] | None = POLICIES) -> DataFrame:
+    """Return one row per text, model (`run`), budget and policy (None: all). The full cache is repeated for every
+    budget.
 
     `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` is the loss minus the loss of H2O
     (half recent) at the same budget. Both are paired on the windows that both policies read, also in different runs,
@@ -61,7 +53,8 @@ def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """
     rows = results.rows("prune.csv", study, runs)
     texts = text_labels(results, study, runs)
-    rows = labelled(rows.assign(text=rows["run"].map(texts), run=rows["run"].str.partition("-")[2]))
+    rows = rows.assign(text=rows["run"].map(texts), run=rows["run"].str.partition("-")[2])
+    rows = labelled(rows, policies)
     rows = rows.drop_duplicates(["text", *CONFIGURATION, "seed", "window"])
     table, columns = [], ["text", "configuration", *CONFIGURATION]
     for _, group in rows.groupby(["text", "run"], sort=False):

@@ -79,7 +79,8 @@ def label_and_sort(table: DataFrame) -> DataFrame:
     """Return the rows in the order of POLICY_LABELS, with the label of each configuration as `configuration`."""
     ranks = {policy: rank for rank, policy in enumerate(POLICY_LABELS)}
     rank = table["policy"].map(scorer).map(ranks).fillna(len(ranks))
-    table = table.assign(_rank=rank, configuration=_configuration_labels(table))
+    cells = table[["policy", "alpha", "recent"]].itertuples(index=False, name=None)
+    table = table.assign(_rank=rank, configuration=[configuration_label(*cell) for cell in cells])
     table = table.sort_values(["run", "_rank", "policy", "alpha", "recent", "budget"], ignore_index=True)
     return table.drop(columns="_rank")
 
@@ -190,25 +191,31 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _configuration_labels(table: DataFrame) -> list[str]:
-    """Return a label per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
+_USUAL_RECENT = {"h2o": 0.5, "random sink=4": 0.25}
+"""Recent fractions that labels leave out, by policy; otherwise 0."""
+_RECENT_LABELS = {0.0: "none recent", 0.5: "half recent"}
+_LABELS = {"random sink=4": "Random, protected", "decay alpha=1": "plain sum (alpha 1)"}
+"""Labels of single settings."""
+
+
+def configuration_label(policy: str, alpha: float, recent: float) -> str:
+    """Return the label of a configuration, which is the same in all figures and tables.
 
     In the rows, a policy is its kind, followed by its other options that differ from the defaults
     (`h2o variant=local_statistics`). A policy that allocates the budget over layers or heads has the scoring policy in
     brackets (`pyramid(h2o) layers=30`).
     """
-    several_recent = table.groupby("policy")["recent"].nunique() > 1
-    labels = []
-    for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
-        kind, *options = policy.split()
-        *dividing, _ = kind.split("(")
+    kind, *options = policy.split()
+    *dividing, _ = kind.split("(")
+    scores, notes = scorer(policy), []
+    if not dividing:
         notes = [option.removeprefix("variant=").removeprefix("positions=").replace("_", " ") for option in options]
-        notes = [f"({note}{', sees the future' * (note == 'global statistics')})" for note in notes]
-        label = [" ".join([POLICY_LABELS.get(scorer(policy), scorer(policy)), *(notes if not dividing else [])])]
-        label += [f"alpha {alpha:g}"] if scorer(policy) == "decay" else []
-        label += [f"{100 * recent:g} % recent" if recent else "no recent"] if several_recent[policy] else []
-        labels.append(", ".join([*label, *(POLICY_LABELS.get(kind, kind) for kind in dividing)]))
-    return labels
+    name = POLICY_LABELS.get(scores, scores) + f" {alpha:g}" * (scores == "decay")
+    name = " ".join([name, *(f"({note}{', sees the future' * (note == 'global statistics')})" for note in notes)])
+    parts = [_LABELS.get(f"{policy} alpha={alpha:g}" if scores == "decay" and not recent else policy, name)]
+    if pd.notna(recent) and recent != _USUAL_RECENT.get(policy, _USUAL_RECENT.get(scores, 0.0)):
+        parts.append(_RECENT_LABELS.get(recent, f"{100 * recent:g} % recent"))
+    return ", ".join([*parts, *(POLICY_LABELS.get(name, name) for name in dividing)])
 
 
 def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":

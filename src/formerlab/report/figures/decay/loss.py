@@ -1,211 +1,181 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.claims.arms import registered_arms
-from formerlab.report.claims.registry import read_claim
-from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.claims.verdict import evaluate
-from formerlab.report.names import RELEASED_NAMES
+from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import estimate
+from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
-from formerlab.report.style import GREY
+from formerlab.report.studies.pruning import MINUS_H2O
+from formerlab.report.style import GREY, VERMILION, ink
 from formerlab.results.read import Results
-from formerlab.statistics import CONFIDENCE
 
 STUDY = "decay"
-ARTICLE = ("local", "h2o", "spatten", "decay")
-"""Policies of the article. decay_budget adds StreamingLLM; decay_baselines has all policies except ARTICLE_ALONE."""
-ARTICLE_ALONE = ("local", "spatten")
 
 
-def with_half_recent(results: Results, table: DataFrame) -> DataFrame:
-    """Return one configuration per policy, and Decay with half of the budget for recent tokens, as in H2O.
-
-    Rows of single seeds follow.
-    """
-    main = pruning.main_configurations(table)
-    alphas = main.loc[main["policy"] == "decay", "alpha"].unique()
-    half_recent = table[(table["policy"] == "decay") & (table["recent"] == 0.5) & table["alpha"].isin(alphas)]
-    configurations = pd.concat([main, half_recent]).drop_duplicates(pruning.CONFIGURATION, ignore_index=True)
-    return pruning.with_seeds(results, STUDY, configurations)
+def minus_h2o_notes(rows: DataFrame) -> list[str]:
+    """Return a note on the models, the windows of each text, and the bars of differences to H2O."""
+    models = ", ".join(filter(None, rows["run"].map(pruning.model_label).unique())) or seed_count(rows["seeds"])
+    windows = rows.groupby("text", sort=False)["windows"].max()
+    texts = ", ".join(f"{count:.0f} windows of {text}" for text, count in windows.items())
+    return [f"{models}; bars: 95 % interval of the paired difference, over {texts}."]
 
 
-def style_keys(rows: DataFrame) -> "Series[str]":
-    """Return the key of the plot style of each row."""
-    return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay 0.2, half recent")
+def limit_by(axes: Axes, rows: DataFrame) -> None:
+    """Set the y limits by the intervals of these rows, with room for arrows, and name the line at zero."""
+    low, high = rows[f"{MINUS_H2O}_low"].min(), rows[f"{MINUS_H2O}_high"].max()
+    if np.isfinite([low, high]).all():
+        axes.set_ylim(low - 0.25 * (high - low), high + 0.3 * (high - low))
+    axes.annotate("H2O", (0, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="bottom",
+                  color=ink(VERMILION), fontsize=7)  # fmt: skip
 
 
-@plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=layout(
-    Panel("_percent", "increase_nats", by="_pruned", facet="run", log="y",
-          title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
-          xlabel="measured cache size (% of the tokens)",
-          ylabel="loss minus full cache\n(nats per token)"),
-    notes=lambda rows: [f"{pruning.interval_notes(rows)[0][:-1]}; marks of equal budgets are shifted sideways."],
-    wanted=[pruning.POLICY_LABELS[name] for name in ARTICLE if name != "spatten"], columns=1, height=1.7,
-    order="_after"
+def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
+    """Return the text of each row, followed by its run if a text has several."""
+    several = table.groupby("text")["run"].transform("nunique") > 1
+    return table["text"] + (", " + table["run"]).where(several & table["run"].ne(""), "")
+
+
+SHOWN = ("Decay 0.2", "Decay 0.2, half recent", "Decay 0.95, half recent", "TOVA", "StreamingLLM", "Random, protected",
+         "Local", "Full")  # fmt: skip
+"""The policies of `decay_league`, in the order of the legend."""
+NEEDLES = ("H2O", "SnapKV", "Random")
+"""Further policies whose accuracy on needles is in the CSV."""
+
+
+def _by_policies_between(axes: Axes, rows: DataFrame) -> None:
+    """Let the policies between the full cache and Local set the y limits."""
+    limit_by(axes, rows[~rows["configuration"].isin(["Full", "Local"])])
+    axes.set_xlim(4.2, 48)
+
+
+@plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
+    Panel("_percent", MINUS_H2O, by="configuration", facet="_panel", zero=0.0, name="legend", log="x",
+          ticks="{:.0f}".format, same_limits="y", share_y=True, where={"configuration": [*SHOWN]},
+          xlabel="cache (% of the tokens)", ylabel="loss minus H2O (nats per token;\nbelow 0: better than H2O)",
+          finish=_by_policies_between),
+    notes=minus_h2o_notes, columns=3, height=2.5, order="_row _rank budget"
 ))  # fmt: skip
-def decay_budget(results: Results, runs: list[str]) -> DataFrame:
-    """Increase in the held-out loss of a decoder with a pruned cache, against the fraction of retained tokens, for each
-    eviction policy. Cache sizes are measured, and the query's own key comes on top. Policies with the same budget are
-    plotted side by side. Decay has the published alpha of 0.2 if that was run, once as published and once with half of
-    the budget for recent tokens, as in H2O. SpAtten is in the CSV alone, because its rule sees later queries, which no
-    real decoder cache can. No perplexities were published. To see: which policy has the lowest loss as the budget
-    shrinks, and whether the bars of two policies separate.
+def decay_league(results: Results, runs: list[str]) -> DataFrame:
+    """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
+    All policies of a budget hold equally many bytes; marks of one budget are shifted sideways. The number after Decay
+    is its alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the
+    first 4 keys and gives a quarter of the budget to recent keys. Full, the full cache, is the lowest loss that a
+    policy can have. Arrows have values beyond the panel. Two policies are paired on the windows that both read. A
+    registered claim asks that protected random eviction loses a quarter of what random eviction without protection
+    loses beyond Decay; the full cache itself is nearer, so the claim cannot be met. The CSV also has random eviction
+    without protection, and the percentage of hidden numbers that each policy finds (decides: no for a task on which the
+    full cache finds less than half). To see: below which budget a policy beats H2O, and how far protection alone goes.
     """
-    table = pruning.configurations(results, STUDY, runs)
-    table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
-    texts = pruning.text_labels(results, STUDY, runs)
-    sizes = results.rows("prune.csv", STUDY, runs).groupby("run")["tokens"].max()
-    table = table.assign(text=table["run"].map(texts), window_tokens=table["run"].map(sizes), _style=style_keys(table))
+    table = policy_comparison.losses(results, STUDY, runs)
+    table = table[table["configuration"].isin([*SHOWN, "H2O", "Random"])]
+    table["_panel"] = "Minus H2O: " + with_text_and_model(table)
+    table["_row"] = -table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
+    found = policy_comparison.needles(results)
+    found = found[found["budget"].eq(pruning.PUBLISHED_BUDGET) & found["configuration"].isin([*NEEDLES, *SHOWN])]
+    table = pd.concat([table, found], ignore_index=True)
+    half_recent = table["configuration"].str.endswith("half recent")
     return table.assign(
-        _percent=100 * table["realised_budget"],
-        _pruned=table["configuration"].mask(table["policy"].isin(["full", "spatten"])),
-        _after=~table["run"].str.startswith(pruning.RELEASED_RUNS),
+        source="ours",
+        _rank=table["configuration"].map({name: rank for rank, name in enumerate(SHOWN)}),
+        _percent=100 * table["budget"].astype(float),
+        _style=table["policy"].map(pruning.scorer).mask(half_recent, table["configuration"]),
     )
 
 
+BOUNDS = ("ideal", "h2o variant=global_statistics")
+"""Policies that see later queries."""
+WITHOUT_SCORE = ("streaming_llm", "streaming_llm positions=reindexed", "random")
+
+
+def _rule_off_groups(axes: Axes, rows: DataFrame) -> None:
+    """Draw a line between bounds, policies with a score, and policies without."""
+    axes.set_xticks([0.001, 0.01, 0.1, 1])
+    groups = rows.drop_duplicates("_pruned").set_index("_pruned")["_group"]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    for height, (below, above) in enumerate(pairwise(names)):
+        if groups.get(below) != groups.get(above):
+            axes.axhline(height + 0.5, color=GREY, linewidth=0.6)
+
+
 @plot(reads="prune.csv", runs="decoder released-*", draw=layout(
-    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", facet="_cell", zero=0.0, outlier_factor=1.5,
-          share_y=True, xlabel="loss minus full cache\n(nats per token)"),
-    notes=pruning.interval_notes, columns=3, order="run budget _rank"
+    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", facet="_cell", log="x", same_limits="x",
+          share_y=True, xlabel="loss minus full cache\n(nats per token;\nleft is better)", finish=_rule_off_groups),
+    notes=pruning.interval_notes, columns=3, order="run budget _group _rank"
 ))  # fmt: skip
 def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
-    """Caches in current use, and the other algorithms called H2O, against the full cache (line): increase in held-out
-    loss with step-by-step eviction, and a panel per budget. Random is the baseline. Ideal is the bound: it selects the
-    best keys for each query anew, which no cache can do. Decay is shown as published and, like H2O, with half of the
-    budget for recent tokens. The official mask with global statistics sees later queries, so no cache has its loss.
-    StreamingLLM is run with positions in the text and with positions in the cache. To see: which rules without an
-    accumulated score come near Decay.
+    """Caches in current use, and the other algorithms called H2O: increase in held-out loss over the full cache with
+    step-by-step eviction, on a logarithmic axis, with a panel per budget. Above: bounds, which see later queries, so no
+    cache has their loss. Ideal selects the best keys for each query anew; the official mask with global statistics sums
+    the attention of later queries. Middle: policies with a score. Below: policies without. StreamingLLM is run with
+    positions in the text and with positions in the cache. Decay is shown as published and, like H2O, with half of the
+    budget for recent tokens. Random eviction with protected tokens was not run on this text (decay_league). To see:
+    which rules without an accumulated score come near Decay.
     """
     table = pruning.configurations(results, STUDY, runs)
-    rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
+    main = pruning.main_configurations(table[~table["policy"].isin(["local", "spatten"])])
+    half_recent = table[table["configuration"].eq("Decay 0.2, half recent")]
+    rows = pruning.with_seeds(results, STUDY, pd.concat([main, half_recent], ignore_index=True))
     sizes = rows["budget"].map(pruning.budget_text)
     rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
     return rows.assign(
         _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Cache of " + sizes,
         _pruned=rows["configuration"].mask(rows["policy"] == "full"),
+        _group=rows["policy"].isin(WITHOUT_SCORE).astype(int) - rows["policy"].isin(BOUNDS),
         _rank=rows["configuration"].map(rank),
-        _style=style_keys(rows),
-    )
-
-
-COMPARED_POLICIES = ("Decay 0.95, half recent", "Decay 0.2", "TOVA", "Random, protected")
-"""The policies of `decay_league`."""
-
-
-CLAIM = "decay-score-beats-protected-random"
-CLAIMED = 0.25
-"""Fraction of the difference between random eviction and Decay that the claim asks for."""
-
-
-def protected_minus_decay(results: Results) -> DataFrame:
-    """Return the loss of protected random eviction minus the loss of Decay by budget, the limit of the claim, and
-    the loss difference in percent of the difference between random eviction and Decay.
-    """
-    claim, arms = read_claim(CLAIM), registered_arms(CLAIM, results.scale)
-    rows = []
-    for item in evaluate(claim, ClaimRows(results, STUDY, arms), {}, results.scale).items:
-        if "m" in item.quantities:
-            arm, gap = arms.for_item(item.item)["decay"], item.quantities["effect"].interval(CONFIDENCE)
-            row = {"run": str(arm.run).partition("-")[2], "budget": arm.budget, "gap_nats_limit": item.quantities["m"]}
-            rows.append(row | estimate("gap_nats", gap))
-    table = DataFrame(rows, columns=["run", "budget", "gap_nats_limit", *expand_columns("gap_nats[]")])
-    percent = table[expand_columns("gap_nats[]")].mul(100 * CLAIMED / table["gap_nats_limit"], axis=0)
-    return table.join(percent.add_prefix("_")).assign(_claim="Random, protected")
-
-
-def _draw_limit(axes: Axes, rows: DataFrame) -> None:
-    axes.axhline(100 * CLAIMED, color=GREY, linestyle="--", linewidth=1)
-    words, place = f"claim: at least {100 * CLAIMED:.0f} %", axes.get_yaxis_transform()
-    axes.text(0.98, 100 * CLAIMED, words, transform=place, ha="right", va="bottom", color=GREY, fontsize=7)
-    axes.set_ylim(0, 32)
-
-
-_of_budget = partial(Panel, "_percent", log="x", ticks="{:.0f}".format, xlabel="cache (% of the tokens)")
-
-
-@plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(
-    _of_budget("minus_h2o_nats", by="configuration", facet="_panel", zero=0.0, name="legend", same_limits="y",
-               share_y=True, where={"configuration": [*COMPARED_POLICIES]}, ylabel="loss minus H2O\n(nats per token)"),
-    _of_budget("_gap_nats", by="_claim", name="none", title="The claim, novels",
-               ylabel="(protected - Decay 0.2) /\n(random - Decay 0.2) in %", finish=_draw_limit),
-    notes=lambda rows: [f"{rows['run'].dropna().replace(RELEASED_NAMES).iloc[0]}; bars: 95 % intervals of paired "
-                        "differences, over novels or windows of books; marks of one budget are shifted sideways."],
-    columns=3, height=1.9, order="_row budget"
-))  # fmt: skip
-def decay_league(results: Results, runs: list[str]) -> DataFrame:
-    """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
-    All policies of a budget hold equally many bytes. The number after Decay is its alpha; half recent means that half
-    of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of the
-    budget to recent keys. Two policies are paired on the windows that both read. Right: a score must beat protected
-    random eviction; the claim asks for a quarter of the difference between unprotected random eviction and Decay
-    (dashed). The interval is of the numerator. The CSV also has random eviction without protection, and the
-    percentage of hidden numbers that each policy finds (decides: no for a task on which the full cache finds less
-    than half). To see: below which budget a policy beats H2O, and how far protection alone goes.
-    """
-    table = policy_comparison.losses(results, STUDY, runs)
-    most = table.groupby("text")["windows"].transform("max").map(", {:.0f} windows".format)
-    texts = table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
-    table = table.assign(_panel=table["text"] + most, _row=-texts)
-    table = table[table["configuration"].isin([*COMPARED_POLICIES, "H2O", "Random"])]
-    found = policy_comparison.needles(results)
-    found = found[found["budget"] == pruning.PUBLISHED_BUDGET]
-    found = found[found["configuration"].isin([*COMPARED_POLICIES, "H2O", "SnapKV", "Random", "Full"])]
-    rows: DataFrame = pd.concat([table, found, protected_minus_decay(results).assign(_row=0)], ignore_index=True)
-    styles = rows["policy"].map(pruning.scorer, na_action="ignore").fillna("random")
-    return rows.assign(
-        source="ours",
-        _percent=100 * rows["budget"].astype(float),
-        _style=styles.mask(rows["configuration"] == COMPARED_POLICIES[0], COMPARED_POLICIES[0]),
+        _style=rows["policy"].mask(rows["configuration"].eq("Decay 0.2, half recent"), rows["configuration"]),
     )
 
 
 def mark_alpha(axes: Axes, rows: DataFrame) -> None:
     """Mark the published alpha on the axis."""
     axes.axvline(pruning.PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
-    axes.set(xlim=(-0.04, 1.04), xticks=np.linspace(0, 1, 6))
+    axes.set(xlim=(-0.06, 1.06), xticks=np.linspace(0, 1, 6))
 
 
-def draw_alpha(data: DataFrame) -> Figure:
-    """Draw a panel of Decay minus H2O per run and budget."""
-    cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
-    sizes = "Cache of " + cells["budget"].map(pruning.budget_text)
-    cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
-    return layout(
-        Panel("alpha", pruning.MINUS_H2O, by="_series", style="policy", facet="_cell", where={"policy": "decay"},
-              name="none", xlabel="decay factor alpha", ylabel="loss, Decay minus H2O\n(nats per token)", zero=0.0,
-              outlier_factor=2.0, finish=mark_alpha),
-        notes=lambda rows: [pruning.interval_notes(rows)[0].replace("full cache", "loss of H2O (zero)")],
-        columns=min(3, len(cells)), height=1.8
-    )(data.merge(cells, on=["run", "budget"]))  # fmt: skip
+ALPHA_LABEL = "alpha (dotted: published)"
+_FORGETTING = 0.9
+"""Largest alpha whose intervals set the y limits of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
 
-@plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
+def _mark_alpha_and_h2o(axes: Axes, rows: DataFrame) -> None:
+    mark_alpha(axes, rows)
+    limit_by(axes, rows[rows["alpha"] <= _FORGETTING])
+
+
+@plot(reads="prune.csv", runs="decoder* released-* random-* novels-*", draw=layout(
+    Panel("alpha", MINUS_H2O, by="_series", facet="_cell", zero=0.0, name="legend", same_limits="y", share_y=True,
+          xlabel=ALPHA_LABEL, ylabel="loss, Decay minus H2O\n(nats per token;\nbelow 0: Decay is better)",
+          finish=_mark_alpha_and_h2o),
+    notes=minus_h2o_notes, columns=3, height=2.1, order="budget _half _few"
+))  # fmt: skip
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss with Decay without a recent part, minus the loss with H2O (half recent) at the same budget and on
-    the same windows, against the decay factor alpha, for each budget; after Fig. 4b and 4c of the Decay article,
-    which show accuracies. alpha 0 retains the keys that the last query attended to, alpha 1 is the plain sum; dotted:
-    the published alpha of 0.2. Each alpha has its own 95 % interval. The CSV also has the perplexities. To see: where
-    the curve is lowest, and which bars exclude zero; below zero, Decay is better.
+    """Held-out loss with Decay minus the loss with H2O (half recent) at the same budget and on the same windows,
+    against the decay factor alpha, with a panel for each budget; after Fig. 4b and 4c of the Decay article, which show
+    accuracies. Filled: the whole budget is selected by score. Hollow: half of it is for recent keys, as in H2O. alpha 0
+    retains the keys that the last query attended to, alpha 1 is the plain sum. On the text with a line all values of
+    alpha were run, on the other text few. Each alpha has its own 95 % interval. Arrows have values beyond the panel. To
+    see: where the curve is lowest, and which bars exclude zero.
     """
-    table = pruning.configurations(results, STUDY, runs)
-    decay = table[table["policy"] == "decay"]
-    least = decay.groupby(["run", "budget"])["recent"].transform("min")
-    decay = decay[(decay["recent"] == least) | decay["recent"].isna()]
-    decay = decay[decay.groupby(["run", "budget"])["alpha"].transform("nunique") > 1]
-    if decay.empty:
-        return decay
-    others = pruning.main_configurations(table[table["policy"].isin(["full", "h2o"])])
-    others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
-    differences = pruning.decay_minus_h2o(results, STUDY, runs)
-    table = pd.concat([others, decay], ignore_index=True).merge(differences, on=pruning.CONFIGURATION, how="left")
-    return table.assign(_series=pruning.policy_labels(table["policy"]))
+    table = policy_comparison.losses(results, STUDY, runs, policies=None)
+    table = table[table["policy"].eq("decay") & table[MINUS_H2O].notna()]
+    alphas = table.groupby(["text", "run", "budget"])["alpha"].transform("nunique")
+    table = table[table["budget"].isin(table.loc[alphas > 2, "budget"])]
+    if table.empty:
+        return table
+    names, half = with_text_and_model(table), table["recent"].eq(0.5)
+    markers = dict(zip(names[alphas[table.index].sort_values(ascending=False).index].unique(), "sD^v", strict=False))
+    return table.assign(
+        source="ours",
+        _cell="Cache of " + table["budget"].map(pruning.budget_text),
+        _series=names + half.map({True: ", half recent", False: ""}),
+        _style=half.map({True: "Decay 0.2, half recent", False: "decay"}),
+        _marker=names.map(markers),
+        _half=half,
+        _few=-alphas,
+    )

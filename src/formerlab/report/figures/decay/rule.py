@@ -3,7 +3,6 @@
 from typing import TypeAlias
 
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -13,7 +12,7 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
 from formerlab.report.studies.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLACK, GREEN, GREY, NARROW, VERMILION, Label, label_at_edge
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, NARROW, RUST, VERMILION
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
@@ -21,10 +20,11 @@ TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Decay factor, tokens of the budget that are reserved for the most recent keys, and label of each policy."""
-COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
-FOLLOWED = ((0, "0: old\ntopic", GREY, "--"), (NAME, "2: name", BLACK, "-"),
-            (CHANGE, "8: new\ntopic", GREY, ":"))  # fmt: skip
-"""Tokens whose scores are plotted: index, label, colour, line. Policies have other colours."""
+COLOURS = {"Plain sum": GREY, "H2O": VERMILION, "Decay": GREEN}
+FOLLOWED = ((NAME, "name", BLACK, "."), (0, "old topic", RUST, "s"), (CHANGE, "new topic", BLUE, "o"))
+"""Tokens whose scores are plotted: index, label, colour, marker. Policies have other colours."""
+LARGE = 10
+"""Size of the text in points. The first page shows this figure at half its size."""
 
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -68,46 +68,48 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArr
 
 def draw(data: DataFrame) -> Figure:
     """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
-    note = f"An example of {TOKENS} tokens and a cache of {BUDGET}, not measured.\n"
-    note += "Dotted: the topic changes. Below: colour is retained, grey evicted."
-    figure = Figure((NARROW, 3.6), label=note)
-    figure.text(0.012, 0.005, note, va="bottom", color=GREY, fontsize=7)
-    above = figure.add_gridspec(1, 2, left=0.13, right=0.85, bottom=0.64, top=0.93, wspace=1.12)
-    below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.18, top=0.45, wspace=0.15)
+    note = f"Example of {TOKENS} tokens, cache of {BUDGET}. Grey: evicted."
+    figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
+    figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=LARGE - 1)
+    above = figure.add_gridspec(1, 2, left=0.14, right=0.99, bottom=0.6, top=0.84, wspace=0.3)
+    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.99, bottom=0.17, top=0.42, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
     for column, alpha in enumerate(alphas):
-        title = "Score: sum of attention" if alpha == 1 else "Score of Decay"
+        title = "Score: plain sum" if alpha == 1 else "Score of Decay"
         _draw_scores(figure.add_subplot(above[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
     for column, (alpha, recent, name) in enumerate(ARMS):
         axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
-        heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", COLOURS[name]]))
+        heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e4e4e4", COLOURS[name]]))
+        axes.set(xlabel="token", ylabel="" if column else "query", aspect="equal", xticks=(0, 8, 15), yticks=(0, 8, 15))
+        axes.set_title(name, color=COLOURS[name], fontsize=LARGE)
+        axes.tick_params(labelleft=not column)
+    for axes in figure.axes:
         axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
-        axes.set(title=name, xlabel="token", aspect="equal", xticks=(0, 5, 10, 15), yticks=(0, 5, 10, 15))
-        axes.tick_params(labelleft=name == ARMS[0][2])
-    for axes, label in ((figure.axes[0], "score of a token"), (figure.axes[2], "query (down)")):
-        axes.set_ylabel(label)
+        for text in (axes.xaxis.label, axes.yaxis.label):
+            text.set_fontsize(LARGE)
+        axes.tick_params(labelsize=LARGE - 1)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper left", ncols=3, fontsize=LARGE, handlelength=1, columnspacing=1,
+                  labelcolor=[colour for *_, colour, _ in FOLLOWED], borderaxespad=0)  # fmt: skip
     return figure
 
 
 def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
-    labels = []
-    for key, name, colour, line in FOLLOWED:
+    for key, name, colour, marker in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
-        sns.lineplot(points, x="query", y="score", color=colour, linestyle=line, marker=".", markeredgecolor=colour,
-                     ax=axes)  # fmt: skip
-        labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name, colour))
-    axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
-    axes.set(title=title, xlabel="query", ylabel="", xticks=range(0, TOKENS, 5))
+        hollow = {"markerfacecolor": "white"} if key == 0 else {}
+        axes.plot(points["query"], points["score"], color=colour, marker=marker, markersize=3.5, label=name, **hollow)
+    axes.set_title(title, fontsize=LARGE)
+    axes.set(xlabel="query", xticks=(0, 8, 15))
     axes.set_ylim(bottom=0)
-    label_at_edge(axes, labels)
 
 
 @plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: list[str]) -> DataFrame:
     """How a plain sum of attention, H2O and Decay select the tokens that a cache retains, after Fig. 1 and 2 of the
     Decay article. The rules themselves compute this example of 16 tokens and a cache of 6; it shows how they work and
-    not how good they are. Above: the scores S of three tokens, by query; each query adds its attention p. Below: the
-    tokens that each query sees (grey: evicted). The topic changes at the dotted line. To see: under the plain sum the
+    not how good they are. Above: the scores of three tokens, by query; each query adds its attention. Below: the
+    tokens (across) that each query (down) sees. The topic changes at the dotted line. To see: under the plain sum the
     old topic has gathered so much score that no token of the new topic can replace it. H2O scores alike but reserves
     half of the cache for recent tokens; Decay forgets old attention. Both retain new tokens and the name. The masks of
     a trained model are in decay_masks.

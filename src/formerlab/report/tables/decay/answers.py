@@ -28,9 +28,8 @@ _CONDITIONS = {
 _NAMED = (*SUITES, "copa", "sciq", "blimp")
 """Sets with a published name. A run that answers them shows no others."""
 _MEAN = "mean"
-_POLICIES = {"Full": "Full", "H2O 20+20": "H2O", "Decay 0+40": "Decay, alpha 0.2, no recent"}
-_OTHER_ALPHAS = r"Decay, alpha (?!0(?:,|$)|0\.2|0\.95, 50|1, no)"
-_NO_RECENT = {"Decay, alpha 1, no recent": "H2O, no recent"}
+_POLICIES = {"Full": "Full", "H2O 20+20": "H2O", "Decay 0+40": "Decay 0.2"}
+_OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"
 
 
 def _published_suites() -> DataFrame:
@@ -56,7 +55,7 @@ def _policies_then_sets(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     means = at_budget[at_budget["set"].eq(_MEAN) & ~at_budget["configuration"].str.match(_OTHER_ALPHAS)]
     size = means.loc[means["configuration"] == "H2O", "realised_budget"].max()
     means = means[means["realised_budget"].div(size).sub(1).abs().lt(0.01) | means["policy"].eq("full")]
-    means = means.sort_values("accuracy", ascending=False).replace({"configuration": _NO_RECENT})
+    means = means.sort_values("accuracy", ascending=False)
     shown = means[["configuration", *expand_columns("accuracy minus_h2o[]"), "bold"]]
     for model, published in _published_suites().query("set == @_MEAN").groupby("run", sort=False):
         level = published.set_index("configuration")["minus_h2o"].replace(0.0, np.nan)

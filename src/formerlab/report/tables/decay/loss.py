@@ -13,7 +13,7 @@ from formerlab.report.tables.blocks import processor, side_by_side
 from formerlab.results.read import Results
 
 STUDY = "decay"
-_SWEPT = r"Decay, alpha 0\.([13-8]|9,)"
+_SWEPT = r"Decay 0\.([13-8]|9$)"
 """Matches the values of alpha that tables for readers leave out."""
 
 
@@ -85,8 +85,7 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
 
 def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
     """Return a block per text."""
-    names = {"Decay 0.95, half recent": "Decay, alpha 0.95, 50 % recent", r"^Decay 0\.2": "Decay, alpha 0.2"}
-    rows = rows.replace({"configuration": names, "text": TABLE_LABELS}, regex=True)
+    rows = rows.replace({"text": TABLE_LABELS}, regex=True)
     is_h2o = rows["configuration"].eq("H2O")
     rows.loc[is_h2o, expand_columns(f"{MINUS_H2O}[]")[1:]] = np.nan
     blocks = {}
@@ -117,7 +116,7 @@ def _by_size(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return a row per division of the cache at the published budget, with the policies that have it."""
     if rows["source"].eq("published").any():
         return {}
-    rows = pruning.first_model_rows(rows[~rows["configuration"].str.match(r"Decay, alpha (?!0\.2)")])
+    rows = pruning.first_model_rows(rows[~rows["configuration"].str.match(r"Decay (?!0\.2)|plain sum")])
     rows = pruning.nearest_budget_rows(rows[rows["policy"] != "full"])
     sizes = ["recent_share", "selected_share", "realised_budget", "on_questions"]
     policies = rows.groupby([rows[name].round(3) for name in sizes], sort=False, dropna=False)["configuration"]
