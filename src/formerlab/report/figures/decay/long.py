@@ -104,7 +104,7 @@ def draw_passkey(data: DataFrame) -> Figure:
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
     lowest = max(data["log_prob"].min(), LOWEST)
     widths = data.groupby("depth")["length"].nunique()
-    grid = figure.subplots(1, len(depths), sharey=True, squeeze=False, width_ratios=widths)
+    grid = figure.subplots(1, len(depths), sharey=True, squeeze=False, width_ratios=widths.tolist())
     for axes, depth in zip(grid[0], depths, strict=True):
         rows = data[data["depth"] == depth]
         rows = rows.assign(length=rows["length"] / 1024, tick=rows["found"].eq(1).map({True: TICK, False: ""}))

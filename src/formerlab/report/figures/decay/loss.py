@@ -95,7 +95,7 @@ WITHOUT_SCORE = ("streaming_llm", "streaming_llm positions=reindexed", "random")
 
 def _rule_off_groups(axes: Axes, rows: DataFrame) -> None:
     """Draw a line between bounds, policies with a score, and policies without."""
-    axes.set_xticks([0.001, 0.01, 0.1, 1])
+    axes.set_xticks([0.001, 0.01, 0.1, 1], ["0.001", "", "0.1", "1"])
     groups = rows.drop_duplicates("_pruned").set_index("_pruned")["_group"]
     names = [label.get_text() for label in axes.get_yticklabels()]
     for height, (below, above) in enumerate(pairwise(names)):

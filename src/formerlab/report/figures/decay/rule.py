@@ -71,8 +71,8 @@ def draw(data: DataFrame) -> Figure:
     note = f"Example of {TOKENS} tokens, cache of {BUDGET}. Grey: evicted."
     figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
     figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=LARGE - 1)
-    above = figure.add_gridspec(1, 2, left=0.14, right=0.99, bottom=0.6, top=0.84, wspace=0.3)
-    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.99, bottom=0.17, top=0.42, wspace=0.15)
+    above = figure.add_gridspec(1, 2, left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.3)
+    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.17, top=0.42, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
     for column, alpha in enumerate(alphas):
         title = "Score: plain sum" if alpha == 1 else "Score of Decay"
@@ -97,8 +97,8 @@ def draw(data: DataFrame) -> Figure:
 def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
     for key, name, colour, marker in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
-        hollow = {"markerfacecolor": "white"} if key == 0 else {}
-        axes.plot(points["query"], points["score"], color=colour, marker=marker, markersize=3.5, label=name, **hollow)
+        axes.plot(points["query"], points["score"], color=colour, marker=marker, markersize=3.5, label=name,
+                  markerfacecolor=colour if key else "white")  # fmt: skip
     axes.set_title(title, fontsize=LARGE)
     axes.set(xlabel="query", xticks=(0, 8, 15))
     axes.set_ylim(bottom=0)
