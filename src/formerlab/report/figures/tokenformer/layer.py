@@ -10,9 +10,9 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import TOKENFORMER, format_count, lineage
+from formerlab.report.runs import format_count, lineage
 from formerlab.report.studies.tokenformer import Shape, model_shape
-from formerlab.report.style import BLACK, BLUE, WIDEST, arrow, box
+from formerlab.report.style import BLACK, BLUE, GREY, WIDEST, arrow, box
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -130,26 +130,37 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """
 
 
+def mark_context(axes: Axes, rows: DataFrame) -> None:
+    """Mark the length of the texts on which our models were trained."""
+    for context in rows["_context"].dropna().unique():
+        axes.axvline(context, color=GREY, linestyle=":", linewidth=1)
+        axes.annotate(" our texts", (context, 1), (1, -3), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", va="top", color=GREY, fontsize=7)  # fmt: skip
+
+
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
-    Panel("length", "flops_relative", by="_series", where={"family": "Tokenformer"}, zero=1.0, log="x", kind="band",
-          xlabel="length of the text (tokens)", ylabel="FLOPs relative to the\nTransformer of equal size",
+    Panel("length", "_per_token", by="_series", style="family", log="xy", kind="band", finish=mark_context,
+          xlabel="length of the text (tokens)", ylabel="FLOPs per token, forward", title="Ours",
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
-          published={"title": "sizes of Table 8", "ylabel": ""}),
-    notes=lambda _: ["Computed from the formula, not measured; d is the width; below 1, it costs less."], height=1.9
+          published={"title": "sizes of Table 8", "ylabel": "", "finish": lambda axes, rows: None}),
+    notes=lambda _: ["computed from the formula, not measured; d is the width."], height=2.4
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
-    """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
-    (arXiv:2410.23168), of Tokenformers of fixed width relative to Transformers of equal parameters. The values are
-    computed from the formula and not measured, without the logits, and with the full square of attention. The CSV has
-    the FLOPs of both families. To see: at equal parameters, growing in width increases the token-token term of a
-    Transformer, and a Tokenformer of fixed width keeps it; the two separate where that term dominates. A Transformer
-    that grew only its feed-forward layer would keep the term too. The Transformer of the size of the largest
-    Tokenformer was not trained; its width follows from 12 L d^2 parameters. Published: the sizes of Table 8 with 12
-    layers, whose widths follow from its printed FLOPs.
+    """FLOPs of a forward pass per token against the length T of the text, 2 N + 4 L d T, after Fig. 5 of Tokenformer
+    (arXiv:2410.23168), of Tokenformers of fixed width and of Transformers of equal parameters. The values are
+    computed from the formula and not measured, without the logits, and with the full square of attention. The CSV
+    has the FLOPs of the whole text, as in the paper, and their ratio. To see: at equal parameters, growing in width
+    increases the token-token term of a Transformer, and a Tokenformer of fixed width keeps it; the two separate
+    where that term dominates. A Transformer that grew only its feed-forward layer would keep the term too. The
+    Transformer of the size of the largest Tokenformer was not trained; its width follows from 12 L d^2 parameters.
+    Published: the sizes of Table 8 with 12 layers, whose widths follow from its printed FLOPs.
     """
-    models = []
-    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+    models, records = [], results.runs(STUDY, runs).drop_duplicates("run")
+    contexts = (
+        dict(zip(records["run"], records["spec.task.context"], strict=True)) if "spec.task.context" in records else {}
+    )
+    for record in records.to_dict("records"):
         family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
         models.append(
             ("ours", family, format_count(record["parameters_non_embedding"]), record["run"], model_shape(record))
@@ -175,8 +186,9 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     level = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]
     return rows.assign(
         flops_relative=rows["flops"] / level.reindex(rows.set_index(keys).index).to_numpy(),
-        _series=rows["size"] + ", d " + rows["width"].astype(str),
-        _style=TOKENFORMER,
+        _series=rows["family"] + " " + rows["size"] + ", d " + rows["width"].astype(str),
+        _per_token=rows["flops"] / rows["length"],
+        _context=rows["run"].map(contexts),
         _marker=rows.groupby("source")["size"].transform(
             lambda sizes: ["osD^vPX"[at] for at in pd.factorize(sizes)[0]]
         ),
