@@ -8,10 +8,10 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_block
+from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_blocks
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, readme_findings, studies
+from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, readme_blocks, studies
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
@@ -107,12 +107,12 @@ def test_a_verdict_on_one_model_states_the_model(tmp_path, scale, run, expected)
 
 
 def table_of_the_readme(by_scale):
-    table = readme_findings(by_scale).partition("</summary>")[2].partition("</details>")[0]
-    return [line for line in table.splitlines() if line]
+    table = readme_blocks(by_scale)[1].partition("</summary>")[2].partition("</details>")[0]
+    return [line for line in table.splitlines() if line.startswith("|")]
 
 
 def test_the_findings_of_the_readme_have_verdict_and_number_of_their_table_row():
-    block = readme_findings(verdicts_by_scale(ROOT))
+    block, _ = readme_blocks(verdicts_by_scale(ROOT))
     findings = re.findall(r"^- (\S) \*\*[^(]+ \((.*?)\)\.\*\* (.*)$", block, re.MULTILINE)
     lines = [line for line in README_CLAIMS.values() if line.topic]
     assert len(findings) == len(lines) == 5
@@ -224,13 +224,13 @@ def test_every_number_has_a_label_and_cards_show_no_identifiers(verdicts):
         assert not re.search(r"\b(effect|excess|search share|maps no run|lo\(|hi\()", text), text
 
 
-def test_the_generated_block_replaces_only_the_text_between_markers(tmp_path):
+def test_generated_blocks_replace_only_the_text_between_markers(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert with_block(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    page.write_text("no marks")
-    with pytest.raises(UserError, match="no markers of the generated block"):
-        with_block(page, "new")
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nbetween\n{BEGIN}{END}\nafter\n")
+    expected = f"before\n{BEGIN}\n\nnew\n\n{END}\nbetween\n{BEGIN}\n\nlast\n\n{END}\nafter\n"
+    assert with_blocks(page, "new\n", "last") == expected
+    with pytest.raises(UserError, match="1 generated blocks are needed, each between the lines"):
+        with_blocks(page, "new")
 
 
 def test_generated_blocks_are_up_to_date():

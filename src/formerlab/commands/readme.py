@@ -10,7 +10,7 @@ from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
 from formerlab.report.catalogue import catalogue
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.readme_findings import readme_findings
+from formerlab.report.claims.readme_findings import readme_blocks
 from formerlab.report.claims.render import verdict_cards
 from formerlab.report.claims.verdict import Verdict, evaluate_results
 from formerlab.report.committed import SUFFIXES, committed_file, evidence_scales, is_committed
@@ -83,21 +83,29 @@ def papers_block(root: Path) -> str:
 
 
 PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
-"""The pages with a generated block."""
+"""The pages with generated blocks."""
 
 
-def with_block(path: Path, block: str) -> str:
-    """Return the text of a page with a new generated block. Raises UserError if the page has no markers."""
-    head, begin, tail = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, text_after_block = tail.partition(END)
-    if not begin or not end:
-        raise UserError(f"{path}: no markers of the generated block; add the lines '{BEGIN}' and '{END}'")
-    return f"{head}{BEGIN}\n\n{block.strip()}\n\n{END}{text_after_block}"
+def with_blocks(path: Path, *blocks: str) -> str:
+    """Return the text of a page with new generated blocks.
+
+    Raises UserError if the page does not have a pair of markers for each block.
+    """
+    first, *parts = path.read_text(encoding="utf-8").split(BEGIN)
+    if len(parts) != len(blocks) or any(END not in part for part in parts):
+        raise UserError(
+            f"{path}: {len(blocks)} generated blocks are needed, each between the lines '{BEGIN}' and '{END}'; add them"
+        )
+    texts = (
+        f"{BEGIN}\n\n{block.strip()}\n\n{END}{part.partition(END)[2]}"
+        for block, part in zip(blocks, parts, strict=True)
+    )
+    return first + "".join(texts)
 
 
 def outdated(root: Path) -> dict[str, str]:
     """Return the new text of each page that is not up to date."""
     by_scale = verdicts_by_scale(root)
-    blocks = readme_findings(by_scale), verdict_cards(by_scale), stages_block(), papers_block(root)
-    texts = {name: with_block(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}
+    blocks = readme_blocks(by_scale), [verdict_cards(by_scale)], [stages_block()], [papers_block(root)]
+    texts = {name: with_blocks(root / name, *of_page) for name, of_page in zip(PAGES, blocks, strict=True)}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}
