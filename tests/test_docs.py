@@ -154,7 +154,13 @@ def test_figures_and_tables_exist(page):
     removed = {
         *("denseformer_pace", "transformer_positions", "vision_growth", "decay_bias", "tokenformer_growth"),
         *("combined_curves", "transformer_curves", "vision_curves", "transformer_rates", "vision_rates"),
-        *("tokenformer_stages", "tokenformer_rivals", "tokenformer_methods", "tokenformer_scores"),
+        *(
+            "tokenformer_stages",
+            "tokenformer_rivals",
+            "tokenformer_methods",
+            "tokenformer_scores",
+            "tokenformer_scaling",
+        ),
     }  # the changelog mentions removed names
     assert named <= set(catalogue()) | removed
 
