@@ -23,9 +23,9 @@ from formerlab.results.read import Results
 
 @plot(reads="test.csv prune.csv", draw=layout(
     Panel("effect_nats", "_label", by="_label", kind="forest", where={"kind": "effect"}, zero=0.0,
-          title="{setting}: effect on the loss", xlabel="nats per token (left is better)"),
+          title="Loss with minus loss without", xlabel="nats per token (left is better)"),
     Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED]}, zero=0.0, name="inside",
-          title="Loss that a cache of 40 % adds", xlabel="nats per token (left is better)"),
+          title="Cache of 40 % minus full", xlabel="nats per token (left is better)"),
     width=NARROW, columns=1
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:

@@ -15,9 +15,9 @@ from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.published import TRANSFORMER as PAPER
 from formerlab.report.published import published_rows
 from formerlab.report.runs import differences, held_out_losses
-from formerlab.report.style import GREY, NARROW, WIDEST
+from formerlab.report.style import BROWN, GREY, NARROW, PURPLE, WIDEST
 from formerlab.report.tables.blocks import with_pooled
-from formerlab.report.tables.transformer import complexity, scores
+from formerlab.report.tables.transformer import THEORY, complexity, scores, slope
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -47,8 +47,8 @@ def _published_differences() -> DataFrame:
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
       needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
-    _beside_base("loss_minus_base_nats", title="Loss", xlabel="nats per word piece (left is better)"),
-    _beside_base("bleu_minus_base", title="BLEU", xlabel="points (right is better)"),
+    _beside_base("loss_minus_base_nats", title="Loss minus base", xlabel="nats per word piece (left is better)"),
+    _beside_base("bleu_minus_base", title="BLEU minus base", xlabel="points (right is better)"),
     width=NARROW, columns=1
 ))  # fmt: skip
 def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
@@ -139,27 +139,38 @@ def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     return of_layer
 
 
-_panel = partial(Panel, by="_operation", kind="band", log="xy", ticks="{:g}".format, name="legend")
-_length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {axis}")
+_HUES = {"recurrent": PURPLE, "convolution": BROWN, "restricted": GREY}
+_EXPONENTS = {"multiply_adds": "_counted", "time_s": "_measured"}
+"""Columns with the name of a series and its slope, by plotted column."""
+_length, _width = (partial(Panel, axis, where={"axis": axis}, xlabel=f"{word} {axis}", style="_operation", kind="band",
+                           log="xy", ticks="{:g}".format)
                    for axis, word in (("n", "length"), ("d", "width")))  # fmt: skip
 
 
 @plot(reads="complexity.csv", draw=layout(
-    _length("multiply_adds", title="Counted, width d = {d}", ylabel="multiply-adds"),
-    _width("multiply_adds", title="Counted, length n = {n}", ylabel="multiply-adds"),
-    _length("time_s", title="Measured, width d = {d}", ylabel="time of a call (s)"),
-    _width("time_s", title="Measured, length n = {n}", ylabel="time of a call (s)"),
+    _length("multiply_adds", by="_counted", title="Counted, width d = {d}", ylabel="multiply-adds"),
+    _width("multiply_adds", by="_counted", title="Counted, length n = {n}", ylabel="multiply-adds"),
+    _length("time_s", by="_measured", title="Measured, width d = {d}", ylabel="time of a call (s)"),
+    _width("time_s", by="_measured", title="Measured, length n = {n}", ylabel="time of a call (s)"),
     notes=lambda rows: [
-        "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}; the counts of recurrent "
-        "(dashed) and restricted may coincide.".format_map(rows.iloc[0])
+        "At the lines: slopes; times: fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}; "
+        "the counts of recurrent (dashed) and restricted may coincide.".format_map(rows.iloc[0])
     ]
 ))  # fmt: skip
 def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
-    arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n and
-    width d. Both axes are logarithmic, so a slope is an exponent; the table transformer_layers compares the fitted
-    slopes with the published exponents. To see: self-attention is steepest in n, recurrence and convolution are
-    steepest in d, and times follow the counts only where the counts are large.
+    arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n
+    and width d. Both axes are logarithmic, so a slope is an exponent; the fitted slopes are beside the lines, with
+    the published exponents for the counts. The table transformer_layers has the errors of the slopes. To see:
+    self-attention is steepest in n, recurrence and convolution are steepest in d, and times follow the counts only
+    where the counts are large.
     """
     rows = complexity(results, runs).assign(source="ours", _data_set=None)
-    return rows.assign(_operation=rows["operation"].str.replace("_", "-"))
+    rows["_operation"] = rows["operation"].str.replace("_", "-")
+    published = THEORY.set_index("layer")
+    for (layer, axis), points in rows.groupby(["operation", "axis"]):
+        for column, name in _EXPONENTS.items():
+            words = f"{points['_operation'].iloc[0]}\n{slope(points, str(axis), column)[0]:.2f}"
+            paper = f" (paper {published.loc[layer, f'counted_exponent_{axis}']})" * (name == "_counted")
+            rows.loc[points.index, name] = words + paper
+    return rows.assign(_color=rows["_operation"].map(_HUES))

@@ -6,7 +6,6 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import differences
-from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
 from formerlab.report.tables.blocks import with_pooled
 from formerlab.results.read import Results
@@ -51,8 +50,8 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 
 @plot(reads="test.csv floors.csv", draw=layout(
     Panel(tables.COMPARED, "model", by="_series", kind="forest", facet="question", zero=0.0, name="legend",
-          xlabel="top-1 accuracy (points;\nright is better)"),
-    order="_rank", width=NARROW, columns=1
+          xlabel="top-1 (points; right is better)"),
+    order="_rank"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel

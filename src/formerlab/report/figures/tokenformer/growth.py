@@ -86,10 +86,9 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", facet="_text", zero=0.0, same_limits="x",
-          title="Tokenformer minus Transformer, tested on {_text}",
-          xlabel="loss (nats per token; left: the Tokenformer is better)",
-          published={"facet": "", "title": "Tokenformer minus modern Transformer"}),
-    columns=1
+          title="Tokenformer minus Transformer, {_text}",
+          xlabel="loss (nats per token; left: Tokenformer better)",
+          published={"facet": "", "title": "minus a modern Transformer"})
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
@@ -119,6 +118,6 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     )
     longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
     changes = changes.assign(source="ours", part="change", run=longest)
-    changes = changes.assign(_text=texts, _label="change with training, " + arms)
+    changes = changes.assign(_text=texts, _label=arms + ", change")
     rows = pd.concat([rows, changes.reindex(columns=rows.columns)], ignore_index=True)
-    return rows.assign(_style=TOKENFORMER)
+    return rows.assign(_style=TOKENFORMER, _label=rows["_label"].str.replace(" Transformer", ""))
