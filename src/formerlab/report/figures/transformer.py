@@ -167,10 +167,10 @@ def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = complexity(results, runs).assign(source="ours", _data_set=None)
     rows["_operation"] = rows["operation"].str.replace("_", "-")
-    published = THEORY.set_index("layer")
+    exponents = THEORY.set_index("layer").to_dict()
     for (layer, axis), points in rows.groupby(["operation", "axis"]):
         for column, name in _EXPONENTS.items():
             words = f"{points['_operation'].iloc[0]}\n{slope(points, str(axis), column)[0]:.2f}"
-            paper = f" (paper {published.loc[layer, f'counted_exponent_{axis}']})" * (name == "_counted")
+            paper = f" (paper {exponents[f'counted_exponent_{axis}'][str(layer)]})" * (name == "_counted")
             rows.loc[points.index, name] = words + paper
     return rows.assign(_color=rows["_operation"].map(_HUES))
