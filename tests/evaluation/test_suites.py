@@ -1,13 +1,16 @@
 import copy
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer, models
 
 from formerlab.errors import UserError
 from formerlab.evaluation.language.examples import read_examples
 from formerlab.evaluation.language.generate import generate
+from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions, answer_requests, load_suites
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
 
@@ -212,73 +215,40 @@ def test_only_names_of_local_suites_end_in_local(tmp_path):
         adapter.validate_python({"kind": "files", "paths": []})
 
 
-def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
-    labels = ["A", "B", "C", "D"]
-    choices = [{"text": ["a", "b", "c", word], "label": labels} for word in ("sat", "ran", "sing")]
-    rows = [{"question_stem": "the cat", "choices": question_choices, "answerKey": "D"} for question_choices in choices]
-    path = tmp_path / "copies [v2]" / "copy.jsonl"
-    path.parent.mkdir()
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    copies = dict.fromkeys(("train", "validation", "test"), str(path))
-    suite = HarnessSuite(task="openbookqa", paths=copies, shots=1)
-    tasks = load_suites({"openbookqa": suite})
-    rows = list(Questions(tasks, tokenizer).scores(model))
-    assert {row.metric for row in rows} == {"acc", "acc_norm"}
-    assert len(rows) == 2 * 3
-    (task,) = tasks["tasks"].values()
-    assert task.instances[0].args[0].count("\n\n") == 1  # one solved example
-    with pytest.raises(UserError, match="no task 'openbookqqa'"):
-        load_suites({"x": HarnessSuite(task="openbookqqa", paths=copies)})
-    with pytest.raises(UserError, match=r"suites.x.paths.test: no file"):
-        load_suites({"x": HarnessSuite(task="openbookqa", paths={"test": "/nowhere.jsonl"})})
-
-
-def write_task_copy(path, rows):
-    """Write a local copy of a task of the harness as JSON lines; return the paths of all splits."""
-    path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
-    return dict.fromkeys(("train", "validation", "test"), str(path))
-
-
 OPENBOOK = {
     "question_stem": "the cat",
-    "choices": {"text": ["a", "b", "c", "d"], "label": ["A", "B", "C", "D"]},
+    "choices": {"text": ["a", "b", "c", "sat"], "label": ["A", "B", "C", "D"]},
     "answerKey": "D",
 }
-PIQA = {"goal": "the cat", "sol1": "sat", "sol2": "ran", "label": 0}
 
 
-@pytest.mark.parametrize(
-    ("task", "rows", "message"),
-    [
-        ("openbookqa", "{not json\n", "suite openbookqa: the questions cannot be loaded"),
-        ("openbookqa", "", "empty file"),
-        ("openbookqa", "\n", "suite openbookqa: the questions cannot be loaded"),
-        ("openbookqa", [{"stem": "the cat", **OPENBOOK}], None),
-        ("openbookqa", [{k: v for k, v in OPENBOOK.items() if k != "question_stem"}], "no field 'question_stem' among"),
-        ("openbookqa", [OPENBOOK, OPENBOOK | {"question_stem": None}], "row 2: field 'question_stem' contains a null"),
-        (
-            "openbookqa",
-            [OPENBOOK, OPENBOOK | {"choices": "a b"}],
-            "openbookqa.*(cannot be loaded|a row is invalid|the question is invalid)",
-        ),
-        ("openbookqa", [OPENBOOK, OPENBOOK | {"answerKey": "E"}], "row 2: the question is invalid .'E' is not in list"),
-        ("piqa", [PIQA, PIQA | {"goal": None}], "row 2: field 'goal' contains a null"),
-        ("piqa", [PIQA, PIQA | {"label": -1}], "row 2: the question is invalid .label -1 is not among the 2 choices"),
-        ("piqa", [PIQA, PIQA | {"label": 2}], "row 2: the question is invalid .label 2 is not among the 2 choices"),
-        (
-            "piqa",
-            [PIQA, PIQA | {"sol2": ""}],
-            "row 2: the question is invalid .choices .*are not a list of non-empty strings",
-        ),
-    ],
-)
-def test_a_damaged_copy_is_refused(tokenizer, tmp_path, task, rows, message):
-    suite = HarnessSuite(task=task, paths=write_task_copy(tmp_path / "copy.jsonl", rows))
-    if message is None:
-        assert len(Questions(load_suites({task: suite}), tokenizer).questions) == 1
-        return
-    with pytest.raises(UserError, match=message):
-        load_suites({task: suite})
+def harness_questions(folder, tokenizer, rows):
+    """Load the suite of a task of the harness, with a file of rows in place of the data set on the hub."""
+    (folder / "rows.jsonl").write_text(
+        rows if isinstance(rows, str) else "".join(f"{json.dumps(row)}\n" for row in rows)
+    )
+    path = Path(HarnessSuite(task="openbookqa", shots=1).config("openbookqa", folder))
+    files = dict.fromkeys(("train", "validation", "test"), str(folder / "rows.jsonl"))
+    local = {"dataset_path": "json", "dataset_name": None}
+    local["dataset_kwargs"] = {"data_files": files, "cache_dir": str(folder), "keep_in_memory": True}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | local))
+    return Questions(load_tasks([str(path)]), tokenizer)
+
+
+def test_a_task_of_the_harness_has_its_metrics_and_solved_examples(model, tokenizer, tmp_path):
+    questions = harness_questions(tmp_path, tokenizer, [OPENBOOK, OPENBOOK | {"question_stem": "the dog"}] * 2)
+    rows = list(questions.scores(model))
+    assert {row.metric for row in rows} == {"acc", "acc_norm"}
+    assert len(rows) == 2 * 4
+    assert questions.questions[0].task.instances[0].args[0].count("\n\n") == 1  # one solved example
+    with pytest.raises(UserError, match="no task 'openbookqqa'"):
+        load_suites({"x": HarnessSuite(task="openbookqqa")})
+
+
+@pytest.mark.parametrize("rows", ["{not json\n", "\n", [OPENBOOK, OPENBOOK | {"answerKey": "E"}]])
+def test_damaged_rows_of_the_harness_give_one_line(tokenizer, tmp_path, rows):
+    with pytest.raises(UserError, match=r"suite openbookqa: (the questions cannot be loaded|a row is invalid) \("):
+        harness_questions(tmp_path, tokenizer, rows)
 
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
@@ -312,6 +282,13 @@ def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
         assert not first.startswith(second), "a question is not a solved example of itself"
 
 
-def test_a_task_of_the_harness_has_no_limit():
-    with pytest.raises(ValueError, match="limit: not supported for a task of the harness"):
-        HarnessSuite(task="piqa", limit=5)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 5}, "limit: not supported for a task"),
+        ({"paths": {"test": "x"}}, "paths: .* has no local copies; use"),
+    ],
+)
+def test_settings_that_a_task_of_the_harness_does_not_have_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        HarnessSuite(task="piqa", **settings)

@@ -24,7 +24,7 @@ from formerlab.plan import source_hashes
 from formerlab.yaml_files import FAST
 
 PLAN_VARIABLE = "FORMERLAB_PLAN"
-PATH_KEYS = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
+PATH_KEYS = frozenset(("paths", "shots_from", "train", "valid", "test", "path", "name"))
 """Keys of a data set, a suite or a released model whose values are file names."""
 
 

@@ -9,18 +9,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jinja2 import meta
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import env as templates
 from tokenizers import Tokenizer
 
-from formerlab.errors import UserError, reason, short_repr
+from formerlab.errors import UserError, reason
 
 FEWSHOT_SEED = 1234
 """Seed of the few-shot examples, the default of the harness."""
@@ -49,7 +46,7 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
             try:
                 loaded: dict[str, Any] = manager.load([config])
             except Exception as error:  # the harness, datasets, the hub and file readers may raise any exception
-                remedy = "prepare the data set again, or set paths of complete local copies"
+                remedy = "prepare the data set again, or fetch the task's data set from the hub again"
                 raise UserError(f"suite {name}: the questions cannot be loaded ({_cause(error)}); {remedy}") from error
             tasks = {kind: earlier | loaded[kind] for kind, earlier in tasks.items()}
     return tasks
@@ -76,58 +73,6 @@ def _cause(error: BaseException) -> str:
     return reason(error) if error.__cause__ is None else _cause(error.__cause__)
 
 
-def check_copy(name: str, task: Any) -> None:
-    """Raise UserError if a row of a local copy is not a valid question of a task. The harness does not check this."""
-    with quiet():
-        fields, solved_examples = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
-        questions = ((f"row {number}", row) for number, row in enumerate(task.task_docs, 1))
-        solved = ((f"row {number} of the solved examples", row) for number, row in enumerate(solved_examples, 1))
-        for row_name, row in chain(questions, solved):
-            location = f"suites.{name}.paths: {row_name}"
-            if missing := sorted(fields - row.keys()):
-                raise UserError(
-                    f"{location}: no field '{missing[0]}' among {', '.join(row)}; use the hub's field names"
-                )
-            if nulls := [field for field in sorted(fields) if _contains_null(row[field])]:
-                raise UserError(f"{location}: field '{nulls[0]}' contains a null; correct or remove the row")
-            try:
-                fault = _label_fault(task, row)
-            except Exception as error:  # templates and functions of the harness may raise any exception
-                fault = reason(error)
-            if fault:
-                raise UserError(f"{location}: the question is invalid ({fault}); correct or remove the row")
-
-
-def _fields(task: Any) -> set[str]:
-    """Return the fields in a task's definition, which are variables of a template or plain field names."""
-    fields = set[str]()
-    for template in (task.config.doc_to_text, task.config.doc_to_target, task.config.doc_to_choice):
-        if isinstance(template, str):
-            variables = meta.find_undeclared_variables(templates.parse(template))
-            fields |= variables or ({template} if template.isidentifier() else set())
-    return fields
-
-
-def _contains_null(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return any(map(_contains_null, value.values() if isinstance(value, dict) else value))
-    return value is None or value != value  # pandas writes a missing number as NaN
-
-
-def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
-    """Return a description of invalid choices or an invalid label of a row, or None if they are valid."""
-    if task.OUTPUT_TYPE != "multiple_choice":
-        return None
-    choices = task.doc_to_choice(row)
-    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-        return f"choices {short_repr(choices)} are not a list of non-empty strings"
-    gold = task.doc_to_text(row) if task.multiple_input else task.doc_to_target(row)
-    for label in gold if isinstance(gold, list) else [gold]:
-        if label not in (range(len(choices)) if isinstance(label, int) else choices):
-            return f"label {short_repr(label)} is not among the {len(choices)} choices"
-    return None
-
-
 def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """Build the requests of every task, with the same few-shot examples in every call; return the tasks by name.
 
@@ -145,8 +90,7 @@ def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
             try:
                 task.build_all_requests(limit=limit)
             except Exception as error:  # templates and functions of the harness may raise any exception
-                remedy = "set the path of a complete local copy"
-                raise UserError(f"suite {name}: a row is invalid ({reason(error)}); {remedy}") from error
+                raise UserError(f"suite {name}: a row is invalid ({reason(error)}); remove the task") from error
     return by_name
 
 

@@ -176,15 +176,11 @@ def load_questions(run: MeasuredRun, limit: int | None = None) -> Questions:
 def load_suites(suites: Mapping[str, Suite], task_configs: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """Load tasks from `task_configs`, then the tasks of all suites.
 
-    The network is accessed only if a suite of the harness has no local copies.
+    The network is accessed only for suites of the harness.
     """
-    from formerlab.evaluation.language.harness import check_copy, load_tasks
+    from formerlab.evaluation.language.harness import load_tasks
 
-    online = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
+    online = any(isinstance(suite, HarnessSuite) for suite in suites.values())
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         configs = [*task_configs, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
-        tasks = load_tasks(configs, offline=not online)
-        for name, suite in suites.items():
-            if isinstance(suite, HarnessSuite) and suite.paths:
-                check_copy(name, tasks["tasks"][name])
-        return tasks
+        return load_tasks(configs, offline=not online)

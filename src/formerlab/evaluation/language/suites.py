@@ -4,7 +4,6 @@ A suite of local files has its own prompts, so its accuracy is not comparable wi
 Its name therefore ends in `_local`, and it has its own version.
 """
 
-import glob
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +18,7 @@ from formerlab.data.text.questions import TASKS
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
 from formerlab.evaluation.language.examples import FORMATS, Example, Format, check_prompt, read_examples
-from formerlab.file_search import expanded, files_named
+from formerlab.file_search import files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
@@ -72,7 +71,7 @@ class _Suite(Spec):
     """Begin every context with the token that ends documents; published accuracies are measured without this token."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return the files by settings key (local files) or by split (harness). Raises UserError for missing files."""
+        """Return the files by settings key. Raises UserError for missing files."""
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:
@@ -136,14 +135,18 @@ class LocalSuite(_Suite):
 
 
 class HarnessSuite(_Suite):
-    """A task of lm-evaluation-harness; its data set is read from local copies, the hub, or the hub's cache."""
+    """A task of lm-evaluation-harness; its data set is read from the hub, with HF_HUB_OFFLINE from the hub's cache."""
 
     kind: Literal["harness"] = "harness"
     task: str
     """Name in the harness: hellaswag, lambada_openai, arc_easy, arc_challenge, winogrande, piqa, openbookqa, ..."""
-    paths: dict[Literal["train", "validation", "test"], str] = {}
-    """Local copies of the data set by split, in JSON lines or Parquet, with the fields of the hub, for every split that
-    the task uses. If empty, the data set is read from the hub, or from its cache if HF_HUB_OFFLINE is set."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_paths(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "paths" in values:
+            raise ValueError("paths: a task of the harness has no local copies; use the hub's cache, or kind: files")
+        return values
 
     @model_validator(mode="after")
     def _check_limit(self) -> "HarnessSuite":
@@ -152,27 +155,11 @@ class HarnessSuite(_Suite):
         return self
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        for split, path in self.paths.items():
-            if not expanded(path).is_file():
-                raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
-            if expanded(path).stat().st_size == 0:
-                raise UserError(f"suites.{name}.paths.{split}: {path}: empty file; set the path of a complete copy")
-        return {split: [expanded(path).absolute()] for split, path in self.paths.items()}
+        return {}
 
     def config(self, name: str, folder: Path) -> str:
         """Write a YAML file that includes the harness's definition and overrides it; return the path of the file."""
-        task: dict[str, Any] = {
-            "include": str(_task_definition(name, self.task)),
-            "task": name,
-            "num_fewshot": self.shots,
-        }
-        if files := self.files(name):
-            kinds = {"parquet" if path.suffix == ".parquet" else "json" for (path,) in files.values()}
-            if len(kinds) > 1:
-                raise UserError(f"suites.{name}.paths: give all splits as JSON lines, or all as Parquet")
-            data = {"data_files": {split: glob.escape(str(path)) for split, (path,) in files.items()}}
-            task |= {"dataset_path": kinds.pop(), "dataset_name": None}
-            task["dataset_kwargs"] = {**data, "cache_dir": str(folder), "keep_in_memory": True}
+        task = {"include": str(_task_definition(name, self.task)), "task": name, "num_fewshot": self.shots}
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(task), encoding="utf-8")
         return str(path)
