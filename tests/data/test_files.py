@@ -11,8 +11,7 @@ from corpora import document, folder, folder_data
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from formerlab.data import BytePairs, Files, TextData, prepare, source_fingerprint
-from formerlab.data.manifest import read_manifest
+from formerlab.data import Files, TextData, source_fingerprint
 from formerlab.data.splitting import SplitFractions
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
@@ -159,34 +158,12 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     assert len(read) == 4
 
 
-def test_files_of_spark_and_checksum_tools_are_not_read(tmp_path):
-    words = [f"word {number} and more" for number in range(40)]
-    for number in range(3):
-        rows = words if number == 0 else words[:0]
-        parquet.write_table(
-            pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())}), tmp_path / f"{number}.parquet"
-        )
-    parquet.write_metadata(pyarrow.schema([("text", pyarrow.string())]), tmp_path / "_common_metadata")
-    (tmp_path / "_SUCCESS").write_bytes(b"")
-    (tmp_path / "_delta_log").mkdir()
-    (tmp_path / "_delta_log/0.json").write_text("{}")
-    beside = ["README.md", "SHA256SUMS", "list", "0.parquet.crc", "0.parquet.sha256", "checksums.txt"]
-    for name in beside:
-        (tmp_path / name).write_text("0123abcd  0.parquet")
-    for pattern in (str(tmp_path), str(tmp_path / "*")):
-        source = Files(paths=(pattern,))
-        assert [text for shard in source.open(FRACTIONS).shards for text in shard.documents()] == words
-        left = "0.parquet.crc, 0.parquet.sha256, README.md and 6 more"
-        assert source.notes() == [f"not read as data: {left}; list a file by its name to read it"]
-    assert "list" in Files(paths=(str(tmp_path), str(tmp_path / "list"))).files_by_label()["paths"]
-    (tmp_path / "text").mkdir()
-    for name in ("_SUCCESS", "part-00000", "SHA256SUMS"):
-        (tmp_path / "text" / name).write_bytes(b"x" if name[0] == "S" else b"")
-    for number in range(1, 41):
-        (tmp_path / f"text/part-{number:05}").write_text(words[number - 1])
-    data = folder_data(tmp_path / "text", tokenizer=BytePairs(vocabulary=260))
-    prepare("text", data, tmp_path / "out")
-    splits = read_manifest(tmp_path / "out")["splits"].values()
-    assert sum(split["documents"] for split in splits) == 40
-    with pytest.raises(UserError, match=r"source\.paths: only _SUCCESS, which are not data"):
-        Files(paths=(str(tmp_path / "text/_S*"),)).files_by_label()
+def test_files_beside_the_data_are_refused(tmp_path):
+    parquet.write_table(pyarrow.table({"text": ["some words"]}), tmp_path / "0.parquet")
+    (tmp_path / "README.md").write_text("about the data")
+    with pytest.raises(UserError, match=r"source\.paths: .*README\.md is text beside Parquet"):
+        Files(paths=(str(tmp_path),)).files_by_label()
+    assert list(Files(paths=(str(tmp_path / "*.parquet"),)).files_by_label()["paths"]) == ["0.parquet"]
+    (tmp_path / "0.parquet.crc").write_text("0123abcd")
+    with pytest.raises(UserError, match=r"0\.parquet\.crc: the ending '\.crc' is not a known format"):
+        Files(paths=(str(tmp_path),)).files_by_label()

@@ -302,11 +302,12 @@ def test_few_files_are_divided_by_paragraphs(files_of, tmp_path, capsys):
 
 
 def test_empty_splits_are_refused_before_tokenisation(tmp_path):
-    lines = tmp_path / "one.txt"
+    texts, lines = tmp_path / "texts", tmp_path / "texts/one.txt"
+    texts.mkdir()
     lines.write_text(document(1, 4))
-    (tmp_path / "blank.txt").write_text(" \n\n ")
+    (texts / "blank.txt").write_text(" \n\n ")
     with pytest.raises(UserError, match=r"blank\.txt: contains no text"):
-        prepare("text", folder_data(tmp_path), tmp_path / "out")
+        prepare("text", folder_data(texts), tmp_path / "out")
     for source in (Files(paths=(str(lines),)), Files(train=(str(lines),), documents="line")):
         with pytest.raises(UserError, match=r"^data: text: (no document of 1 is left|all 1 documents are held out)"):
             prepare("text", folder_data(tmp_path, source=source), tmp_path / "out")

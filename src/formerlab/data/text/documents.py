@@ -29,8 +29,6 @@ class Shard(NamedTuple):
     """Possible splits of its documents: one if the source names the split, several if a hash assigns it."""
     documents: Callable[[], Iterator[str]]
     """Reads the documents in a fixed order."""
-    may_be_empty: bool = False
-    """Whether a shard without documents is allowed."""
 
 
 class Corpus(NamedTuple):
@@ -48,10 +46,6 @@ class TextSource(DataSource, ABC):
     @abstractmethod
     def open(self, fractions: SplitFractions) -> Corpus:
         """Open the source. Missing, empty or unreadable files raise UserError here or when they are read."""
-
-    def notes(self) -> list[str]:
-        """Return notes on unused files of the source."""
-        return []
 
     def by_paragraph(self) -> "TextSource | None":
         """Return this source with paragraphs as documents, or None if its documents are not text files."""
@@ -87,7 +81,7 @@ class Deduplicator:
                 blank = False
                 for piece in split_text(text):
                     yield from self._accepted(piece, shard)
-            if blank and not shard.may_be_empty:
+            if blank:
                 raise UserError(f"{shard.name}: contains no text")
 
     def _accepted(self, text: str, shard: Shard) -> Iterator[tuple[Split, str]]:

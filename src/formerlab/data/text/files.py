@@ -1,7 +1,6 @@
 """Sources of text: files (text, JSON lines, CSV, TSV, Parquet, compressed or not), folders, globs, and the hub."""
 
 import os
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,18 +20,10 @@ from formerlab.data.text.readers import (
     read_parquet,
     read_table,
     read_text,
-    row_count,
     text_of,
 )
-from formerlab.errors import UserError, some
-from formerlab.file_search import expanded, files_named
-
-SIDECARS = re.compile(
-    r"_(SUCCESS|(common_)?metadata|(started|committed)_\d+)|.*\.(crc|md5|sha\d+)|(md5|sha\d+|checksum)s?(sums?)?(\.txt)?",
-    re.IGNORECASE,
-)
-"""Matches the names of files that Spark and checksum tools write next to data."""
-SIDECAR_FOLDERS = {"_temporary", "_delta_log"}
+from formerlab.errors import UserError
+from formerlab.file_search import files_named
 
 
 class Files(TextSource):
@@ -92,7 +83,6 @@ class Files(TextSource):
                 str(path),
                 (label,) if label in ("valid", "test") else self.hashed_splits(),  # type: ignore[arg-type]
                 partial(self._documents, path),
-                may_be_empty=_is_spark_part(path) or (path.suffix.lower() == ".parquet" and row_count(path) == 0),
             )
             for label, files in self.files_by_label().items()
             for path in files.values()
@@ -111,39 +101,23 @@ class Files(TextSource):
         files: dict[str, list[Path]] = {}
         for label in ("paths", *SPLITS):
             if getattr(self, label):
-                files[label] = self._data_and_other_files(label)[0]
+                files[label] = self._named_files(label)
             for path in files.get(label, ()):
-                if path.stat().st_size == 0 and not _is_spark_part(path):
+                if path.stat().st_size == 0:
                     raise UserError(f"{path}: empty file")
                 if (owner := owners.setdefault(path.resolve(), label)) != label:
                     raise UserError(f"{path}: in both source.{owner} and source.{label}; keep it in one")
         common = Path(os.path.commonpath([path.parent for paths in files.values() for path in paths]))
         return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in files.items()}
 
-    def notes(self) -> list[str]:
-        labels = [label for label in ("paths", *SPLITS) if getattr(self, label)]
-        unread = [path.name for label in labels for path in self._data_and_other_files(label)[1]]
-        return [f"not read as data: {some(unread)}; list a file by its name to read it"] if unread else []
-
-    def _data_and_other_files(self, label: str) -> tuple[list[Path], list[Path]]:
-        """Return the data files that the patterns of a label match, and all other files that they match.
-
-        A file that a pattern names exactly is always data. Text files next to Parquet files are not data: usually they
-        are README, licence or index files.
-        """
-        patterns = getattr(self, label)
-        files, exact = files_named(patterns, f"source.{label}"), {expanded(pattern).absolute() for pattern in patterns}
-        parquet = self.format == "auto" and any(path.suffix.lower() == ".parquet" for path in files)
-
-        def is_data(path: Path) -> bool:
-            sidecar = SIDECARS.fullmatch(path.name) or SIDECAR_FOLDERS.intersection(path.parts)
-            return path in exact or not (sidecar or (parquet and format_of(path) == "text"))
-
-        data, unread = [path for path in files if is_data(path)], [path for path in files if not is_data(path)]
-        if not data:
-            names = some([path.name for path in unread])
-            raise UserError(f"source.{label}: only {names}, which are not data; choose other files")
-        return data, unread
+    def _named_files(self, label: str) -> list[Path]:
+        """Return the files of a label. Raises UserError for text beside Parquet, usually a README or a licence."""
+        files = files_named(getattr(self, label), f"source.{label}")
+        by_format = {self._format(path): path for path in files}
+        if {"text", "parquet"} <= by_format.keys():
+            path = by_format["text"]
+            raise UserError(f"source.{label}: {path} is text beside Parquet; name the data by a pattern (*.parquet)")
+        return files
 
     def _format(self, path: Path) -> Format:
         return format_of(path) if self.format == "auto" else self.format
@@ -157,11 +131,6 @@ class Files(TextSource):
         if format == "csv" or format == "tsv":
             return read_table(path, self.encoding, self.column, format)
         return read_text(path, self.encoding, self.documents)
-
-
-def _is_spark_part(path: Path) -> bool:
-    """Return whether a file is named like Spark's output files, which may be empty."""
-    return path.name.startswith("part-")
 
 
 class Hub(HubSource, TextSource):

@@ -81,7 +81,7 @@ class TextData(DataSpec):
         questions = write_questions(list(corpus.test_modules), self.questions, out) if self.questions else []
         tokenizer = self._write_tokenizer(out, corpus)
         splits, deduplicator, losses = self._write_streams(out, corpus, tokenizer)
-        notes += self.source.notes() + losses
+        notes += losses
         notes += [self._limit_note(split, splits[split]) for split in SPLITS if split in deduplicator.limited]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
         return {

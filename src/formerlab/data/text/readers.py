@@ -9,7 +9,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO, get_args
 
@@ -114,15 +114,6 @@ def read_parquet(path: Path, column: str) -> Iterator[str]:
                     yield text_of(value.as_py(), str(path), column)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({reason(error)})") from None
-
-
-def row_count(path: Path) -> int | None:
-    """Return the number of rows of a Parquet file, or None if it cannot be read."""
-    from pyarrow import parquet
-
-    with suppress(Exception):  # reading the file reports the error later
-        return int(parquet.read_metadata(path).num_rows)
-    return None
 
 
 def text_of(value: object, where: str, column: str) -> str:
