@@ -100,11 +100,3 @@ def hand_logits() -> Tensor:
     for q, row in enumerate(VECTORS["hand"]["weights"]):
         logits[0, 0, q, : q + 1] = torch.tensor(row, dtype=torch.float64).log()
     return logits
-
-
-@pytest.fixture(scope="session")
-def fixture_logits() -> Tensor:
-    """The 16-token, 4-head fixture, float64."""
-    q, k = torch.arange(16)[:, None], torch.arange(16)
-    heads = [(7 * q + 3 * k + 5 * h + q * k * (h + 1)) % 11 / 4 for h in range(4)]
-    return torch.stack(heads)[None].double()
