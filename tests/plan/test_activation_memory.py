@@ -87,7 +87,7 @@ def test_a_step_uses_the_memory_of_the_estimate(name):
 
 
 def test_recomputed_activations_add_a_third_of_the_matrix_products():
-    scale = SimpleNamespace(flops_per_s=None, data={"text": None})
+    scale = SimpleNamespace(data={"text": None})
     run = STEPS["decoder"].model_copy(update={"steps": 10**6, "evaluate_every": 10**6})
     checkpointed = run.model_copy(update={"checkpoint_activations": True})
     products = run.flops / 3600 / Hardware(**TABLE["H100"]).flops_per_s("float32", pattention=False)
@@ -115,5 +115,5 @@ def test_estimates_match_measured_memory_and_time_on_an_h100(name):
     run = Run(study="s", name="n", model=model, task=task, steps=steps, evaluate_every=steps)
     run = run.model_copy(update={"precision": "bfloat16", "compile": True})
     assert 1.0 < memory_bytes(run, WITHOUT_BASE_MEMORY) / 1e9 / gigabytes < 1.15
-    planned = 3.6e6 * hours(run, SimpleNamespace(flops_per_s=None, data={run.data: None}), Hardware(**TABLE["H100"]))
+    planned = 3.6e6 * hours(run, SimpleNamespace(data={run.data: None}), Hardware(**TABLE["H100"]))
     assert planned / steps == pytest.approx(milliseconds, rel=0.25)

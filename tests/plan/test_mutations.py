@@ -35,7 +35,6 @@ MORE = {
     "workflow/scales/smoke.yaml": """
         memory_mb: 1000
         runtime_minutes: 60
-        flops_per_s: 1.0e+9
         data: {other: {source: {kind: embedded}, tokenizer: {kind: of, data: text}, max_held_out_bytes: 99}}
         studies: {small: {only: [plain, parent, child, "deep-*"]}}
     """,

@@ -99,7 +99,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
         "figures": figures,
         "device": device,
         "threads": threads,
-        "basis": hardware.basis + ("; speed taken from scale.flops_per_s" if scale.flops_per_s else ""),
+        "basis": hardware.basis,
         "tracking_uri": config.tracking_uri or "",
         "unread": unread,
         "studies": {

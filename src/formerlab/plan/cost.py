@@ -196,7 +196,7 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
 
 def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     """Return the hours of a run on `count` processors: matrix products, overheads, evaluation and start-up."""
-    rate = scale.flops_per_s or _rate(run, hardware, run.precision)
+    rate = _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
     overhead_s = (blocks(run.model) * hardware.block_us + hardware.micro_batch_us) / 1e6
     speedup = count * (PARALLEL_EFFICIENCY if count > 1 else 1.0)

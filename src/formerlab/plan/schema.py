@@ -163,8 +163,6 @@ class Scale(Spec):
     """Memory of a job in addition to the memory of its model, in MiB."""
     hardware: str = "CPU"
     """Processor (plan/hardware.py) for the estimates of time and memory, which determine requests of cluster jobs."""
-    flops_per_s: float | None = Field(default=None, ge=1.0, le=1e21)
-    """Measured speed of matrix products in training, in FLOP/s of one job; null means the speed of `hardware`."""
     gpus: ResourceCount = 1
     """Maximum number of GPUs (on a CPU, processes) of one run. A run uses the largest number that divides its
     task.accumulate; a run that would use only one must set `gpus: 1`. The number changes results only by rounding."""
