@@ -125,7 +125,6 @@ def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
         ({"data": {"text": {"source": {"paths": ["text *.txt"]}}}}, "text [1].txt"),
         ({"set": {"scale.data.text.source.train": "text [1].txt"}}, "text [1].txt"),
         ({"data": {"text": {"source": {"kind": "hub", "name": "folder [1]"}}}}, "folder [1]/train.jsonl"),
-        ({"data": {"text": {"source": {"kind": "hub", "files": {"mine": ["text [1].txt"]}}}}}, "text [1].txt"),
     ],
 )
 def test_the_file_name_depends_on_files_of_the_command_line(project, command_line, file):

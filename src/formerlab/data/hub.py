@@ -16,7 +16,7 @@ class HubSource(DataSource):
     Offline (HF_HUB_OFFLINE=1) it is read from the cache.
     """
 
-    outside_recipe: ClassVar[set[str]] = {"licence", "streaming", "files"}
+    outside_recipe: ClassVar[set[str]] = {"licence", "streaming"}
 
     name: str
     """Name on the hub, `owner/name`, or a folder."""

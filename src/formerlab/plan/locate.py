@@ -77,8 +77,6 @@ def _patterns(tree: Any) -> Iterator[str]:
     """Yield the file paths and patterns in a configuration, also below dotted keys."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
         last = str(key).rpartition(".")[2]
-        if last == "files" and isinstance(value, dict):  # paths by split
-            yield from (pattern for paths in value.values() for pattern in _patterns({"paths": paths}))
         if last in PATH_KEYS:
             yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
         yield from _patterns(value)

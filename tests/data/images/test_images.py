@@ -236,10 +236,9 @@ def check_rows(sets):
 def test_parquet_is_read_and_a_missing_image_or_label_is_refused(tmp_path, row, message):
     rows = [{"picture": {"bytes": encoded(n), "path": None}, "what": float(n // 6)} for n in range(12)]
     rows[3] |= row
-    (tmp_path / "[v2]").mkdir()
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "[v2]" / "rows.parquet")
-    files = {"train": (str(tmp_path / "[v2]" / "*.parquet"),)}
-    source = ImageHub(name="parquet", files=files, image="picture", label="what")
+    (tmp_path / "rows").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows" / "train.parquet")
+    source = ImageHub(name=str(tmp_path / "rows"), image="picture", label="what")
     data = settings(source, test_share=0.3)
     if message is None:
         check_rows(prepared(data, tmp_path / "out"))
@@ -269,33 +268,19 @@ def labelled(path, names, labels, count=12):
     features = Features({"image": Image(), "label": ClassLabel(names=names)})
     table = {"image": images, "label": [labels[number % len(labels)] for number in range(count)]}
     Dataset.from_dict(table, features=features).to_parquet(str(path))
-    return (str(path),)
 
 
 def test_files_that_number_their_classes_differently_are_refused(tmp_path):
-    class_order, reversed_order = ["cat", "dog"], ["dog", "cat"]
-    train, test = (
-        labelled(tmp_path / "a.parquet", class_order, [0, 1]),
-        labelled(tmp_path / "b.parquet", reversed_order, [0]),
-    )
-    for source in (
-        ImageHub(name="parquet", files={"train": train, "test": test}, test="test"),
-        ImageHub(name="parquet", files={"train": (*train, *test)}),
-        ImageHub(name=str(tmp_path)),
-    ):
-        with pytest.raises(UserError, match=r"classes cat, dog in .*a\.parquet, but dog, cat in .*b\.parquet"):
-            prepared(settings(source), tmp_path / "out")
+    labelled(tmp_path / "a.parquet", ["cat", "dog"], [0, 1])
+    labelled(tmp_path / "b.parquet", ["dog", "cat"], [0])
+    with pytest.raises(UserError, match=r"classes cat, dog in .*a\.parquet, but dog, cat in .*b\.parquet"):
+        prepared(settings(ImageHub(name=str(tmp_path))), tmp_path / "out")
 
 
-def test_an_unread_split_is_refused_or_noted(tmp_path):
+def test_an_unread_split_is_noted(tmp_path):
     (tmp_path / "data").mkdir()
-    train = labelled(tmp_path / "data/train.parquet", ["cat", "dog"], [0, 1])
-    valid = labelled(tmp_path / "data/validation.parquet", ["cat", "dog"], [0, 1])
-    for name in ("validation", "test", "dev"):
-        source = ImageHub(name="parquet", files={"train": train, name: valid})
-        with pytest.raises(UserError, match=f"source.files names '{name}', which no split reads"):
-            prepared(settings(source), tmp_path / "out")
-    assert ImageHub(name="parquet", files={"train": train, "extra": valid}, train="train+extra").open()
+    for split in ("train", "validation"):
+        labelled(tmp_path / f"data/{split}.parquet", ["cat", "dog"], [0, 1])
     notes = ImageHub(name=str(tmp_path / "data")).open().notes
     assert [note for note in notes if note.startswith("not read: split validation of ")]
     assert not ImageHub(name=str(tmp_path / "data"), valid="validation").open().notes
@@ -304,20 +289,22 @@ def test_an_unread_split_is_refused_or_noted(tmp_path):
 @pytest.mark.parametrize("label", [[0], {"class": 0}])
 def test_labels_other_than_one_class_are_refused(label, tmp_path):
     rows = [{"image": {"bytes": encoded(number), "path": None}, "label": label} for number in range(12)]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    source = ImageHub(name="parquet", files={"train": (str(tmp_path / "rows.parquet"),)})
+    (tmp_path / "rows").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows" / "train.parquet")
+    source = ImageHub(name=str(tmp_path / "rows"))
     with pytest.raises(UserError, match=r"source\.label: column 'label' has type .*, not one class per image"):
         prepared(settings(source), tmp_path / "out")
 
 
 def test_webdataset_through_datasets(tmp_path):
-    with tarfile.open(tmp_path / "images-000.tar", "w") as archive:
+    (tmp_path / "rows").mkdir()
+    with tarfile.open(tmp_path / "rows/train-000.tar", "w") as archive:
         for number in range(12):
             for ending, content in (("png", encoded(number)), ("cls", str(number // 6).encode())):
                 member = tarfile.TarInfo(f"{number:04}.{ending}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
-    source = ImageHub(name="webdataset", files={"train": (str(tmp_path / "*.tar"),)}, image="png", label="cls")
+    source = ImageHub(name=str(tmp_path / "rows"), image="png", label="cls")
     check_rows(prepared(settings(source, test_share=0.3), tmp_path / "out"))
     with pytest.raises(UserError, match=r"has no column 'jpg'; it has"):
         prepared(settings(source.model_copy(update={"image": "jpg"})), tmp_path / "other")

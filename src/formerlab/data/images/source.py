@@ -1,6 +1,5 @@
 """Sources of images: folders of image files, the Hugging Face hub, and local files that `datasets` reads."""
 
-import glob
 import os
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ from formerlab.data.hub import HubSource
 from formerlab.data.images.gallery import LabelledImage, OpenedImages
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError, some
-from formerlab.file_search import expanded, files_below, files_named
+from formerlab.file_search import expanded, files_below
 
 ENDINGS = (
     *(".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".icns", ".ico", ".j2c", ".j2k", ".jfif", ".jp2", ".jpc"),
@@ -101,13 +100,9 @@ def _is_image(name: str) -> bool:
 
 
 class ImageHub(HubSource):
-    """A data set of the hub, or local files: set `name` to `parquet` or `webdataset` and name the files in `files`."""
+    """A data set of the hub, or a folder of Parquet or WebDataset files that `datasets` reads like one."""
 
     kind: Literal["hub"] = "hub"
-    name: str
-    """Name on the hub, `owner/name`, or the format of local files: parquet, webdataset."""
-    files: dict[str, tuple[str, ...]] = {}
-    """Files by split (train, validation, ...), as paths or globs; empty for a data set of the hub."""
     image: str = "image"
     """Column of the images; for WebDataset, the file ending, such as `jpg`."""
     label: str = "label"
@@ -116,19 +111,12 @@ class ImageHub(HubSource):
     """Whether to read over the network without a copy on disk."""
 
     def stamps(self, cache: Path | None) -> list[Any]:
-        """Return the names and sizes of local files; their contents are not read, as for ImageFolders."""
+        """Return the names and sizes of the files of a folder; their contents are not read, as for ImageFolders."""
         below = files_below(self.name) if Path(self.name).is_dir() else ()
-        sizes = [(Path(path).name, status.st_size) for path, status in below]
-        return [sizes + [(path.name, path.stat().st_size) for group in self._files().values() for path in group]]
+        return [[(Path(path).name, status.st_size) for path, status in below]]
 
     def open(self) -> OpenedImages:
         """Open the data set. Raises UserError if the data set, a split or a column is missing."""
-        read = re.findall(r"\w+", f"{self.train} {self.valid} {self.test}")
-        if unread := sorted(self.files.keys() - set(read)):
-            keys = "source.train, source.valid or source.test"
-            raise UserError(
-                f"source.files names {unread[0]!r}, which no split reads; set {keys} to it, or leave it out"
-            )
         self._check_class_names()
         rows = {split: self._load_split(name) for split in SPLITS if (name := getattr(self, split)) is not None}
         names = getattr(rows["train"].features[self.label], "names", None)
@@ -136,18 +124,19 @@ class ImageHub(HubSource):
         # A missing label is None, or NaN if pandas wrote the file.
         labels = names or sorted(label for label in distinct if label is not None and label == label)
         classes = tuple(map(str, labels))
+        read = re.findall(r"\w+", f"{self.train} {self.valid} {self.test}")
         unread = sorted(set(rows["train"].info.splits or ()).difference(read))
         notes = (f"not read: split {some(unread)} of {self.name}; set source.valid or source.test",) if unread else ()
         return OpenedImages(classes, {split: self._images(rows[split], classes) for split in rows}, notes)
 
     def _check_class_names(self) -> None:
-        """Raise UserError if local files number their classes differently, because `datasets` uses the first list."""
+        """Raise UserError if files of a folder number their classes differently; `datasets` uses the first list."""
         from datasets import Features
         from pyarrow import parquet
 
         path_by_classes: dict[str, Path] = {}
-        below = [Path(path) for path, _ in files_below(self.name)] if Path(self.name).is_dir() else []
-        for path in [*below, *(path for group in self._files().values() for path in group)]:
+        below = files_below(self.name) if Path(self.name).is_dir() else ()
+        for path in (Path(name) for name, _ in below):
             if path.suffix == ".parquet":
                 with suppress(Exception):  # `datasets` reports unreadable files
                     feature = Features.from_arrow_schema(parquet.read_schema(path)).get(self.label)
@@ -158,19 +147,11 @@ class ImageHub(HubSource):
             problem = f"classes {classes[:60]} in {path}, but {other_classes[:60]} in {other_path}"
             raise UserError(f"source.label: {problem}; write all files with one list of classes")
 
-    def _files(self) -> dict[str, list[Path]]:
-        return {
-            name: [path for pattern in group for path in files_named((pattern,), f"source.files.{name}")]
-            for name, group in self.files.items()
-        }
-
     def _load_split(self, split: str) -> Any:
         """Return the rows of a split with undecoded images. Raises UserError for a missing or unusable column."""
         import datasets
 
-        # `datasets` interprets every name as a pattern.
-        files = {name: [glob.escape(str(path)) for path in group] for name, group in self._files().items()}
-        rows = self.rows(split, data_files=files or None, streaming=self.streaming)
+        rows = self.rows(split, streaming=self.streaming)
         for key in ("image", "label"):
             if (column := getattr(self, key)) not in (rows.features or {}):
                 columns = ", ".join(rows.features or {})
