@@ -9,10 +9,9 @@ import pytest
 from fixtures.rows import (
     NOVELS,
     dwa,
-    make_denseformer_study,
+    make_denseformer,
     make_run,
     make_tokenformer,
-    make_transformer,
     model,
     tokenformer,
 )
@@ -48,9 +47,8 @@ def copy_runs(root, study, changes):
 @pytest.mark.parametrize(
     ("study", "make", "changes"),
     [
-        ("denseformer", make_denseformer_study, {"data": NOVELS["data"]}),
+        ("denseformer", make_denseformer, {"data": NOVELS["data"]}),
         ("tokenformer", make_tokenformer, {"data": NOVELS["data"]}),
-        ("transformer", make_transformer, {}),
     ],
 )
 def test_runs_of_another_regime_change_no_numbers(tmp_path, study, make, changes):

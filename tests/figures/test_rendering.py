@@ -2,14 +2,12 @@
 
 import json
 import re
-import shutil
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.combined import make_combined
 from fixtures.rows import (
     BUDGETS,
     VOCABULARY,
@@ -17,15 +15,12 @@ from fixtures.rows import (
     draw_one,
     make_decay,
     make_denseformer,
-    make_denseformer_study,
     make_run,
-    make_tokenformer,
-    make_transformer,
-    make_vision,
     model,
     pattention,
     write_csv,
 )
+from fixtures.rows import write as add_rows
 from matplotlib.figure import Figure
 
 from formerlab.errors import UserError
@@ -38,71 +33,48 @@ from formerlab.report.headline import headline
 from formerlab.report.pages import caption_title, format_table, html_table, mark_bold, without_constants
 from formerlab.report.runs import held_out_losses, lineage, means_by_run, variant_label
 from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
+from formerlab.report.tables.transformer import scores
 from formerlab.report.write import draw_all, draw_each
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
 ROOT = Path(__file__).parents[2]
+CACHED, OVERNIGHT = ROOT / "results/cached", ROOT / "figures/cached/overnight"
 ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""One figure and one table per study are saved as images.
-
-Other figures are tested only by their rows, because the code for saving is the same.
-"""
-WITH_THREE_SEEDS = {
-    *("denseformer_depth", "denseformer_tradeoff", "denseformer_flow", "denseformer_sparsity"),
-    *("tokenformer_gap", "transformer_bleu", "transformer_differences"),
-    *(name for name in ENTRIES if not any((ROOT / "figures/cached").glob(f"*/{name}.csv"))),
-}
-"""Figures that are rendered here with three seeds. tests/figures/test_committed.py renders all others."""
+"""One figure and one table of every study; the tests of the others look only at rows, since saving is alike."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
 
 
-def make_all(root, seeds):
-    make_tokenformer(root, seeds)
-    make_denseformer_study(root, seeds)
-    make_decay(root, seeds)
-    shutil.copy(root / "decay/decoder/seed0/prune.csv", make_run(root, "decay", "league-small"))
-    make_vision(root, seeds)
-    make_transformer(root, seeds)
-    make_combined(root, seeds)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return synthetic results at two scales and their figures.
-
-    Figures of WITH_IMAGES with one seed also have PDFs.
-    """
-    folder = tmp_path_factory.mktemp("figures")
-    make_all(folder / "results" / "live" / "one", (0,))
-    save = write.save
+    """The figures and tables of the committed rows of scale laptop, with one seed; WITH_IMAGES are saved."""
+    folder, save = tmp_path_factory.mktemp("figures"), write.save
 
     def save_few(figure, pdf, png):
-        if pdf.parent.name == "one" and pdf.stem in WITH_IMAGES:
+        if pdf.stem in WITH_IMAGES:
             save(figure, pdf, png)
         else:
             write_text(pdf, "as the others")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "save", save_few)
-        draw_all(folder / "results" / "live", folder / "figures" / "live")
-        make_all(folder / "results" / "live" / "three", (0, 1, 2))
-        assert draw_each(sorted(WITH_THREE_SEEDS), folder / "results/live/three", folder / "figures/live/three") == []
-    return folder
+        draw_all(CACHED, folder, scale="laptop")
+    return folder / "laptop"
 
 
 def test_all_figures_and_tables_are_rendered(folder):
-    output = folder / "figures" / "live" / "one"
-    for name, entry in ENTRIES.items():
-        assert "ours" in set(pd.read_csv(output / f"{name}.csv")["source"]), name
-        if entry.kind == "figure":
+    drawn = {path.stem for path in folder.glob("*.csv")}
+    assert drawn | {path.stem for path in (ROOT / "figures/cached").glob("*/*.csv")} >= set(ENTRIES)
+    for name in drawn:
+        assert "ours" in set(pd.read_csv(folder / f"{name}.csv")["source"]), name
+        if ENTRIES[name].kind == "figure":
             saved = name in WITH_IMAGES
-            assert (output / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
-            assert (output / f"{name}.png").exists() == saved, name
+            assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
+            assert (folder / f"{name}.png").exists() == saved, name
         else:
-            assert "No finished run" not in (output / f"{name}.md").read_text(), name
+            assert "No finished run" not in (folder / f"{name}.md").read_text(), name
 
 
 @UNSAVED
@@ -152,7 +124,7 @@ def test_columns_are_expanded():
 def test_captions_are_written_beside_the_images(folder):
     from docutils.core import publish_doctree
 
-    for path in (folder / "figures/live/one").glob("*.rst"):
+    for path in folder.glob("*.rst"):
         entry, text = ENTRIES[path.stem], path.read_text()
         assert text.startswith(entry.caption)
         publish_doctree(text, settings_overrides={"halt_level": 2, "report_level": 2})
@@ -268,25 +240,21 @@ def test_the_lineage_of_a_run_begins_with_its_oldest_ancestor(tmp_path):
 
 
 def test_published_points_are_marked_and_complete(folder):
-    rows = pd.read_csv(folder / "figures" / "live" / "one" / "tokenformer_cost.csv").query("source == 'published'")
+    rows = pd.read_csv(folder / "tokenformer_cost.csv").query("source == 'published'")
     grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
-    suites = pd.read_csv(folder / "figures" / "live" / "one" / "decay_suites_table.csv")
+    suites = pd.read_csv(folder / "decay_suites_table.csv")
     suites = suites.query("source == 'published' and set == 'mean'").set_index(["run", "configuration"])
     decay = suites.loc[("OPT-2.7B", "Decay 0.2"), ["accuracy", "minus_full", "minus_h2o"]]
     assert decay.tolist() == pytest.approx([0.476, -0.019, 0.040])
 
 
-def test_differences_are_beside_published_differences(folder):
-    folder = folder / "figures/live/one"
-    rows = pd.read_csv(folder / "transformer_differences.csv").set_index(["source", "run"])
-    assert rows.loc[("ours", "dropout-0"), "loss_minus_base_nats"].dropna().to_numpy() == pytest.approx(0.1, abs=0.05)
-    published = (
-        rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
-    )
-    assert published.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
-    rows = pd.read_csv(folder / "vision_accuracy.csv")
+def test_differences_are_beside_the_published_ones():
+    rows = pd.read_csv(OVERNIGHT / "transformer_differences.csv").set_index(["source", "run"])
+    theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
+    assert theirs.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
+    rows = pd.read_csv(OVERNIGHT / "vision_accuracy.csv")
     sizes = rows[rows["source"].eq("published") & rows["compared_with"].eq("ViT-B/16 (MAE recipe) 224px")]
     assert sizes["top1_points"].tolist() == pytest.approx([82.1 - 82.3])
     pairs = set(zip(rows["run"], rows["compared_with"], strict=True))
@@ -295,21 +263,14 @@ def test_differences_are_beside_published_differences(folder):
     )
 
 
-def test_sparse_averages_are_shown_beside_dense_averages(folder):
-    times = pd.read_csv(folder / "figures" / "live" / "three" / "denseformer_tradeoff.csv")
+def test_sparse_averages_are_shown_beside_dense_averages():
+    times = pd.read_csv(OVERNIGHT / "denseformer_tradeoff.csv")
     published = times[times["source"].eq("published") & times["layers"].eq(48)].set_index("variant")["forward_time_s"]
     assert published["DenseFormer 4x1"] < published["DenseFormer 1x1"]
-    rows = pd.read_csv(folder / "figures" / "live" / "three" / "denseformer_sparsity.csv")
+    rows = pd.read_csv(OVERNIGHT / "denseformer_sparsity.csv")
     published = rows[rows["source"] == "published"].set_index("run")
     assert published.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
     assert published.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
-    ours = rows[rows["source"] == "ours"]
-    means = ours[ours["part"] == "mean"]
-    dense = means[means["run"].str.contains("1x1|whole-dwa")].set_index("layers")["gain_nats"]
-    assert set(dense.index) == set(means["layers"]) == {8, 16}
-    assert means["minus_dense_nats"].to_numpy() == pytest.approx(
-        (means["layers"].map(dense) - means["gain_nats"]).to_numpy()
-    )
 
 
 def test_configurations_are_paired_with_the_full_cache(tmp_path):
@@ -452,12 +413,11 @@ def test_no_committed_table_has_more_than_nine_columns():
             assert not line.startswith("|:") or line.count("|") <= 10, path
 
 
-def test_the_headline_has_every_study_that_ran(folder, tmp_path):
-    text = headline(folder / "results" / "live" / "three")
-    for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt-2", "dwa-1x1-16", "Decay 0.2"):
+def test_the_headline_has_every_study_that_ran(tmp_path):
+    text = headline(CACHED / "laptop")
+    for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt-2", "dwa-1x1-", "Decay 0.2"):
         assert word in text
-    (tmp_path / "empty").mkdir()
-    assert "no study has finished runs yet" in headline(tmp_path / "empty")
+    assert "no study has finished runs yet" in headline(tmp_path)
 
 
 def test_damaged_rows_fail_the_rendering(tmp_path):
@@ -471,18 +431,19 @@ def test_damaged_rows_fail_the_rendering(tmp_path):
     json.loads((folder / "run.json").read_text())
 
 
-def test_translation_scores_are_corpus_scores(folder):
-    """The score depends only on the sums of n-grams and lengths. The exact fraction is a mean over sentences."""
-    rows = pd.read_csv(folder / "figures" / "live" / "three" / "transformer_bleu.csv").query("source == 'ours'")
-    base = rows.set_index("run").loc["base"]
+def test_translation_scores_are_corpus_scores(tmp_path):
+    """The score depends only on the sums of n-grams and lengths; the exact fraction is a mean over sentences."""
+    folder, sentences = make_run(tmp_path, "transformer", "base"), range(10)
+    add_rows(folder / "translate.csv", [("test", sentence, 9, 9, 9, -0.5, sentence % 2) for sentence in sentences])
+    counts = (9, 8, 7, 6, 10, 10, 10, 10, 13, 13)
+    add_rows(folder / "bleu.csv", [("test", sentence, "sacrebleu", *counts) for sentence in sentences])
+    base = scores(Results(tmp_path), "test").loc[("base", 0)]
     assert base["sacrebleu"] == pytest.approx(100 * (0.9 * 0.8 * 0.7 * 0.6) ** 0.25, abs=0.01)
     assert base["exact_percent"] == 50
-    assert base["seeds"] == 3
-    table = pd.read_csv(folder / "figures" / "live" / "one" / "transformer_layers.csv").query("source == 'ours'")
-    attention = table.set_index("layer").loc["self_attention"]
-    assert attention["counted_exponent_n"] == pytest.approx(2)
-    assert attention["counted_exponent_d"] == pytest.approx(1)
-    published = pd.read_csv(folder / "figures" / "live" / "one" / "transformer_bleu.csv").query("source == 'published'")
+    table = pd.read_csv(OVERNIGHT / "transformer_layers.csv").query("source == 'ours'").set_index("layer")
+    assert table.loc["self_attention", "counted_exponent_n"] == pytest.approx(2)
+    assert table.loc["self_attention", "counted_exponent_d"] == pytest.approx(1)
+    published = pd.read_csv(OVERNIGHT / "transformer_bleu.csv").query("source == 'published'")
     assert published.set_index("run").loc["Transformer big", "bleu_en_de"] == 28.4
 
 
@@ -497,12 +458,11 @@ def test_translation_scores_are_corpus_scores(folder):
         ("tokenformer_gap", "difference_nats", ["run", "rival"]),
     ],
 )
-def test_a_mean_is_the_mean_of_the_seeds_beside_it(folder, name, value, keys):
-    rows = pd.read_csv(folder / "figures" / "live" / "three" / f"{name}.csv").query("source == 'ours'")
-    means, counts = (rows.pivot_table(value, keys, "part", how).dropna() for how in ("mean", "count"))
+def test_a_mean_is_the_mean_of_the_seeds_beside_it(name, value, keys):
+    rows = pd.read_csv(OVERNIGHT / f"{name}.csv").query("source == 'ours'")
+    means = rows.pivot_table(value, keys, "part").dropna()
     assert len(means)
     assert means["seed"].to_numpy() == pytest.approx(means["mean"].to_numpy())
-    assert (counts["seed"] == 3).all()
 
 
 def test_declarations_are_valid():

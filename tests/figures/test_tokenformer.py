@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures.checkout import ROOT
-from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, write_csv
+from fixtures.rows import draw_one, grown, make_run, tokenformer, write_csv
 
 from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.claims.arms import read_arms
@@ -16,14 +16,6 @@ from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
 pytestmark = pytest.mark.xdist_group("figures")
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Synthetic results of three seeds."""
-    root = tmp_path_factory.mktemp("results") / "live" / "three"
-    make_tokenformer(root, (0, 1, 2))
-    return Results(root)
 
 
 def write_run(root, run, seed, held_out, curve, **settings):

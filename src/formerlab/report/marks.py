@@ -21,7 +21,6 @@ from formerlab.report.style import BLACK, GREY, LETTER, PUBLISHED_GROUND, PUBLIS
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
 
-_RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _LEAST_FACTOR = 2.5
 """The limits of a logarithmic axis with few ticks differ by at least this factor."""
 
@@ -192,9 +191,6 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
     labels = []
     for name, points in measured.sort_values(at, kind="stable").groupby(panel.by, sort=False):
         style = panel.plot_style(str(name), points)
-        if panel.ring:
-            ringed = points[points[panel.ring].eq(True)]
-            axes.plot(ringed[at], ringed[panel.y], **style | {"linestyle": "", "zorder": 3} | _RING)
         labels.append(Label(points[at].iloc[-1], points[panel.y].iloc[-1], str(name), style["color"]))
     return _ends(axes, panel, measured) if panel.ends else labels
 

@@ -82,8 +82,6 @@ class Panel:
     of y; missing ones are blank rows."""
     ticks: Callable[[float], str] | None = None
     """Formats the values of x; each value then has a tick."""
-    ring: str = ""
-    """Boolean column of points that are ringed."""
     ends: bool = False
     """If true, draw no bands, and the last point of each curve with its interval to the right of all curves."""
 
@@ -240,13 +238,18 @@ def _figure(
 
 
 def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
-    """Give the panels that ask for it the same limits."""
+    """Give the panels that ask for it the same limits; axes are linear if a value of any panel has no logarithm."""
     alike = defaultdict(list)
     for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
         alike[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
     for (letter, _), group in alike.items():
-        ends = [getattr(axes, f"get_{letter}lim")() for axes in group] if letter else []
-        for axes in group if letter else ():
+        if not letter:
+            continue
+        if len({getattr(axes, f"get_{letter}scale")() for axes in group}) > 1:
+            for axes in group:
+                axes.set(**{f"{letter}scale": "linear"})
+        ends = [getattr(axes, f"get_{letter}lim")() for axes in group]
+        for axes in group:
             axes.set(**{f"{letter}lim": (np.min(ends), np.max(ends))})
 
 

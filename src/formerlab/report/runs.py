@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.catalogue import expand_columns
 from formerlab.report.columns import count
 from formerlab.report.families import regime
 from formerlab.report.names import kind_label, variant_styles
@@ -52,22 +53,11 @@ def _growth_label(record: Mapping[Any, Any]) -> str:
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
-    keys, tau, optimizer, old_tokens = token_growth_labels(record).values()
-    state_kept = f", optimizer {optimizer}" if optimizer != "fresh" else ""
-    slowed = "" if old_tokens == "trained" else f", old tokens {old_tokens.replace('learning ', '')}"
-    return f"{keys} keys, tau {tau}{state_kept}{slowed}"
-
-
-def token_growth_labels(record: Mapping[Any, Any]) -> dict[str, str]:
-    """Return labels for the growth options of a run that grew by parameter tokens: keys, tau, optimizer, old_tokens."""
-    old = record.get("spec.growth.old_tokens")
+    tau, old = {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]], record.get("spec.growth.old_tokens")
+    state_kept = ", optimizer state kept" * (record.get("spec.growth.optimizer") == "carry")
     slower = isinstance(old, float) and 0 < old < 1  # older records do not have this key
-    return {
-        "keys": record["spec.growth.keys"],
-        "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
-        "optimizer": "state kept" if record.get("spec.growth.optimizer") == "carry" else "fresh",
-        "old_tokens": f"at {old:g} of the learning rate" if slower else "frozen" if old == "freeze" else "trained",
-    }
+    slowed = f", old tokens at {old:g} of the rate" if slower else ", old tokens frozen" * (old == "freeze")
+    return f"{record['spec.growth.keys']} keys, tau {tau}{state_kept}{slowed}"
 
 
 def cached_reader(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
@@ -235,6 +225,22 @@ def difference(
     return estimate(name, interval) | {"interval": meaning}
 
 
+def with_difference(
+    rows: DataFrame,
+    losses: DataFrame,
+    a: str,
+    b: str,
+    name: str,
+    value: str = "loss_nats",
+    results: Results | None = None,
+) -> DataFrame:
+    """Return rows with the columns of `difference`, from the runs in the columns `a` and `b`; empty without a pair."""
+    pairs = rows[[a, b]].to_numpy()
+    differences = [difference(losses, first, second, name, value, results) for first, second in pairs]
+    columns = [*expand_columns(f"{name}[]"), *(["interval"] if results else [])]
+    return rows.join(DataFrame(differences, rows.index, columns))
+
+
 def summarize(
     rows: DataFrame, value: str, by: Sequence[str], minus: Mapping[Hashable, str] | None = None, name: str = ""
 ) -> DataFrame:
@@ -282,18 +288,6 @@ def differences(
         if mean := difference(losses, pair[a], pair[b], name, value, results):
             rows.append(shared | {"part": "mean", "seeds": len(values)} | mean)
     return DataFrame(rows)
-
-
-def with_published(ours: DataFrame, nats: float, series: str) -> DataFrame:
-    """Split the column `series`, `<label>, <text>`, into `_label` (with the number of tokens) and `_text`, and append a
-    row with the published difference `nats`.
-    """
-    if ours.empty:
-        return ours
-    names, tokens = ours["series"].str.rsplit(", ", n=1), ours["tokens"].map(format_count)
-    ours = ours.assign(_label=names.str[0] + ", " + tokens + " tokens", _text=names.str[1])
-    row = {"source": "published", "part": "published", "series": series, "_label": series, "difference_nats": nats}
-    return pd.concat([ours, DataFrame([row])], ignore_index=True)
 
 
 def parent_run(losses: DataFrame, run: str) -> str | None:

@@ -68,26 +68,16 @@ def _style(colour: str, marker: str, line: str = "-", **style: Any) -> PlotStyle
 
 
 _GROUPS = {
-    "grown: random keys, tau sqrt(n); grown as published; grown, 30B a stage": _style(BLUE, "^"),
-    "grown: random keys, tau kept; random keys, tau kept": _style(BLUE, "s", "--"),
-    "grown: zero keys, tau kept; grown with zero keys; by tokens, zero keys, tau kept": _style(SKY, "D"),
-    "grown: zero keys, tau sqrt(n); zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _style(
-        SKY, "P", "--"
-    ),
-    "grown: random keys, tau sqrt(n), optimizer state kept; random keys, tau sqrt(n), optimizer state kept": _style(
-        BLUE, "<", "--"
-    ),
-    "grown: zero keys, tau kept, optimizer state kept; zero keys, tau kept, optimizer state kept": _style(
-        SKY, ">", "--"
-    ),
-    "grown: random keys, tau sqrt(n), old tokens frozen; random keys, tau sqrt(n), old tokens frozen": _style(
-        BLUE, "X", ":"
-    ),
-    "grown: zero keys, tau kept, old tokens frozen; zero keys, tau kept, old tokens frozen": _style(SKY, "p", ":"),
-    "grown: Net2Net by padding; Net2Net by padding; in width by new blocks (the paper's Net2Net)": _style(GREY, "v"),
+    "random keys, tau sqrt(n); grown as published; grown, 30B a stage": _style(BLUE, "^"),
+    "random keys, tau kept": _style(BLUE, "s", "--"),
+    "zero keys, tau kept; grown with zero keys; by tokens, zero keys, tau kept": _style(SKY, "D"),
+    "zero keys, tau sqrt(n); by tokens, zero keys, tau = sqrt(n)": _style(SKY, "P", "--"),
+    "random keys, tau sqrt(n), optimizer state kept": _style(BLUE, "<", "--"),
+    "zero keys, tau kept, optimizer state kept": _style(SKY, ">", "--"),
+    "random keys, tau sqrt(n), old tokens frozen": _style(BLUE, "X", ":"),
+    "zero keys, tau kept, old tokens frozen": _style(SKY, "p", ":"),
+    "Net2Net by padding; in width by new blocks (the paper's Net2Net)": _style(GREY, "v"),
     "Tokenformer, trained further; parent trained further; parent trained further, equal FLOPs": _style(PURPLE, "*"),
-    "final size from scratch, steps of the stage": _style(BLUE, "d", ":"),
-    "final size from scratch": _style(BLUE, "s"),
     "parent; Tokenformer, not grown": _style(BLUE, "o"),
     "Transformer, trained further": _style(BLACK, "*"),
     "DenseFormer 1x1": _style(ORANGE, "s"),
@@ -122,8 +112,10 @@ _SPARE = (_style(GREY, "h"), _style("#8C8C8C", "p"), _style("#B0B0B0", "H"))
 def plot_style(name: str) -> PlotStyle:
     """Return the plot style of a policy (by its kind) or of another variant or series (by its label).
 
-    An unlisted name gets a spare style selected by its hash, so it is the same in all figures.
+    An unlisted name gets a spare style selected by its hash, so it is the same in all figures. A way to grow has one
+    style, with and without `grown: ` before its name.
     """
+    name = name.removeprefix("grown: ")
     listed = color_and_marker(name)
     return _STYLES.get(name) or (_style(*listed) if listed else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 

@@ -154,7 +154,7 @@ def plotted_runs(runs: DataFrame, patterns: Sequence[str]) -> DataFrame:
 
 def draw_curves(data: DataFrame) -> Figure:
     """Draw differences to the control, with the last steps beside them, or losses."""
-    panel = partial(Panel, "step", by="_series", unit="run", kind="band", facet="_panel", style="variant",
+    panel = partial(Panel, "step", by="_series", kind="band", facet="_panel", style="variant",
                     xlabel="training step")  # fmt: skip
     intervals = "curves: means; right of them: last step, with 95 % Student t intervals over seeds."
     return layout(

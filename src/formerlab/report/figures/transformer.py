@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,37 +11,20 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
 from formerlab.report.panel import Panel, layout, setting
-from formerlab.report.published import TRANSFORMER as PAPER
-from formerlab.report.published import published_rows
 from formerlab.report.runs import differences, held_out_losses
 from formerlab.report.style import BROWN, GREY, NARROW, PURPLE, WIDEST
 from formerlab.report.tables.blocks import with_pooled
-from formerlab.report.tables.transformer import THEORY, complexity, scores, slope
+from formerlab.report.tables.transformer import LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
 
 STUDY = "transformer"
-VARIANTS = {
-    "heads-1": ("one head", "(A) h=1 dk=512"),
-    "dropout-0": ("no dropout", "(D) dropout 0"),
-    "dropout-2": ("dropout 0.2", "(D) dropout 0.2"),
-    "smoothing-0": ("no label smoothing", "(D) label smoothing 0"),
-    "smoothing-2": ("label smoothing 0.2", "(D) label smoothing 0.2"),
-    "positions-learned": ("learned positions", "(E) learned positions"),
-}
-"""Label and row of Table 3, by run. Other runs change a size, and the published sizes are far from ours."""
+VARIANTS = ["heads-1", "dropout-0", "dropout-2", "smoothing-0", "smoothing-2", "positions-learned"]
+"""Runs with a row in Table 3. Other runs change a size, and the published sizes are far from ours."""
 _MINUS = {"loss_nats": "loss_minus_base_nats", "sacrebleu": "bleu_minus_base"}
+_PUBLISHED = {"published_nats": "loss_minus_base_nats", "published_bleu": "bleu_minus_base"}
 _beside_base = partial(Panel, y="_label", by="_series", kind="forest", zero=0.0, name="legend")
 LEARNED = 0.02
 """Largest difference in loss at which the claim calls learned positions equal to sinusoids, in nats."""
-
-
-def _published_differences() -> DataFrame:
-    table = published_rows(PAPER, "Table 3").set_index("model")[["perplexity_per_wordpiece", "bleu"]].astype(float)
-    values = table.assign(loss=np.log(table["perplexity_per_wordpiece"])).loc[[model for _, model in VARIANTS.values()]]
-    base = table.loc["base"]
-    loss, bleu = values["loss"] - np.log(base["perplexity_per_wordpiece"]), values["bleu"] - base["bleu"]
-    minus_base = dict(zip(_MINUS.values(), (loss.to_numpy(), bleu.to_numpy()), strict=True))
-    return DataFrame({"source": "published", "run": list(VARIANTS), **minus_base})
 
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
@@ -67,17 +49,16 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     if len(of_loss):
         of_loss = with_pooled(of_loss, results, STUDY, "run", "base", _MINUS["loss_nats"])
-    published = _published_differences()
-    published = published[published["run"].isin(pairs["run"])]
+    published = published_variations().rename(columns=_PUBLISHED)[["run", *_MINUS.values()]].assign(source="published")
+    published = published[published["run"].isin(VARIANTS) & published["run"].isin(pairs["run"])]
     rows = pd.concat([of_loss, of_bleu, published], ignore_index=True)
     limits = 0.25 * published.set_index("run")[_MINUS["loss_nats"]].reindex(["heads-1", "dropout-0"])
     limits["positions-learned"] = LEARNED
     lower = rows["run"].eq("positions-learned") & rows["source"].eq("published")  # the line on the other side
-    labels = {run: label for run, (label, _) in VARIANTS.items()}
     order = rows["run"].map({run: number for number, run in enumerate(VARIANTS)}).fillna(len(VARIANTS))
     return rows.assign(
         **{f"{_MINUS['loss_nats']}_limit": rows["run"].map(limits).mask(lower, -LEARNED)},
-        _label=rows["run"].map(labels).fillna(rows["run"].str.replace("-", " ")),
+        _label=rows["run"].replace(LABELS, regex=True),
         _series=rows["source"].map({"ours": "ours", "published": "the paper's, 65M parameters"}),
         _style="Transformer",
         _order=order,

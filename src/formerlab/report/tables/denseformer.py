@@ -17,6 +17,7 @@ from formerlab.report.runs import (
     means_by_run,
     seed_count,
     sort_by_regime,
+    with_difference,
 )
 from formerlab.report.tables.blocks import by_regime, claim_runs, processor, with_pooled
 from formerlab.results.read import Results
@@ -52,12 +53,10 @@ def gains(results: Results, runs: list[str]) -> DataFrame:
     its own, in nats and paired by seed. `interval` says what the interval of the gain is over.
     """
     losses = held_out_losses(results, STUDY)
-    plain = plains(losses)
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "device", "spec."))]
     rows = means_by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
-    rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plain))
-    differences = [difference(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
-    rows = rows.join(DataFrame(differences, columns=[*expand_columns("gain_nats[]"), "interval"]))
+    rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plains(losses)))
+    rows = with_difference(rows, losses, "plain", "run", "gain_nats", results=results)
     return rows.sort_values(["layers", "run"], ignore_index=True)
 
 
@@ -76,22 +75,31 @@ def speeds(results: Results) -> DataFrame:
     return DataFrame(columns, index=rows["run"].unique()).rename_axis("run").reset_index().astype({"run": str})
 
 
-def published_table(*tables: str, **names: str) -> DataFrame:
-    """Return tables of the paper, a row per table, model and setting, under other `names`; `perplexity_se` is the
-    published standard error. A forward pass of Tables 1 and 6 has 64 sequences.
+_NAMES = {
+    "model": "run",
+    "perplexity_standard_error": "perplexity_se",
+    "perplexity_uncertainty": "perplexity_se",
+    "inference_batches_per_second": "inference_batches_per_s",
+    "training_steps": "steps",
+    "training_time": "training_time_hours",
+}
+
+
+def published_models(*tables: str) -> DataFrame:
+    """Return tables of the paper, a row per table, model and setting. `run` is the printed name, which `variant` and
+    `layers` divide, and `perplexity_se` the published standard error. A forward pass has 64 sequences.
     """
-    names |= {"perplexity_standard_error": "perplexity_se", "perplexity_uncertainty": "perplexity_se"}
-    by, factors = ("table_or_figure", "model", "setting"), {"parameters": 1e6}
-    rows = published_rows(DENSEFORMER, *tables, by=by, names=names, factors=factors)
-    return rows.assign(source="published", **{f"{FORWARD}_sequences": 64.0})
+    by = ("table_or_figure", "model", "setting")
+    rows = published_rows(DENSEFORMER, *tables, by=by, names=_NAMES, factors={"parameters": 1e6})
+    rows[["variant", "layers"]] = rows["run"].str.extract(r"(.+?)(?: (\d+) blocks)?$")
+    layers = rows["layers"].fillna(rows["setting"].str.extract(r"(\d+) blocks")[0]).astype(float)
+    return rows.assign(source="published", layers=layers, **{f"{FORWARD}_sequences": 64.0})
 
 
 def published_depths() -> DataFrame:
     """Return Table 1 of the paper, a row per model."""
-    table = published_table("Table 1", model="run", inference_batches_per_second="inference_batches_per_s")
-    table[["variant", "layers"]] = table["run"].str.extract(r"(.+) (\d+) blocks")
     columns = ["source", "run", "variant", "layers", "perplexity", "perplexity_se", "parameters"]
-    return table.astype({"layers": float})[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
+    return published_models("Table 1")[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
 
 
 _DENSE = "DenseFormer 1x1"
@@ -100,9 +108,7 @@ _PAIRS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-tr
 
 def _published_pairs() -> DataFrame:
     """Return the plain Transformers and DenseFormers 1x1 of Tables 1 and 2, with the gains that they imply."""
-    rows = published_table("Table 1", "Table 2", model="run")
-    rows[["variant", "layers"]] = rows["run"].str.extract(r"(.+?)(?: (\d+) blocks)?$")
-    rows["layers"] = rows["layers"].fillna(rows["setting"].str.extract(r"(\d+) blocks")[0]).astype(float)
+    rows = published_models("Table 1", "Table 2")
     rows = rows[rows["variant"].isin(("Transformer", _DENSE))]
     rows["regime"] = rows["setting"].str.partition(";")[0].str.partition(",")[0].replace("OWT2", "OpenWebText2")
     keys = ["regime", "layers"]
@@ -152,14 +158,12 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
 
 def _published_patterns() -> DataFrame:
     """Return the models of 48 blocks in Tables 1, 4 and 7, with the loss minus the loss of 1x1 in the same setting."""
-    rows = published_table("Table 1", "Table 4", "Table 7", model="variant", table_or_figure="run")
-    rows = rows[rows["variant"].str.endswith(" 48 blocks") | rows["run"].ne("Table 1")]
-    names = {r" 48 blocks$": "", r"Last-K K=4.*": "Last-K, K = 4, X_0 always"}
-    rows["variant"] = rows["variant"].replace(names, regex=True)
+    rows = published_models("Table 1", "Table 4", "Table 7").query("layers == 48")
+    rows["variant"] = rows["variant"].replace(r"Last-K K=4.*", "Last-K, K = 4, X_0 always", regex=True)
     rows["setting"] = rows["setting"].str.extract(r"(batch \d+)", expand=False)
     dense = rows[rows["variant"] == _DENSE].set_index("setting")["perplexity"]
     behind = np.log(rows["perplexity"] / rows["setting"].map(dense))
-    return rows.drop_duplicates(["variant", "setting"]).assign(layers=48.0, published_nats=behind)
+    return rows.drop_duplicates(["variant", "setting"]).assign(run=rows["table_or_figure"], published_nats=behind)
 
 
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
@@ -195,16 +199,13 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
     keys = ["regime", "setting", "layers"]
     of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
-    ours = ours.join(of_key, on=keys).reset_index(drop=True)
-    pairs = zip(ours["run"], ours["dense"], strict=True)
-    behind = [difference(losses, run, dense, "loss_minus_dense_nats") for run, dense in pairs]
-    ours = ours.join(DataFrame(behind, columns=expand_columns("loss_minus_dense_nats[]")))
+    ours = with_difference(ours.join(of_key, on=keys), losses, "run", "dense", "loss_minus_dense_nats")
     ours = with_pooled(ours, results, STUDY, "run", "dense", "loss_minus_dense_nats")
     return sort_by_regime(ours.assign(device=ours["device"].map(processor)), "setting", "layers", "loss_nats")
 
 
 def _published_delay() -> DataFrame:
-    rows = published_table("Table 5", model="run").assign(layers=48.0)
+    rows = published_models("Table 5")
     steps = rows["setting"].str.extract(r"N=(\d+)")[0].astype(float).fillna(40_000.0)  # never
     gain = np.log(rows["perplexity"].max() / rows["perplexity"]).mask(steps == 40_000)
     return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
@@ -248,17 +249,14 @@ def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
     ours = ours.assign(
         kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]),
         immediate=ours["layers"].map(immediate["run"]).where(ours["setting"] == "late"),
-    ).reset_index(drop=True)
-    pairs = zip(ours["run"], ours["immediate"], strict=True)
-    behind = [difference(losses, run, other, "loss_minus_start_nats") for run, other in pairs]
-    ours = ours.join(DataFrame(behind, columns=expand_columns("loss_minus_start_nats[]")))
+    )
+    ours = with_difference(ours, losses, "run", "immediate", "loss_minus_start_nats")
     ours = with_pooled(ours, results, STUDY, "run", "immediate", "loss_minus_start_nats")
     return with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
 
 
 @table(reads="test.csv speed.csv", runs="plain-* dwa-* equal-time-*", needs="equal-time-*",
-       published=lambda: published_table("Table 3", model="run", training_steps="steps",
-                                         training_time="training_time_hours"),
+       published=lambda: published_models("Table 3"),
        columns="source run variant layers steps step_time_ratio training_time_s training_time_hours perplexity[]± "
                "-loss_nats gain_nats[] -interval seeds")  # fmt: skip
 def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
@@ -287,12 +285,11 @@ _OPERATIONS = {
 
 
 def _published_speeds() -> DataFrame:
-    rows = published_table("Table 1", "Table 6", model="run", inference_batches_per_second="batches_per_s")
-    rows[["variant", "layers"]] = rows["run"].str.extract(r"(.+) (\d+) blocks")
-    rows = rows.drop_duplicates("run").astype({"layers": float})
-    plain = rows[rows["variant"] == "Transformer"].set_index("layers")["batches_per_s"]
-    rows = rows.assign(measure=FORWARD, sequences=64.0, milliseconds=1000 / rows["batches_per_s"])
-    return rows.assign(time_ratio=rows["layers"].map(plain) / rows["batches_per_s"])
+    rows = published_models("Table 1", "Table 6").drop_duplicates("run")
+    speed = rows["inference_batches_per_s"]
+    plain = rows.assign(speed=speed)[rows["variant"] == "Transformer"].set_index("layers")["speed"]
+    return rows.assign(measure=FORWARD, sequences=64.0, milliseconds=1000 / speed,
+                       time_ratio=rows["layers"].map(plain) / speed)  # fmt: skip
 
 
 def _by_operation(rows: DataFrame) -> DataFrame:

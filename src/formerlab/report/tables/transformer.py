@@ -8,15 +8,15 @@ from pandas import DataFrame
 from scipy import stats
 
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
-from formerlab.report.catalogue import expand_columns, table
+from formerlab.report.catalogue import table
 from formerlab.report.published import TRANSFORMER, published, published_rows
 from formerlab.report.runs import (
-    difference,
     held_out_losses,
     last_step_rows,
     load_runs,
     means_by_run,
     validation_losses,
+    with_difference,
 )
 from formerlab.report.tables.blocks import by_regime, with_pooled
 from formerlab.results.read import Results
@@ -58,7 +58,7 @@ def complexity(results: Results, runs: list[str]) -> DataFrame:
     return chosen
 
 
-_LABELS = {
+LABELS = {
     "^settled-": "", "^heads-1$": "one head", "^heads-": "heads h = ", "^key-": "key width = ",
     "^layers-": "layers N = ", "^width-": "width = ", "^hidden-": "feed-forward width = ",
     "^dropout-0": "no dropout", r"^dropout-(\d)": r"dropout 0.\1", "^smoothing-0": "no label smoothing",
@@ -74,7 +74,7 @@ _TABLE_3 = {
 """Our run with the same change, by row of Table 3 of the paper (patterns)."""
 
 
-def _published_variations() -> DataFrame:
+def published_variations() -> DataFrame:
     """Return the rows of Table 3 with their differences to its base model; `run` is our run with the same change."""
     names = {"model": "change", "perplexity_per_wordpiece": "perplexity"}
     rows = published_rows(TRANSFORMER, "Table 3", names=names, factors={"parameters": 1e6})
@@ -89,7 +89,7 @@ def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the differences to the base model, each beside the published one."""
     if rows["source"].eq("published").any():
         return {}
-    theirs = _published_variations().set_index("run")
+    theirs = published_variations().set_index("run")
     rows = rows[~rows["run"].str.endswith("base")]
     rows = rows.assign(**{name: rows["run"].map(theirs[name]) for name in ("published_nats", "published_bleu")})
     rows = rows.rename(columns=lambda name: re.sub("^bleu_minus_base", "development_bleu_minus_base", name))
@@ -112,11 +112,11 @@ def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame
     """Return our rows with a label and, for each `column=metric` in `names`, the metric minus the metric of the base
     model, paired by seed.
     """
-    base = ours["run"].str.startswith("settled-").map({True: "settled-base", False: "base"})
+    settled = ours["run"].str.startswith("settled-")
+    ours = ours.assign(base=settled.map({True: "settled-base", False: "base"}))
     for name, value in names.items():
-        gaps = [difference(measured, run, of_base, name, value) for run, of_base in zip(ours["run"], base, strict=True)]
-        ours = ours.join(DataFrame(gaps).reindex(columns=expand_columns(f"{name}[]")))
-    return ours.assign(base=base, change=ours["run"].replace(_LABELS, regex=True))
+        ours = with_difference(ours, measured, "run", "base", name, value)
+    return ours.assign(change=ours["run"].replace(LABELS, regex=True))
 
 
 def _scored(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -143,7 +143,7 @@ def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
     return _minus_base(ours, measured, bleu_minus_base="sacrebleu")
 
 
-@table(reads="eval.csv test.csv translate.csv bleu.csv", published=_published_variations, readers=_with_published,
+@table(reads="eval.csv test.csv translate.csv bleu.csv", published=published_variations, readers=_with_published,
        columns="source run change regime test_minus_base_nats[]+ loss_minus_base_nats[] published_nats "
                "bleu_minus_base[] published_bleu perplexity -loss_nats[] -sacrebleu -bleu parameters tokens seeds"
        )  # fmt: skip

@@ -13,8 +13,8 @@ from formerlab.report.catalogue import table
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.published import TOKENFORMER, published_rows
-from formerlab.report.runs import baselines, difference, load_runs, means_by_run
-from formerlab.report.tables.blocks import claim_runs, pooled_estimate
+from formerlab.report.runs import baselines, load_runs, means_by_run, with_difference
+from formerlab.report.tables.blocks import claim_runs, pooled_estimate, with_pooled
 from formerlab.results.read import Results
 from formerlab.statistics import expected_calibration_error
 
@@ -167,13 +167,12 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
     if pairs.empty:
         return levels
+    pairs = with_difference(pairs, measured, "run", "compared_with", COMPARED, "top1_percent", results)
+    pairs = with_pooled(pairs, results, STUDY, "run", "compared_with", COMPARED, "error_rate")
     reader, claims = ClaimRows(results, STUDY, ClaimArms()), claim_runs(results, STUDY).values()
-    rows = []
-    for pair in pairs.to_dict("records"):
-        a, b = pair["run"], pair["compared_with"]
-        rows.append(pair | difference(measured, a, b, COMPARED, "top1_percent", results))
-        rows[-1] |= pooled_estimate(reader, f"{COMPARED}_pooled", {a: -100.0, b: 100.0}, "error_rate")
-        ratio = pooled_estimate(reader, "error_ratio", {a: 1.0, b: -1.0}, "error_rate", logarithm=True)
-        rows[-1] |= {end: np.exp(value) for end, value in ratio.items()}
-        rows[-1]["bold"] = any({a, b} <= claim for claim in claims)
-    return pd.concat([levels, DataFrame(rows)], ignore_index=True)
+    models_of_pairs = pairs[["run", "compared_with"]].to_numpy()
+    signs = [{a: 1.0, b: -1.0} for a, b in models_of_pairs]
+    ratios = [pooled_estimate(reader, "error_ratio", pair, "error_rate", logarithm=True) for pair in signs]
+    bold = [any({*pair} <= claim for claim in claims) for pair in models_of_pairs]
+    pairs = pairs.assign(bold=bold).join(DataFrame(np.exp(DataFrame(ratios, pairs.index))))
+    return pd.concat([levels, pairs], ignore_index=True)

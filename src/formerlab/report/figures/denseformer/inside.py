@@ -287,4 +287,4 @@ def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     rows = compared(results, rows[rows["measure"].str.startswith(SINGULAR)], runs)
     rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), _marker="")
     table = summarize(rows, "value", ["variant", "run", "layers", "matrix", "place"])
-    return table.drop(columns=["value_low", "value_high"]).assign(_marker="")
+    return table.drop(columns=["value_low", "value_high"], errors="ignore").assign(_marker="")

@@ -246,12 +246,11 @@ def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
 
 def _published_sparsity() -> DataFrame:
     """Return the gains and the loss differences of the published models of 48 blocks (Tables 1 and 4)."""
-    depths = tables.published_depths().rename(columns={"variant": "model"})
-    rows = pd.concat([depths[depths["layers"] == 48], tables.published_table("Table 4")]).drop_duplicates("model")
+    rows = tables.published_models("Table 1", "Table 4").query("layers == 48").drop_duplicates("variant")
     rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
-    rows = rows[rows["model"].str.startswith(DENSEFORMER)].dropna(subset=_GAIN)
-    gain = rows.loc[rows["model"].eq(DENSE), _GAIN].iloc[0]
-    columns = {"variant": rows["model"], "run": rows["model"], "_dense_gain": gain, _BEHIND: gain - rows[_GAIN]}
+    rows = rows[rows["variant"].str.startswith(DENSEFORMER)].dropna(subset=_GAIN)
+    gain = rows.loc[rows["variant"].eq(DENSE), _GAIN].iloc[0]
+    columns = {"variant": rows["variant"], "run": rows["variant"], "_dense_gain": gain, _BEHIND: gain - rows[_GAIN]}
     return rows[["source", _GAIN]].assign(layers=48.0, part="mean", **columns)
 
 

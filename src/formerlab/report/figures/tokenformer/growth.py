@@ -1,6 +1,5 @@
 """Effect of growth on the loss, and a Tokenformer against its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
@@ -10,13 +9,12 @@ from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
-from formerlab.report.published import published
 from formerlab.report.runs import (
     TOKENFORMER,
     differences,
+    format_count,
     held_out_losses,
     validation_losses,
-    with_published,
 )
 from formerlab.report.studies.tokenformer import (
     STUDY,
@@ -24,7 +22,7 @@ from formerlab.report.studies.tokenformer import (
     mean_curves,
 )
 from formerlab.report.tables.blocks import pooled_estimate, with_pooled
-from formerlab.report.tables.tokenformer.models import tokenformer_modern
+from formerlab.report.tables.tokenformer.models import published_gap, tokenformer_modern
 from formerlab.results.read import Results
 
 ARMS = {
@@ -105,12 +103,14 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
     rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
     pairs = rivals[["series", "tokens", "run", "rival"]]
-    perplexities = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
-    gap = float(np.log(float(perplexities["TokenFormer"]) / float(perplexities["Transformer"])))
     rows = differences(losses, pairs, "run", "rival")
     if len(rows):
         rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-    rows = with_published(rows, gap, "third party, 124M parameters")
+        names = rows["series"].str.rsplit(", ", n=1)
+        labels = names.str[0] + ", " + rows["tokens"].map(format_count) + " tokens"
+        gap = published_gap()[["difference_nats"]].assign(source="published", part="published")
+        gap = gap.assign(**dict.fromkeys(("series", "_label"), "third party, 124M parameters"))
+        rows = pd.concat([rows.assign(_label=labels, _text=names.str[1]), gap], ignore_index=True)
     changes = tokenformer_modern.rows(results, runs).query("run.isna()")
     texts, arms = (
         data_set_labels(changes["regime"].str.partition(", ")[0], results.scale),

@@ -16,12 +16,12 @@ from formerlab.report.runs import (
     TOKENFORMER,
     TRANSFORMER,
     by_seed,
-    difference,
     estimate,
     held_out_losses,
     language_baselines,
     load_runs,
     means_by_run,
+    with_difference,
 )
 from formerlab.report.studies.questions import CHANCE, accuracy_columns
 from formerlab.report.studies.tokenformer import (
@@ -122,7 +122,7 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
 _GAP_CLAIMS = "tokenformer-worse-than-modern-transformer", "tokenformer-gap-shrinks-with-training"
 
 
-def _published_gap() -> DataFrame:
+def published_gap() -> DataFrame:
     """Return the pair of an independent implementation."""
     rows = (
         published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"].astype(float)
@@ -143,7 +143,7 @@ def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     return by_regime(rows.assign(arm=rows["arm"] + " Transformer").rename(columns=columns))
 
 
-@table(reads="eval.csv test.csv floors.csv", published=_published_gap, readers=_gaps,
+@table(reads="eval.csv test.csv floors.csv", published=published_gap, readers=_gaps,
        runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
        columns="source run regime tokens arm -learning_rate -parameters_non_embedding -tokenformer "
                "perplexity_5gram perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged bold"
@@ -164,9 +164,8 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     level = points.set_index("run")["perplexity"]
     rivals = points[points["chosen"] & points["arm"].ne("matched")].dropna(subset="tokenformer")
     rivals = rivals.sort_values(["regime", "arm", "tokens"], ascending=[True, False, True], ignore_index=True)
-    pairs = zip(rivals["tokenformer"], rivals["run"], strict=True)
-    gaps = DataFrame([difference(losses, *pair, "difference_nats") for pair in pairs])
-    rivals = rivals.assign(perplexity_tokenformer=rivals["tokenformer"].map(level)).join(gaps)
+    rivals = rivals.assign(perplexity_tokenformer=rivals["tokenformer"].map(level))
+    rivals = with_difference(rivals, losses, "tokenformer", "run", "difference_nats")
     rivals = with_pooled(rivals, results, STUDY, "tokenformer", "run", "difference_nats")
     reader = ClaimRows(results, STUDY, ClaimArms())
     worse, shrinks = claim_runs(results, STUDY, *_GAP_CLAIMS).values()
