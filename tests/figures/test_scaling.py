@@ -87,10 +87,10 @@ def test_the_claimed_chain_has_the_ratio_of_the_table_below_its_costs(tmp_path, 
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))})
     monkeypatch.setattr("formerlab.report.figures.tokenformer.cost.registered_arms", lambda *_: arms)
     rows = load_rows(catalogue()["tokenformer_cost"], Results(tmp_path))
-    ratios = rows[rows["flops_ratio"].notna()].set_index("series")["flops_ratio"]
-    assert ratios["grown as published"] == pytest.approx(0.5)
-    assert ratios["grown, 30B a stage"] == pytest.approx(0.403, abs=1e-3)
-    assert list(ratios.index) == ["parent", "grown as published", "grown, 30B a stage"]
+    ratios = rows[rows["flops_ratio"].notna()].set_index("run")["flops_ratio"]
+    assert ratios["grown-random-sqrt-2"] == pytest.approx(0.5)
+    assert ratios["TokenFormer 1.4B"] == pytest.approx(0.403, abs=1e-3)
+    assert list(ratios.index) == ["tokenformer-1", "grown-random-sqrt-2", "TokenFormer 1.4B"]
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
 
 

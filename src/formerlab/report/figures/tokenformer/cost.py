@@ -137,10 +137,13 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         arms = registered_arms("tokenformer-growth-saves-cost", results.scale).arms.values()
         ratios = tokenformer_envelope.rows(results, runs).assign(source="ours", part="ratio")
         claimed = ratios[ratios["run"].isin([arm.run for arm in arms])]
-        ratios = ratios[ratios["run"].isin({*claimed["run"], *claimed["parent"]})].dropna(subset="flops_ratio")
         ratios["series"] = ratios["run"].map(rows.drop_duplicates("run").set_index("run")["series"])
-        paper = published_ratio().assign(series="grown, 30B a stage", _row="paper, 1.4B, TPU hours")
-        ratios["_row"] = ratios["series"] + ratios["run"].str.extract(_STAGE)[0].radd(", ").fillna("")
+        ratios = ratios[ratios["run"].isin({*claimed["run"], *claimed["parent"]})].dropna(
+            subset=["flops_ratio", "series"]
+        )
+        paper = published_ratio().assign(series="grown as published", _row="paper, 1.4B, TPU hours")
+        names = ratios["series"] + ratios["run"].str.extract(_STAGE)[0].radd(", ").fillna("")
+        ratios["_row"] = names.where(ratios["run"].isin(claimed["run"]), PARENT)
         columns = ["source", "part", "run", "series", "_row", *expand_columns("flops_ratio[]+")]
         frames.append(pd.concat([ratios, paper])[columns].assign(flops_ratio_limit=CLAIMED_RATIO))
     published = published_points(*_PUBLISHED)
