@@ -298,6 +298,8 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
 
 def _searches(results: Results, runs: Sequence[str], study: str, used: Results | None, least: int = 2) -> DataFrame:
     """Return the mean and the losses by seed of every rate of the searches with at least `least` rates."""
+    columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
+    columns += ["share", "_order"]
     records = {record["id"]: record for record in results.records()}
     losses = last_step_rows(validation_losses(results, study, runs))
     runs_at_rates = load_runs(results, study, runs).merge(losses, "left", ["run", "seed"])
@@ -307,6 +309,8 @@ def _searches(results: Results, runs: Sequence[str], study: str, used: Results |
     rates_of_seed = runs_at_rates.groupby(["number", "seed"])["lr"].transform("nunique")  # compare on equal seeds
     most = rates_of_seed.groupby(runs_at_rates["number"]).transform("max")
     runs_at_rates = runs_at_rates[(rates_of_seed == most) & (most >= least)]
+    if runs_at_rates.empty:
+        return DataFrame(columns=[*columns, "scale"])
     # a run may exist under two names
     runs_at_rates = runs_at_rates[runs_at_rates["number"] >= 0].drop_duplicates(["number", "lr", "seed"])
     runs_at_rates["run"] = runs_at_rates.groupby(["number", "lr"])["run"].transform("first")
@@ -321,5 +325,4 @@ def _searches(results: Results, runs: Sequence[str], study: str, used: Results |
     rows = pd.concat([means, seeds], ignore_index=True).join(labels, on="number")
     of_number = {number: records[name] for number, name in first_ids.items()}
     rows["share"] = _searched_share(rows, of_number, used) if used else np.nan
-    columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return rows[[*columns, "share", "_order"]].assign(scale=results.scale)
+    return rows[columns].assign(scale=results.scale)
