@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from formerlab.report import committed
 from formerlab.report.catalogue import catalogue
-from formerlab.report.tables.blocks import claim_runs
+from formerlab.report.tables.blocks import claim_verdicts
 from formerlab.report.write import same_rows, save
 from formerlab.results.read import Results
 
@@ -25,13 +25,17 @@ def test_committed_figures_match_the_committed_rows():
     assert committed.stale_message(ROOT) == ""
 
 
-def test_rows_of_claims_without_a_verdict_are_not_bold(monkeypatch):
+def test_verdicts_name_their_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
     results = Results(ROOT / "results" / "cached" / "overnight")
     sparse, persists = "denseformer-sparse-keeps-the-gain", "denseformer-gain-persists-with-training"
-    runs = claim_runs(results, "denseformer", sparse, persists)
-    assert runs[sparse] == set()
-    assert "long-dwa-1x1-8" in runs[persists]
+    verdicts = claim_verdicts(results, "denseformer", sparse, persists, "denseformer-better-than-deeper")
+    assert {claim: verdict.word for claim, verdict in verdicts.items()} == {
+        sparse: "no verdict",
+        persists: "agrees",
+        "denseformer-better-than-deeper": "not tested",
+    }
+    assert "long-dwa-1x1-8" in verdicts[persists].runs
 
 
 def test_the_page_links_exactly_the_committed_files():

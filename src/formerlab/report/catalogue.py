@@ -3,7 +3,8 @@
 A figure or table is declared by a function in a module below `figures/` or `tables/`. The function has the name of the
 figure or table and returns its rows:
 `@plot(...)` above `decay_league` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
-The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
+The docstring is the caption in reStructuredText; it says what is shown and what to look for. The caption of a table is
+a question and at most three points: what is compared, what the brackets are, what to doubt. The folder or file below
 `figures/` or `tables/` names the study. A declaration with `studies` is rendered once for each of them, as
 `<study>_<name>`.
 The plan reads the runs, the files and the caption from the source, so they must be literals.
@@ -44,11 +45,13 @@ class Declaration(NamedTuple):
     columns: str = ""
     """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, `perplexity[]±` also a
     standard error, `gain_nats[]+` also the ends of the pooled interval that verdicts use; `~` is a space. `-flops` is
-    written to the CSV only, not to the Markdown and HTML. A verdict rests on the last interval of a row whose column
-    `bold` is true."""
+    written to the CSV only, not to the Markdown and HTML."""
     readers: "Callable[[DataFrame], DataFrame | dict[str, DataFrame]] | None" = None
     """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
     argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""
+    answer: "Callable[[DataFrame], str] | None" = None
+    """Returns one sentence with the result, which stands below the title of a table, or "" if rows are missing. Its
+    argument is our rows with their labels."""
 
 
 def plot(**fields: Any) -> "Callable[[Callable[..., DataFrame]], Declaration]":

@@ -11,82 +11,89 @@ from typing import Any, NamedTuple
 import numpy as np
 from pandas import Series
 
+MINUS = "\N{MINUS SIGN}"
 ARROWS = {"↓": "↓: lower is better", "↑": "↑: higher is better"}
 
 
 class Column(NamedTuple):
-    """How tables show a column: its numbers are multiplied by `factor` and have `places` decimals, if given."""
+    """How tables show a column: its numbers are multiplied by `factor` and have `places` decimals, if given.
+
+    `null` is the value without an effect.
+    """
 
     heading: str
     meaning: str = ""
     factor: float = 1.0
     places: int | None = None
+    null: float = 0.0
 
 
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
+    "verdict": Column("verdict", "on the registered claim that rests on the row"),
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
     **{
-        f"{cost}_exponent_{axis}": Column(words, places=2)
-        for cost, words in (("counted", "operations"), ("time", "time"), ("memory", "memory"))
+        f"time_exponent_{axis}{suffix}": Column(f"time: {axis}{words}", places=2)
         for axis in ("n", "d")
+        for suffix, words in (("", ""), ("_largest", ", largest"))
     },
+    "counted_nd": Column("counted: n, d"),
+    "sequential": Column("published steps"),
     "complexity": Column("published cost"),
     "change": Column("model"),
-    "published_nats": Column("published (nats) ↓"),
-    "published_bleu": Column("published BLEU ↑", places=1),
+    "published_nats": Column("published ↓"),
+    "published_bleu": Column("published ↑", places=1),
     "published_gain_nats": Column("published gain (nats) ↑"),
-    "parameters_non_embedding": Column("parameters without embedding"),
+    "parameters_non_embedding": Column("parameters", "without embeddings"),
     "tokens": Column("training tokens"),
     "flops_cumulative": Column("cumulative FLOPs"),
     "loss_nats": Column("held-out loss (nats) ↓", LOSS),
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
-    "loss_minus_dense_nats": Column("loss minus 1x1 (nats) ↓"),
-    "loss_minus_start_nats": Column("loss minus early start (nats) ↓"),
+    "loss_minus_dense_nats": Column("minus 1x1 (nats) ↓"),
+    "minus_plain_nats": Column("1x1 minus plain (nats) ↓"),
+    "plain_milliseconds": Column("plain (ms) ↓", places=1),
+    "1x1_time_ratio": Column("1x1 ↓", places=2, null=1),
+    "4x5_time_ratio": Column("4x5 ↓", places=2, null=1),
+    "time_ratio": Column("time ratio ↓", places=2, null=1),
+    "reads": Column("reads or adds"),
     "device": Column("processor"),
-    "kept": Column(
-        "published, retained (%) ↑", "in percent of the gain when the weights learn from the first step", 100, places=0
-    ),
-    "start_share": Column("weights learn from"),
-    "parameters_added": Column("parameters added", "parameters that the plain Transformer does not have"),
+    "parameters_added": Column("added", "parameters that the plain Transformer does not have"),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
     "training_time_hours": Column("training time (h)"),
-    "arm": Column("kind of Transformer"),
+    "arm": Column("Transformer"),
     "effect_nats": Column("effect on the loss (nats) ↓"),
     "cost_nats": Column("added loss (nats) ↓", places=4),
-    "perplexity_tokenformer": Column("perplexity: Tokenformer ↓"),
-    "perplexity_5gram": Column("perplexity of a 5-gram model", places=1),
-    "difference_nats": Column("loss difference (nats) ↓"),
-    "tokens_per_new_parameter": Column("tokens per new parameter", places=0),
-    "flops_of_transformer": Column("FLOPs, Transformer"),
-    "parameters_with_embedding": Column("with embedding"),
-    "minus_net2net_nats": Column("gain minus gain of Net2Net (nats) ↑"),
-    "flops_ratio": Column("FLOPs ratio ↓", places=1),
-    "parents_ratio": Column("ancestors alone ↓", places=2),
-    "hours_ratio": Column("TPU hours relative to a Transformer ↓", places=2),
-    "parameters_formula": Column("parameters, formula"),
-    "flops_formula": Column("FLOPs, formula"),
-    "flops_difference": Column("FLOPs, counted minus formula"),
-    "parameters_printed": Column("printed size"),
-    "nearer_count_minus_printed_percent": Column("formula minus printed size (%)", places=1),
-    "sacrebleu": Column("sacreBLEU ↑", places=1),
-    "bleu_minus_base": Column("BLEU minus base ↑", places=1),
-    "development_bleu_minus_base": Column("development BLEU minus base ↑", places=1),
-    "test_minus_base_nats": Column("test loss (nats) ↓"),
+    "perplexity_tokenformer": Column("Tokenformer ↓", "perplexity"),
+    "difference_nats": Column("Tokenformer minus it (nats) ↓"),
+    "own_seeds_nats": Column("own seeds alone", "the interval of these seeds, without the variance of similar runs"),
+    "tokens_per_new_parameter": Column("per new parameter", places=0),
+    "grown_minus_nats": Column("grown minus further (nats) ↓"),
+    "zero_minus_nats": Column("zero keys minus further (nats) ↓"),
+    "minus_ungrown_nats": Column("minus not grown (nats) ↓", "loss minus the loss of the same model without growth"),
+    "behind_net2net_nats": Column("that minus Net2Net's (nats) ↓", "the same for Net2Net by padding is subtracted"),
+    "flops_ratio": Column("FLOPs ratio ↓", places=1, null=1),
+    **{f"{name}_ratio": Column(f"{name}, ratio ↓", places=1, null=1) for name in ("grown", "zero keys", "further")},
+    **{f"{name}_perplexity": Column(f"{name} ↓", places=1) for name in ("grown", "zero keys", "further")},
+    "nearer_count_minus_printed_percent": Column("formula minus printed (%)", places=1),
+    "flops_token_token_coefficient": Column("FLOPs / T²", "4 L d, for attention over T tokens", places=0),
+    "test_minus_base_nats": Column("loss (nats) ↓"),
+    "test_bleu_minus_base": Column("BLEU ↑", places=1),
+    "test_sacrebleu": Column("sacreBLEU ↑", places=1),
+    "test_exact_percent": Column("exact (%) ↑", "translations that equal the reference"),
+    "test_perplexity": Column("perplexity ↓"),
     "loss_minus_base_nats": Column("development loss (nats) ↓"),
-    "exact_percent": Column("exact (%) ↑", "translations that equal the reference"),
-    "bleu_en_de": Column("BLEU En-De ↑"),
-    "bleu_en_fr": Column("BLEU En-Fr ↑"),
-    "flops_en_de": Column("FLOPs En-De"),
-    "flops_en_fr": Column("FLOPs En-Fr"),
     "top1_percent": Column("top-1 (%) ↑"),
-    "top1_points": Column("difference (points) ↑"),
-    "error_ratio": Column("error ratio ↓", places=2),
+    "top1_points": Column("points ↑"),
+    "errors": Column("error of"),
+    "error_ratio": Column("error ratio", places=2, null=1),
+    "error_ratio_b": Column("published B/16", places=2),
+    "error_ratio_l": Column("published L/16", places=2),
+    "minus": Column("pair"),
     "accuracy": Column("accuracy (%) ↑", factor=100, places=1),
     "full": Column("Full (%)", factor=100, places=1),
     "h2o": Column("H2O (%)", factor=100, places=1),
@@ -95,29 +102,21 @@ COLUMNS = {
     "minus_full": Column("minus Full (points) ↑", factor=100, places=1),
     "minus_h2o": Column("minus H2O (points) ↑", factor=100, places=1),
     "chance": Column("chance (%)", factor=100, places=1),
-    "on_questions": Column("cache size, questions (%)", factor=100, places=1),
-    "cache_megabytes": Column("cache (MB) ↓", places=1),
-    "acc_own": Column("own alpha (%) ↑", factor=100, places=1),
-    "acc_common": Column("common alpha (%) ↑", factor=100, places=1),
-    "gain": Column("gain (points) ↑", factor=100, places=1),
-    "acc_float32": Column("float32 (%) ↑", factor=100),
-    "acc_model": Column("model's precision (%) ↑", factor=100),
-    "difference": Column("difference (points)", factor=100),
-    "judged_alike": Column(
-        "same outcome (%)", "questions that both runs answer correctly, or both incorrectly", 100
-    ),
+    "acc_own": Column("own (%) ↑", factor=100, places=1),
+    "acc_common": Column("common (%) ↑", factor=100, places=1),
+    "task": Column("set"),
+    "acc_decay": Column("Decay 0.2 (%) ↑", factor=100, places=1),
+    "acc_h2o": Column("H2O (%) ↑", factor=100, places=1),
+    "prompt_s": Column("prompt (s) ↓", places=1),
+    "megabytes": Column("memory (MB) ↓", places=1),
+    "gain": Column("own minus common (points) ↑", factor=100, places=1),
     "length": Column("prompt length (tokens)"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
     "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100, places=1),
-    "recent_share": Column(
-        "recent (%)", "most recent tokens, which are always retained, in percent of all tokens", 100
-    ),
-    "selected_share": Column("selected (%)", "tokens that the score selects, in percent of all tokens", 100),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
 
-    "speed_ratio": Column("speed / Full ↑"),
-    "prompt_ratio": Column("prompt time / Full ↓"),
+    "speed_ratio": Column("speed / Full ↑", null=1),
     "faster_after": Column("faster after (tokens) ↓", places=0),
 }  # fmt: skip
 UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
@@ -152,9 +151,21 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
         places = _mantissa(values) if name.startswith("flops") else _decimals(name, values, low, high, error)
     cells = []
     for value, *spread in zip(values, low, high, error, strict=True):
-        text, least, most, deviation = ("" if math.isnan(x) else number(name, x, places) for x in (value, *spread))
-        cells.append(f"{text} [{least}, {most}]".lstrip() if least else f"{text} ± {deviation}" if deviation else text)
+        text, deviation = ("" if math.isnan(x) else number(name, x, places) for x in (value, spread[2]))
+        least, most = ("" if math.isnan(x) else _end(name, x, places) for x in spread[:2])
+        cell = f"{text} [{least}, {most}]".lstrip() if least else f"{text} ± {deviation}" if deviation else text
+        cells.append(cell.replace(" ", "\N{NO-BREAK SPACE}"))
     return cells
+
+
+def _end(name: str, value: float, places: int) -> str:
+    """Return the end of an interval. If it rounds to the value without an effect, it keeps its sign or more digits."""
+    null = column(name).null
+    if abs(value - null) < 1e-9 or float(f"{value:.{places}f}") != null:
+        return number(name, value, places)
+    if null == 0:
+        return f"{value:+.{places}f}".replace("-", MINUS)
+    return _end(name, value, places + 1)
 
 
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:
@@ -197,7 +208,7 @@ def number(name: str, value: float, places: int) -> str:
         return count(value)
     if name.startswith("flops") and abs(value) >= 1e6:
         return f"{value:.{places}e}".replace("e+", "e").replace("e0", "e")
-    return f"{value:z,.{places}f}"
+    return f"{value:z,.{places}f}".replace("-", MINUS)
 
 
 def count(value: float) -> str:

@@ -3,6 +3,7 @@
 They are rendered from the committed rows, so that readers of the repository see them without running a command.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
@@ -14,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.catalogue import CatalogueEntry, catalogue, load_rows
-from formerlab.report.write import draw, same_rows
+from formerlab.report.write import draw, same_rows, table_texts
 from formerlab.results.read import Results, has_runs
 from formerlab.yaml_files import read_scale, read_yaml, study_names
 
@@ -61,7 +62,7 @@ def is_committed(root: Path, entry: CatalogueEntry, scale: str) -> bool:
 
 
 def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
-    """Render each figure or table whose rows changed and each table whose caption changed. Write the page.
+    """Render each figure or table whose rows changed and each table whose text changed. Write the page.
 
     Return a path for each changed figure or table, and the page if it changed. Files of figures and tables without our
     rows are removed. With `dry_run`, write nothing and return the paths that would change.
@@ -74,8 +75,9 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
             files = [committed_file(root, entry, path.name, suffix) for suffix in SUFFIXES[entry.kind]]
             exist, has_rows = [file.exists() for file in files], rows["source"].eq("ours").any()
             current = all(exist) and same_rows(files[-1], rows)
-            if current and entry.kind == "table":  # the captions of figures are not committed
-                current = pages.body(entry.caption) in files[0].read_text(encoding="utf-8")
+            if current and has_rows and entry.kind == "table":  # the captions of figures are not committed
+                texts = files[0].read_text(encoding="utf-8"), table_texts(entry, results, rows)[0]
+                current = len({re.sub(r"\d", "", text) for text in texts}) == 1  # the rows have the digits
             if current if has_rows else not any(exist):
                 continue
             changed.append(str(files[0].relative_to(root)))

@@ -11,7 +11,7 @@ from formerlab.results.read import Results, StalenessReason
 
 HEADLINE_TABLES = {
     "Transformer: translation of the test sentences":
-        "transformer_bleu: run sacrebleu exact_percent perplexity parameters seeds",
+        "transformer_variations: run test_sacrebleu test_exact_percent test_perplexity parameters seeds",
     "Tokenformer: held-out loss and cumulative training cost":
         "tokenformer_table: run parameters flops_cumulative loss_nats perplexity seeds",
     "DenseFormer: gain in held-out loss over the plain Transformer":
@@ -19,7 +19,7 @@ HEADLINE_TABLES = {
     "Decay: held-out loss with a pruned cache against the full cache":
         "decay_table: run configuration realised_budget perplexity increase_nats seeds",
     "Vision: top-1 accuracy of image classification":
-        "vision_table: model parameters top1_percent top1_points error_ratio seeds",
+        "vision_table: model parameters_non_embedding top1_percent top1_points error_ratio seeds",
 }  # fmt: skip
 """Name and columns of each table, by title."""
 NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over test windows of one model."

@@ -145,12 +145,14 @@ def _article(entry: CatalogueEntry, runs: Sequence[str], figures: Path, claims: 
     if entry.kind == "figure":
         content = f'<img alt="{title}" src="{_uri(figures / entry.outputs[1])}">'
     else:
-        tables = _body(figures / f"{entry.name}.html").partition("</p>")[2].replace("h2>", "h4>")  # without caption
+        tables = _body(figures / f"{entry.name}.html").replace("h2>", "h4>")
         content = f'<details open><summary>table</summary><div class="wide">{tables}</div></details>'
-    # The caption has notes. Code and bold are its only reStructuredText markup.
-    caption = (figures / entry.outputs[-1]).read_text(encoding="utf-8").partition(COMMAND)[0]
-    caption = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(caption, quote=False))
-    caption = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", caption)
+    caption = ""
+    if entry.kind == "figure":  # the page of a table has its caption
+        # The caption has notes. Code and bold are its only reStructuredText markup.
+        caption = (figures / entry.outputs[-1]).read_text(encoding="utf-8").partition(COMMAND)[0]
+        caption = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(caption, quote=False))
+        caption = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", caption)
     command = f"python -m formerlab draw {entry.name} --scale {results.scale}"
     sources = f"<details class='small'><summary>{len(runs)} source runs</summary>{escape(', '.join(runs))}</details>"
     return (

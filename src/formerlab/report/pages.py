@@ -11,8 +11,10 @@ from html import escape
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.columns import column, is_spread, texts
+from formerlab.report.columns import MINUS, column, is_spread, texts
 
+_NUMBER = re.compile(rf"[{MINUS}+]?\d[\d.,]*[kMB]?(?:e\d+)?(?:\s[\[±].*)?$")
+"""Matches the text of a number, also with an interval or an error."""
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.6em; }
@@ -66,10 +68,15 @@ def takeaway(caption: str) -> str:
     return f"To see: {sentence}." if sentence else ""
 
 
-def body(caption: str) -> str:
-    """Return a caption without its title."""
+def bullets(caption: str) -> list[str]:
+    """Return the sentences of a caption without its title, in the parts that ` - ` begins."""
     text = caption.removeprefix(caption_title(caption)).lstrip(",.:;? ")
-    return text[:1].upper() + text[1:]
+    return [part[:1].upper() + part[1:] for part in f" {text}".split(" - ") if part.strip()]
+
+
+def bullet_list(lines: Sequence[str]) -> str:
+    """Return lines as a list in HTML."""
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
@@ -78,43 +85,43 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
     The policy and its settings are also left out if a column `configuration` already names them.
     """
     named = ("policy", "alpha", "recent") if "configuration" in table else ()
-    left_out = ("source", "bold", *named, *hidden)
+    left_out = ("source", "is_reference", *named, *hidden)
     return [str(name) for name in table if not (name in left_out or is_spread(name) or table[name].isna().all())]
 
 
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
     `x ± se`. The pooled interval, `x_pooled_low` and `x_pooled_high`, replaces the other one, because verdicts use it.
+    Empty differences in the rows with a true `is_reference` are "reference".
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
+    reference = table.get("is_reference", pd.Series(False, table.index)).eq(True)
     for name in visible_columns(table, hidden):
         low, high = (
             table.get(f"{name}_pooled_{end}", empty).fillna(table.get(f"{name}_{end}", empty))
             for end in ("low", "high")
         )
-        cells[column(name).heading] = texts(name, table[name], low, high, table.get(f"{name}_se", empty))
+        column_texts = texts(name, table[name], low, high, table.get(f"{name}_se", empty))
+        is_difference = "minus" in name or f"{name}_low" in table
+        cells[column(name).heading] = [
+            "reference" if is_difference and is_reference and not text else text
+            for text, is_reference in zip(column_texts, reference, strict=True)
+        ]
     return DataFrame(cells, index=table.index)
-
-
-def mark_bold(cells: DataFrame, table: DataFrame) -> DataFrame:
-    """Return the cells; the last interval of each row with a true `bold` in `table` is put between asterisks."""
-    bold = table["bold"].eq(True) if "bold" in table else pd.Series(False, table.index)
-    intervals = cells.apply(lambda texts: texts.str.contains(" [", regex=False))
-    last = intervals & intervals.iloc[:, ::-1].cumsum(axis=1).iloc[:, ::-1].eq(1)
-    return cells.mask(last.mul(bold.to_numpy(), axis=0), "**" + cells + "**")
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
     """Return a formatted table without its constant columns, and a sentence with the constant values."""
-    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
+    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1 and name != "verdict"]
     values = "; ".join(f"{name} {value}" for name in constant if (value := cells[name].iloc[0]))
     return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
 
 
 def markdown_table(cells: DataFrame) -> str:
-    """Return a formatted table as a Markdown table."""
+    """Return a formatted table as a Markdown table. Columns of numbers are aligned right."""
     escaped = cells.map(escape_markdown).rename(columns=escape_markdown)
-    return str(escaped.to_markdown(index=False, disable_numparse=True))
+    sides = ["right" if any(map(_NUMBER.match, cells[name])) else "left" for name in cells]
+    return str(escaped.to_markdown(index=False, disable_numparse=True, colalign=sides))
 
 
 def escape_markdown(text: str) -> str:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from html import escape
 from itertools import repeat
 from pathlib import Path
 
@@ -171,12 +172,12 @@ def write(entry: CatalogueEntry, results: Results, out: Path, rows: DataFrame, *
             paths.pop(0).unlink(missing_ok=True)  # an earlier PDF would show earlier rows
         notes = _write_pictures(entry, results, paths[:-2], rows)
     else:
-        for path, text in zip(paths[1:3], _texts(entry, results, rows), strict=True):
+        for path, text in zip(paths[1:3], table_texts(entry, results, rows), strict=True):
             write_text(path, text)
     csv_file = out / f"{entry.name}.csv"
     if not same_rows(csv_file, rows):  # another machine may round the last digit differently
         write_text(csv_file, _csv(rows))
-    caption = f"{entry.caption} {notes}".rstrip()
+    caption = f"{entry.caption} {notes}".rstrip().replace(" - ", "\n\n- ")
     write_text(paths[-1], f"{caption}{COMMAND}``python -m formerlab draw {entry.name} --scale {results.scale}``\n")
     return paths
 
@@ -282,11 +283,10 @@ def with_labels(rows: DataFrame, scale: str) -> DataFrame:
     return rows.assign(regime=[regime_label(str(regime), scale) for regime in regimes])
 
 
-def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> list[tuple[str, DataFrame]]:
+def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> list[tuple[str, DataFrame]]:
     """Return the blocks of a table with their headings: ours as readers see them, then the published rows."""
-    ours, published = (table[table["source"] == source] for source in ("ours", "published"))
     blocks = []
-    for heading, rows in ("Ours", with_labels(ours, results.scale)), ("Published, not ours", published):
+    for heading, rows in ("Ours", ours), ("Published, not ours", published):
         shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
         for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
             labels = block.drop(columns="run", errors="ignore") if rows is not published else block
@@ -294,37 +294,53 @@ def _blocks(declaration: Declaration, table: DataFrame, results: Results) -> lis
     return blocks if len(published) else blocks[:-1]
 
 
-def _released_models(entry: CatalogueEntry, results: Results) -> list[str]:
-    """Return a line per released model of a study: the precision of its weights, and the window length of losses."""
+def _origin(entry: CatalogueEntry, results: Results) -> str:
+    """Return a line on the models (for released ones, the weights and the window length of losses) and the scale."""
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]
-    lines = []
+    models = []
     for model, weights, context in records[columns[1:]].to_numpy():
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
         windows = f", windows of {context:.0f} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})
-        lines.append(f"{RELEASED_NAMES.get(model, model)}: weights in {bits}{windows}.")
-    return lines
+        models.append(f"{RELEASED_NAMES.get(model, model)}, a released model (weights in {bits}{windows})")
+    origin = results.origin(entry.study, entry.runs)
+    return f"Models: {'; '.join(models) or 'small, trained by us'}. Rows: {origin}."
 
 
-def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
-    """Return a table as Markdown and as HTML: our rows, the published rows, its caption and the meaning of columns."""
+def _links(entry: CatalogueEntry) -> str:
+    """Return links to the CSV and to pages of the repository, from the folder figures/<tree>/<scale>."""
+    docs = "../../../docs"
+    pages_of = {"numbers": f"{entry.name}.csv", "study": f"{docs}/{entry.study}.md", "verdicts": f"{docs}/verdicts.md"}
+    return " · ".join(f"[{name}]({page})" for name, page in {**pages_of, "all tables": "../../README.md"}.items())
+
+
+def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
+    """Return a table as Markdown and as HTML: the answer, our rows, the published rows, the caption, the meaning of
+    columns, and in Markdown links.
+    """
     declaration = load_declaration(entry.name)
     hidden = {expand_columns(word)[0] for word in declaration.columns.split() if word.startswith("-")}
-    heading, caption = pages.caption_title(entry.caption), pages.body(entry.caption)
-    rows_of = f"Rows: {results.origin(entry.study, entry.runs)}."
-    text, page, headings = [f"# {heading}"], list[str](), list[str]()
-    for block, rows in _blocks(declaration, table, results):
+    ours = with_labels(table[table["source"] == "ours"], results.scale)
+    answer = declaration.answer(ours) if declaration.answer and len(ours) else ""
+    heading = pages.caption_title(entry.caption)
+    text, page = [f"# {heading}"], list[str]()
+    if answer:
+        text.append(f"**{pages.escape_markdown(answer)}**")
+        page.append(f"<p><b>{escape(answer)}</b></p>")
+    headings, any_empty = list[str](), False
+    for block, rows in _blocks(declaration, ours, table[table["source"] == "published"]):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
             cells = pages.format_table(rows, hidden)
             headings += [*cells]
             cells, note = pages.without_constants(cells)
-            cells = pages.mark_bold(cells, rows)
-        shown = [] if cells.empty else [(pages.markdown_table(cells), pages.html_table(cells))]
-        text += [f"**{block}**", *(markdown for markdown, _ in shown), *([note] if note else [])]
-        page += [pages.heading(block), *(html for _, html in shown), *([pages.paragraph(note)] if note else [])]
-    lines = [*meanings(headings), *_released_models(entry, results), rows_of]
-    text += [caption, "\n".join(f"- {words}" for words in lines)]
-    page += map(pages.paragraph, [caption, *lines])
-    return "\n\n".join(text) + "\n", pages.html_page(heading, page)
+        shown, any_empty = cells.replace("", "\N{EN DASH}"), any_empty or "" in cells.to_numpy()
+        text += [f"**{block}**", *([] if cells.empty else [pages.markdown_table(shown)]), *([note] if note else [])]
+        page += [pages.heading(block), *([] if cells.empty else [pages.html_table(shown)])]
+        page += [pages.paragraph(note)] if note else []
+    lines = [*pages.bullets(entry.caption), *meanings(headings)]
+    lines += ["\N{EN DASH}: not run, not published, or no claim."] if any_empty else []
+    lines.append(_origin(entry, results))
+    text += ["\n".join(f"- {words}" for words in lines), _links(entry)]
+    return "\n\n".join(text) + "\n", pages.html_page(heading, [*page, pages.bullet_list(lines)])

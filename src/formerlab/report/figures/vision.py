@@ -36,7 +36,7 @@ def _differences(measured: DataFrame, results: Results) -> DataFrame:
     if ours.empty:
         return ours
     ours["part"] = ours["part"].replace("mean", "difference")
-    published = tables.published_differences()
+    published = tables.published_differences().drop(columns="error_ratio")
     return pd.concat([ours, published[published["question"].isin(ours["question"])]], ignore_index=True)
 
 

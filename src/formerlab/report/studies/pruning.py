@@ -203,7 +203,7 @@ def configuration_label(policy: str, alpha: float, recent: float) -> str:
 
     In the rows, a policy is its kind, followed by its other options that differ from the defaults
     (`h2o variant=local_statistics`). A policy that allocates the budget over layers or heads has the scoring policy in
-    brackets (`pyramid(h2o) layers=30`).
+    brackets (`pyramid(h2o) layers=30`). Decay with alpha 1 and without recent tokens is the plain sum.
     """
     kind, *options = policy.split()
     *dividing, _ = kind.split("(")
@@ -298,7 +298,6 @@ def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFram
         row |= {name: float(group[name].median()) for name in ("cache_bytes", "metadata_bytes", "cache_share")}
         medians.append(row | {"repetitions": len(group)})
     table = label_and_sort(DataFrame(medians)).assign(source="ours")
-    table["configuration"] += table["budget"].map(lambda budget: "" if budget == 1.0 else f", {budget_text(budget)}")
     return table.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
 
 

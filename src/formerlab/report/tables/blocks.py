@@ -1,8 +1,8 @@
-"""Helpers of several tables: blocks by data set, values side by side, pooled intervals, and the runs of claims."""
+"""Helpers of several tables: blocks by data set, values side by side, pooled intervals, verdicts, values in words."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,9 +12,11 @@ from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
+from formerlab.report.claims.render import outcome_text
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.claims.verdict import evaluate
-from formerlab.report.runs import estimate
+from formerlab.report.pages import format_table
+from formerlab.report.runs import estimate, language_baselines, load_runs
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 
@@ -91,11 +93,68 @@ def processor(device: str) -> str:
     return device.replace("(R)", "").removesuffix(" Processor")
 
 
-def claim_runs(results: Results, study: str, *claims: str) -> dict[str, set[str]]:
-    """Return the runs of each claim (by default, of all claims of the study), empty for claims without a verdict."""
+class ClaimVerdict(NamedTuple):
+    """The verdict on a claim in words, and the runs that it uses."""
+
+    word: str
+    runs: frozenset[str]
+
+
+def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
+    """Return the verdict on each claim (by default, on all claims of the study), without runs if no run was planned."""
     arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
-    runs = dict[str, set[str]]((claim, set()) for claim in claims or arms)
-    for claim in (claim for claim in read_claims().claims if claim.id in runs and claim.id in arms):
+    verdicts = dict.fromkeys(claims or arms, ClaimVerdict("not tested", frozenset()))
+    for claim in (claim for claim in read_claims().claims if claim.id in verdicts and claim.id in arms):
         verdict = evaluate(claim, ClaimRows(results, study, arms[claim.id], cache), {}, results.scale)
-        runs[claim.id] = {*verdict.runs} if verdict.outcome != "not_tested" else set()
-    return runs
+        word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
+        verdicts[claim.id] = ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()))
+    return verdicts
+
+
+def in_words(row: "Series[Any]", name: str) -> str:
+    """Return a value of a row with its interval as text, as tables show it, or "not known" if it is missing."""
+    columns = [column for column in expand_columns(f"{name}[]+") if column in row]
+    cells = format_table(DataFrame([row[columns]]))
+    return str(cells.iloc[0, 0]) if cells.size else "not known"
+
+
+def first_row(rows: DataFrame, **values: Any) -> "Series[Any] | None":
+    """Return the first row with these values, or None."""
+    mask = Series(True, rows.index)
+    for name, value in values.items():
+        mask &= rows[name].eq(value)
+    return rows[mask].iloc[0] if mask.any() else None
+
+
+def negated(rows: DataFrame, name: str, new: str) -> DataFrame:
+    """Return rows with the column `new`, the negative of column `name`, and the ends of its intervals."""
+    ends = {"": "", "_low": "_high", "_high": "_low"}
+    ends |= {f"_pooled{end}": f"_pooled{other}" for end, other in ends.items() if end}
+    return rows.assign(
+        **{f"{new}{end}": -rows[f"{name}{other}"] for end, other in ends.items() if f"{name}{other}" in rows}
+    )
+
+
+def with_verdict(row: "Series[Any]") -> str:
+    """Return the verdict of a row in round brackets, or "" if no claim rests on it."""
+    return f" ({row['verdict']})" if isinstance(row["verdict"], str) else ""
+
+
+def ngrams(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return a row per data set of these runs with the loss of a 5-gram model, which any study may have measured."""
+    names = "5-gram on " + load_runs(results, study, runs)["data.name"]
+    studies = [other for other in ("denseformer", "tokenformer") if len(results.runs(other))]
+    rows = pd.concat([language_baselines(results, other, ["*"]) for other in studies])
+    return rows[rows["run"].isin(names)].drop_duplicates("run")
+
+
+def ngram_levels(rows: DataFrame) -> str:
+    """Return the perplexities of the 5-gram models among labelled rows (`write.with_labels`) in words, or ""."""
+    named = rows[rows["variant"].astype(str).str.startswith("5-gram")]
+    levels = ", ".join(f"{row.perplexity:.1f} on {row.regime}" for row in named.itertuples())
+    return f"a 5-gram model has {levels}" if levels else ""
+
+
+def with_prefix(prefix: str, text: str) -> str:
+    """Return the text after the prefix, or "" if the text is empty."""
+    return prefix + text if text else ""

@@ -18,10 +18,11 @@ from itertools import product
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.catalogue import expand_columns, table
+from formerlab.report.catalogue import table
+from formerlab.report.columns import count
 from formerlab.report.runs import by_seed, estimate, held_out_losses, means_by_run, subtract
 from formerlab.report.studies.pruning import is_published_setting, nearest_budget_rows
-from formerlab.report.tables.blocks import side_by_side
+from formerlab.report.tables.blocks import first_row, in_words, ngram_levels, ngrams, side_by_side, with_prefix
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
 
@@ -119,47 +120,72 @@ _LABELS = {
 }
 
 
+_MARGINS = {
+    "linear layers": ("Transformer", "Transformer with averages (DenseFormer)", "averages with linear layers"),
+    "parameter tokens": ("Tokenformer", "Tokenformer with averages", "averages with parameter tokens"),
+    "minus": ("parameter tokens without averages", "parameter tokens with averages", "interaction"),
+}
+"""The rows whose losses or effects the 2 x 2 table shows, by row of that table."""
+_WITHOUT, _WITH, _MINUS = "without averages (nats) ↓", "with averages (nats) ↓", "with minus without (nats) ↓"
+
+
 def _readers(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return three blocks: losses and the loss that pruning adds; effects on the loss; interactions with pruning."""
+    """Return two blocks: the losses of the four models with margins, and the loss that pruning adds to each."""
+    named, blocks = rows[rows["kind"].isin(("loss", "effect"))].set_index("name"), {}
+    if {name for names in _MARGINS.values() for name in names} <= {*named.index}:
+        means = named["loss_nats"].fillna(named["effect_nats"])
+        columns = {"model": ["linear layers", "parameter tokens", "parameter tokens minus linear layers"]}
+        for column, *names in zip((_WITHOUT, _WITH, _MINUS), *_MARGINS.values(), strict=True):
+            columns |= {column: means[names].to_numpy()}
+            columns |= {f"{column}_{end}": named.loc[names, f"effect_nats_{end}"].to_numpy() for end in ("low", "high")}
+        first = rows[rows["kind"] == "loss"].iloc[0]
+        words = f"{first['blocks']:.0f} blocks of width {first['width']:.0f}, {count(first['tokens'])} training tokens"
+        level, floor = named["perplexity"].dropna(), with_prefix("; ", ngram_levels(rows))
+        words += f", {first['seeds']:.0f} seeds; perplexity {level.min():.1f} to {level.max():.1f}{floor}"
+        text = f"loss on {first['regime'].partition(', ')[0]}; {words}"
+        blocks[text] = DataFrame(columns)
     pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
-    names = pruned["name"].str.rpartition(", ")
-    costs = side_by_side(pruned.assign(name=names[0].map(_LABELS)), ["name"], names[2] + " adds (nats) ↓", "cost_nats")
-    levels = rows[rows["kind"] == "loss"].dropna(axis=1, how="all")
-    levels = levels.merge(costs, on="name", how="outer") if len(levels) else costs
-    pairs = rows[rows["kind"].eq("interaction") & rows["name"].str.contains("H2O|Decay")]
-    ends = dict(zip(expand_columns("effect_nats[]"), expand_columns("cost_nats[]"), strict=True))
-    pairs = pairs.drop(columns=[*ends.values()]).rename(columns=ends)
-    blocks = {
-        "models, best first": levels.sort_values([*levels.columns.intersection(["loss_nats"])]),
-        "effects on the loss": rows[rows["kind"] == "effect"],
-        "interactions with a cache of 40 %": pairs.assign(name=pairs["name"].str.removesuffix(f", {BEYOND}")),
-    }
-    heads = dict.fromkeys(blocks, "effect") | {"models, best first": "model"}
-    return {
-        heading: block.drop(columns="kind", errors="ignore").rename(columns={"name": heads[heading]})
-        for heading, block in blocks.items()
-        if len(block)
-    }
+    if len(pruned):
+        parts = pruned["name"].str.rpartition(", ")
+        labels = parts[2].replace({"Decay": "Decay 0.2"}) + " (nats) ↓"
+        pruned = pruned.assign(name=parts[0].map(_LABELS))
+        heading = "loss added by a cache of 40 % of the tokens"
+        blocks[heading] = side_by_side(pruned, ["name"], labels, "cost_nats").rename(columns={"name": "model"})
+    return blocks
 
 
-@table(reads="test.csv prune.csv", readers=_readers,
-       columns="source kind name perplexity loss_nats[] effect_nats[] cost_nats[] parameters tokens seeds")  # fmt: skip
+def _answer(rows: DataFrame) -> str:
+    interaction = first_row(rows, kind="effect", name=INTERACTION)
+    if interaction is None:
+        return ""
+    low, high = interaction["effect_nats_low"], interaction["effect_nats_high"]
+    words = "We cannot tell" if low < 0 < high else "They do not add up"
+    return f"{words}: the interaction is {in_words(interaction, 'effect_nats')} nats (no claim)."
+
+
+@table(reads="test.csv prune.csv", readers=_readers, answer=_answer,
+       columns="source kind name run variant perplexity loss_nats[] effect_nats[] cost_nats[] parameters_non_embedding "
+               "regime blocks width tokens seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
-    """Do parameter tokens, averages over depth and a pruned cache add up? Held-out loss of Transformers and
-    Tokenformers, without and with DenseFormer's averages over depth (1x1), on the whole test text, and the loss that
-    H2O and Decay (alpha 0.2) add with 40 % of the tokens, on 256 windows. An effect is the loss with an idea minus the
-    loss without it; below zero it helps. The interaction is the effect of averages with parameter tokens minus their
-    effect with linear layers; zero: the two add up. An interaction with a cache is the same difference, computed from
-    the loss that the cache adds. The interaction of both ideas with a cache is a difference of these differences. In
-    brackets: 95 % Student t interval over seeds, paired by seed and not corrected for their number; with three seeds a
-    narrow one may be chance. No paper has this comparison, so there is no verdict.
+    """Do parameter tokens, averages over depth and a pruned cache add up?
+
+    - Test loss of Transformers and Tokenformers, without and with DenseFormer's averages (1x1). The interaction is the
+    second difference minus the first; zero: they add up.
+    - Brackets: 95 % Student t interval over seeds, paired.
+    - Doubt: three seeds and one learning rate for all; six interactions with the cache are in the CSV.
     """
     losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
     frames = []
     if len(losses):
         names, changes = {run: _LABELS[label] for run, (label, *_) in MODELS.items()}, effects_on_loss(losses)
-        means = means_by_run(losses).assign(kind="loss", name=lambda rows: rows["run"].map(names))
-        frames = [means, changes[changes["seed"].isna()] if "seed" in changes else changes]
+        sizes = {"spec.model.layers": "blocks", "spec.model.width": "width"}
+        means = means_by_run(losses, first=["regime", *sizes]).rename(columns=sizes)
+        means = means.assign(kind="loss", name=lambda rows: rows["run"].map(names))
+        frames = [
+            ngrams(results, STUDY, runs),
+            means,
+            changes[changes["seed"].isna()] if "seed" in changes else changes,
+        ]
     if len(pruned):
         rows = levels(pruned)
         rows["name"] += ", " + rows["policy"].map({"full": "full"} | PRUNED)

@@ -5,21 +5,32 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.columns import count
+from formerlab.report.claims.arms import registered_arms
 from formerlab.report.families import run_setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import (
     cached_reader,
     difference,
     held_out_losses,
-    language_baselines,
     load_runs,
     means_by_run,
-    seed_count,
     sort_by_regime,
     with_difference,
 )
-from formerlab.report.tables.blocks import by_regime, claim_runs, processor, with_pooled
+from formerlab.report.tables.blocks import (
+    by_regime,
+    claim_verdicts,
+    first_row,
+    in_words,
+    negated,
+    ngram_levels,
+    ngrams,
+    processor,
+    side_by_side,
+    with_pooled,
+    with_prefix,
+    with_verdict,
+)
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -58,6 +69,12 @@ def gains(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plains(losses)))
     rows = with_difference(rows, losses, "plain", "run", "gain_nats", results=results)
     return rows.sort_values(["layers", "run"], ignore_index=True)
+
+
+def registered_plains(results: Results) -> dict[str, str]:
+    """Return the plain Transformer that the claim on equal depth compares with, by DenseFormer."""
+    items = registered_arms(_PAIRS[0], results.scale).items.values()
+    return {str(arms["dense"].run): str(arms["plain"].run) for arms in items if {"dense", "plain"} <= {*arms}}
 
 
 def speeds(results: Results) -> DataFrame:
@@ -122,38 +139,67 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     dense = rows[(rows["variant"] == _DENSE) & rows["gain_nats"].notna()]
     if dense.empty:
         return by_regime(rows)
-    text = dense["regime"].str.partition(", ")[0]
     published = rows["source"].eq("published").any()
     plain = dense["perplexity"] * np.exp(dense["gain_nats"])  # of one model each; ours may have further seeds
-    plain = plain if published else dense["plain"].map(rows.set_index("run")["perplexity"])
-    setting = ", " + dense["setting"].str.replace("-", " ")
-    setting = setting.mask(dense["setting"].isin(("main", "long", "books")) | dense["source"].eq("published"), "")
-    ngrams = rows[rows["variant"].str.startswith("5-gram")].set_index("regime")["perplexity"]
-    shown = DataFrame(
-        {"blocks": dense["layers"].map("{:.0f}".format) + setting, "tokens": dense["tokens"], "test text": text}
-        | {"5-gram ↓": text.map(ngrams), "plain ↓": plain, "1x1 ↓": dense["perplexity"]}
-        | {name: dense[name] for name in expand_columns("gain_nats[]+ seeds bold")}
+    plain = plain if published else dense["plain"].map(rows.drop_duplicates("run").set_index("run")["perplexity"])
+    columns = {
+        "layers": dense["layers"],
+        "tokens": dense["tokens"],
+        "test text": dense["regime"].str.partition(", ")[0],
+    }
+    if not published:
+        rates = ", plain at rate " + dense["plain_learning_rate"].map("{:g}".format)
+        blocks = dense["setting"].eq("modern").map({True: "modern", False: "classic"})
+        columns["blocks are"] = blocks + rates.where(dense["run"].duplicated(keep=False), "")
+    columns |= {"plain ↓": plain, "1x1 ↓": dense["perplexity"]}
+    dense = negated(dense, "gain_nats", "minus_plain_nats")
+    shown = DataFrame(columns).join(dense[[name for name in dense if str(name).startswith("minus_plain_nats")]])
+    shown = shown.join(dense[["seeds", "verdict"]]).sort_values(["layers", "tokens"], kind="stable")
+    return {"perplexity, and loss" + with_prefix("; ", ngram_levels(rows)): shown}
+
+
+def _answer_pairs(rows: DataFrame) -> str:
+    dense = negated(rows[rows["variant"] == _DENSE], "gain_nats", "minus_plain_nats").dropna(subset="minus_plain_nats")
+    if dense.empty:
+        return ""
+    deep = dense.assign(claimed=dense["verdict"].notna()).sort_values(["layers", "claimed"], kind="stable").iloc[-1]
+    lower = f"in {(dense['minus_plain_nats'] < 0).sum()} of {len(dense)} comparisons the mean loss is lower"
+    return (
+        f"At {deep['layers']:.0f} blocks 1x1 changes the loss by {in_words(deep, 'minus_plain_nats')} nats"
+        f"{with_verdict(deep)}; {lower}."
     )
-    order = shown.join(dense["layers"]).sort_values(["layers", "blocks", "tokens"], kind="stable").index
-    return {"perplexity, and gain of 1x1": shown.loc[order]}
 
 
-@table(reads="test.csv floors.csv", published=_published_pairs, readers=_pairs,
+@table(reads="test.csv floors.csv", published=_published_pairs, readers=_pairs, answer=_answer_pairs,
        columns="source run regime setting variant layers tokens -parameters perplexity[] -loss_nats[] -bits_per_byte "
-               "plain gain_nats[]+ interval seeds diverged bold")  # fmt: skip
+               "plain -plain_learning_rate gain_nats[]+ interval seeds diverged verdict")  # fmt: skip
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
-    """Do averages over depth lower the loss? Held-out perplexity of DenseFormer 1x1 and of the plain Transformer of
-    equal depth, after Tables 1 and 2 of DenseFormer (arXiv:2402.02622). 1x1 averages the outputs of all earlier blocks
-    after every block; modern has RMSNorm, SwiGLU and rotary positions. A gain is the plain loss minus the loss with
-    1x1, paired by seed; above zero, 1x1 is better. In brackets: 95 % interval over seeds, with the variance of similar
-    runs if there are any, as for verdicts. Bold: a gain on which a verdict rests. Perplexities compare within one test
-    text; the 5-gram model was trained on the same text.
+    """Do averages over depth lower the loss?
+
+    - Test loss of 1x1 (averages over all earlier blocks) minus plain, paired by seed, after Tables 1 and 2 of
+    DenseFormer (arXiv:2402.02622).
+    - Brackets: 95 % interval over seeds, with the variance of similar runs, if any.
+    - Doubt: the gain depends on the learning rate; modern blocks have RMSNorm, SwiGLU and rotary positions.
     """
-    ours = with_pooled(gains(results, runs), results, STUDY, "plain", "run", "gain_nats")
-    depth, persists = (ours["run"].isin(claimed) for claimed in claim_runs(results, STUDY, *_PAIRS).values())
-    bold = depth | persists & ours["tokens"].eq(ours.loc[persists, "tokens"].max())
-    rows = sort_by_regime(ours.assign(bold=bold), "layers", "tokens", "variant", "run")
-    return pd.concat([language_baselines(results, STUDY, runs), rows])
+    ours, losses = gains(results, runs), held_out_losses(results, STUDY)
+    partners = registered_plains(results)
+    claimed = ours[ours["run"].isin(partners)].drop(columns=[*expand_columns("gain_nats[]"), "interval"])
+    claimed = claimed.assign(plain=claimed["run"].map(partners))
+    claimed["seeds"] = claimed[["plain", "run"]].replace(losses.groupby("run").size().to_dict()).min(axis=1)
+    claimed = with_difference(claimed, losses, "plain", "run", "gain_nats", results=results)
+    ours = pd.concat([ours, claimed], ignore_index=True).drop_duplicates(["run", "plain"], ignore_index=True)
+    ours = with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
+    rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
+    ours["plain_learning_rate"] = ours["plain"].map(rates)
+    depth, persists = claim_verdicts(results, STUDY, *_PAIRS).values()
+    longest = ours["tokens"].eq(ours.loc[ours["run"].isin(persists.runs), "tokens"].max())
+    dense = ours["variant"].eq(_DENSE)
+    ours["verdict"] = None
+    registered = ours["plain"].eq(ours["run"].map(partners))
+    ours.loc[dense & registered & ours["run"].isin(depth.runs), "verdict"] = depth.word
+    ours.loc[dense & longest & ours["run"].isin(persists.runs), "verdict"] = persists.word
+    rows = sort_by_regime(ours, "layers", "tokens", "variant", "run")
+    return pd.concat([ngrams(results, STUDY, runs), rows])
 
 
 def _published_patterns() -> DataFrame:
@@ -166,93 +212,74 @@ def _published_patterns() -> DataFrame:
     return rows.drop_duplicates(["variant", "setting"]).assign(run=rows["table_or_figure"], published_nats=behind)
 
 
+_READS = {
+    r"Transformer": "nothing",
+    _DENSE: "all earlier blocks",
+    r"DenseFormer (\d+)x1$": r"1 in \1 blocks",
+    r"DenseFormer (\d+)x(\d+)": r"1 in \1 blocks, after 1 in \2",
+    r"Last-K.*": "the last 4 outputs, the embedding",
+    r"Connect-to-Last": "all blocks, at the end only",
+    r"Skips with Gains": "a gain on each addition",
+    r"Hyper-Connections.*": "4 residual streams",
+    r"mHC.*": "4 residual streams, constrained",
+}
+"""What each scheme reads or adds, by pattern of its name."""
+
+
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a block per depth and text with more models than 1x1 and the plain Transformer."""
+    """Return a block per depth and text with more models than 1x1 and the plain Transformer, or the published ones."""
     if rows["source"].eq("published").any():
-        return {}
-    blocks, theirs = {}, _published_patterns().dropna(subset="published_nats").set_index("variant")["published_nats"]
-    rows = rows.drop(columns="published_nats").join(theirs, on="variant")
-    texts = rows["regime"].str.partition(", ")[0]
+        levels = rows.assign(is_reference=rows["variant"].eq(_DENSE)).rename(columns={"setting": "training"})
+        levels = levels.replace({"published_nats": 0.0}, np.nan).sort_values(["training", "perplexity"])
+        columns = ["training", "variant", "perplexity", "perplexity_se", "published_nats", "is_reference"]
+        return {"48 blocks, OpenWebText2": levels[columns].rename(columns={"published_nats": "loss_minus_dense_nats"})}
+    blocks, texts = {}, rows["regime"].str.partition(", ")[0]
     for (depth, text), group in rows.groupby([rows["layers"], texts], sort=False):
         if len(group) < 3 or not (dense := group["variant"].eq(_DENSE)).any():
             continue
         other = group["device"].ne(group.loc[dense, "device"].iloc[0])
-        group = group.assign(variant=group["variant"] + other.map({True: " *", False: ""}))
-        group = group.drop(columns=["regime", "setting", "layers", "device"])
+        rates = ", rate " + group["learning_rate"].map("{:g}".format)
+        stars = rates.where(group["variant"].duplicated(keep=False), "") + other.map({True: " *", False: ""})
+        group.insert([*group].index("variant") + 1, "reads", group["variant"].replace(_READS, regex=True))
+        group = group.assign(variant=group["variant"] + stars, is_reference=dense)
+        group = group.drop(columns=["regime", "setting", "layers", "device", "learning_rate"])
         blocks[f"{depth:.0f} blocks, {text}"] = group.sort_values("perplexity")
     return blocks
 
 
-@table(reads="test.csv", published=_published_patterns, readers=_by_depth,
-       columns="source -run regime setting variant layers parameters_added perplexity -perplexity_se "
-               "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged")  # fmt: skip
+def _answer_patterns(rows: DataFrame) -> str:
+    row = first_row(rows[rows["layers"] == rows["layers"].max()], variant="DenseFormer 4x5")
+    if row is None:
+        return ""
+    behind = rows[rows["variant"].ne("Transformer") & rows["loss_minus_dense_nats_pooled_low"].gt(0)]
+    text = f"4x5 minus 1x1 at {row['layers']:.0f} blocks: {in_words(row, 'loss_minus_dense_nats')} nats"
+    names = behind["variant"].str.removeprefix("DenseFormer ").groupby(behind["layers"]).agg(", ".join)
+    worse = "; ".join(f"{of_depth} at {depth:.0f} blocks" for depth, of_depth in names.items())
+    return f"{text}{with_verdict(row)}. Clearly worse than 1x1: {worse or 'no scheme'}."
+
+
+@table(reads="test.csv", published=_published_patterns, readers=_by_depth, answer=_answer_patterns,
+       columns="source -run regime setting variant learning_rate layers parameters_added perplexity -perplexity_se "
+               "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged verdict")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
-    """Do simpler or sparser schemes do as well as DenseFormer 1x1? The loss minus the loss of 1x1, paired by seed,
-    after Tables 4 and 7 of DenseFormer (arXiv:2402.02622); above zero, the scheme is worse. dxp averages over every
-    d-th earlier block, after every p-th block; Last-K reads the last K outputs and the embedding X_0. Hyper-Connections
-    and mHC, which keep n residual streams, are not in the paper. In brackets: 95 % interval over seeds, with the
-    variance of similar runs, as for verdicts. A star marks another processor than that of 1x1, which changes the loss
-    of a seed by about 0.005 nats. Published: 48 blocks on OpenWebText2, batch 400; the CSV has batch 128.
+    """Do simpler or sparser schemes do as well as DenseFormer 1x1?
+
+    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622).
+    - Brackets: 95 % interval over seeds, with the variance of similar runs; after ±, the published standard error.
+    - Doubt: a star is another processor than that of 1x1 (about 0.005 nats), so the best schemes cannot be ordered.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
-    ours = ours[ours["setting"].isin(("main", "small-batch"))]
+    ours = ours[ours["setting"].isin(("main", "small-batch")) | ours["run"].isin(registered_plains(results).values())]
+    ours = ours.replace({"setting": {"whole": "main"}}).rename(columns={"spec.optimizer.lr": "learning_rate"})
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
     keys = ["regime", "setting", "layers"]
     of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
     ours = with_difference(ours.join(of_key, on=keys), losses, "run", "dense", "loss_minus_dense_nats")
     ours = with_pooled(ours, results, STUDY, "run", "dense", "loss_minus_dense_nats")
-    return sort_by_regime(ours.assign(device=ours["device"].map(processor)), "setting", "layers", "loss_nats")
-
-
-def _published_delay() -> DataFrame:
-    rows = published_models("Table 5")
-    steps = rows["setting"].str.extract(r"N=(\d+)")[0].astype(float).fillna(40_000.0)  # never
-    gain = np.log(rows["perplexity"].max() / rows["perplexity"]).mask(steps == 40_000)
-    return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
-
-
-def _starts(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return our gains beside the published ones of equal start, in a block per depth."""
-    if rows["source"].eq("published").any():
-        return {}
-    theirs = _published_delay().rename(columns={"gain_nats": "published_gain_nats"})
-    theirs, blocks = theirs[["start_share", "published_gain_nats", "kept"]], {}
-    for layers, group in rows[rows["start_share"] < 1].groupby("layers"):
-        text = group["regime"].iloc[0].partition(", ")[0]
-        trained = f"{count(group['tokens'].max())} training tokens, {text}, {seed_count(group['seeds'])}"
-        both = group.drop(columns=["kept", "layers", "seeds", "tokens", "regime"])
-        both = both.merge(theirs, how="left", on="start_share")
-        start = (100 * both["start_share"]).map("{:g} % of the steps".format)
-        both["start_share"] = start.replace("0 % of the steps", "the first step")
-        blocks[f"{layers:.0f} blocks, {trained}; published: 48 blocks, OpenWebText2"] = both
-    return blocks
-
-
-@table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay, readers=_starts,
-       columns="source -run regime layers start_share perplexity -loss_nats gain_nats[]+ loss_minus_start_nats[]+ "
-               "-interval kept tokens seeds")  # fmt: skip
-def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
-    """Does a late start of the mixing weights cost gain? After Table 5 of DenseFormer (arXiv:2402.02622). DenseFormer
-    4x5 averages over every 4th earlier block, after every 5th block. Until its weights begin to learn, it is a plain
-    Transformer. A gain is the loss of the plain Transformer minus the loss of 4x5. An early start is at the first
-    step; above zero, a late start has a higher loss. Both are paired by seed; in brackets: 95 % interval
-    over seeds, with the variance of similar runs, as for verdicts. If the gain from the first step includes zero, a
-    late start cannot be judged. Published gains are computed from perplexities, without intervals; the CSV has the
-    other starts.
-    """
-    ours, losses = gains(results, runs), held_out_losses(results, STUDY)
-    starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
-    ours["start_share"] = (starts / ours["spec.steps"]).mask(ours["spec.model.depth.kind"] == "identity", 1.0)
-    late = set(ours.loc[ours["setting"] == "late", "layers"])
-    ours = ours[ours["layers"].isin(late)].sort_values(["layers", "start_share"])
-    immediate = ours[ours["run"].str.startswith("dwa-")].set_index("layers")
-    ours = ours.assign(
-        kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]),
-        immediate=ours["layers"].map(immediate["run"]).where(ours["setting"] == "late"),
-    )
-    ours = with_difference(ours, losses, "run", "immediate", "loss_minus_start_nats")
-    ours = with_pooled(ours, results, STUDY, "run", "immediate", "loss_minus_start_nats")
-    return with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
+    sparse = claim_verdicts(results, STUDY, claim := "denseformer-sparse-keeps-the-gain")[claim]
+    claimed = ours["run"].isin(sparse.runs) & ours["variant"].eq("DenseFormer 4x5")
+    ours = ours.assign(device=ours["device"].map(processor), verdict=claimed.map({True: sparse.word, False: None}))
+    return sort_by_regime(ours, "setting", "layers", "loss_nats")
 
 
 @table(reads="test.csv speed.csv", runs="plain-* dwa-* equal-time-*", needs="equal-time-*",
@@ -260,12 +287,12 @@ def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
        columns="source run variant layers steps step_time_ratio training_time_s training_time_hours perplexity[]± "
                "-loss_nats gain_nats[] -interval seeds")  # fmt: skip
 def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
-    """DenseFormer beside a Transformer that trains for the same time, after Table 3 of DenseFormer (arXiv:2402.02622).
-    The Transformer takes more steps, by the ratio of the two times of a step, which are measured side by side, and has
-    a schedule of this length. Above it is the Transformer with the steps of the DenseFormer. A gain is the loss of a
-    Transformer minus the loss of the DenseFormer, paired by seed; above zero, the DenseFormer is better. In brackets:
-    95 % Student t interval over seeds. After ±: the published standard
-    error. Training time counts the steps alone, with other jobs on the machine.
+    """Is a DenseFormer better than a Transformer that trains for the same time?
+
+    - The Transformer takes more steps, by the ratio of the measured times of a step, after Table 3 of DenseFormer
+    (arXiv:2402.02622). A gain is its loss minus the loss of the DenseFormer.
+    - Brackets: 95 % Student t interval over seeds; after ±, the published standard error.
+    - Doubt: other jobs share the machine.
     """
     losses = held_out_losses(results, STUDY, runs)
     settings = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
@@ -292,39 +319,59 @@ def _published_speeds() -> DataFrame:
                        time_ratio=rows["layers"].map(plain) / speed)  # fmt: skip
 
 
-def _by_operation(rows: DataFrame) -> DataFrame:
+def _by_operation(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return a row per depth and operation: the time of the plain Transformer, and the ratios of the others."""
-    if rows["source"].eq("published").any():
+    heading = "time divided by the time of plain"
+    if published := rows["source"].eq("published").any():
+        times = rows.set_index("run")["milliseconds"]
+        equal = times["Transformer 72 blocks"] / times["DenseFormer 4x5 48 blocks"]
+        heading += f"; at nearly equal perplexity, 72 plain blocks / 48 blocks of 4x5: {equal:.2f}"
         rows = rows[rows["variant"].isin(("Transformer", _DENSE, "DenseFormer 4x5"))]
     operations = [_OPERATIONS[key].format(size) for key, size in zip(rows["measure"], rows["sequences"], strict=True)]
     rows = rows.assign(operation=operations)
     keys = ["layers", "operation"]
-    plain = rows[rows["variant"] == "Transformer"].set_index(keys)
-    ratios = rows[rows["variant"] != "Transformer"].pivot_table("time_ratio", keys, "variant", sort=False)
-    table = plain.loc[ratios.index, ["milliseconds"]].rename(columns={"milliseconds": "plain (ms) ↓"})
-    names = {name: f"{name} / plain ↓".replace("DenseFormer ", "") for name in map(str, ratios)}
-    table = table.join(ratios.sort_index(axis=1).rename(columns=names).round(2))
-    return table.reset_index().assign(**{name: plain[name].iloc[0] for name in ("device", "threads")})
+    plain = rows[rows["variant"] == "Transformer"].set_index(keys)[["milliseconds"]].add_prefix("plain_")
+    if not published:
+        plain = plain.join(rows[rows["variant"] == "Transformer"].set_index(keys)[["device", "threads"]])
+    others = rows[rows["variant"] != "Transformer"].sort_values("variant")
+    labels = others["variant"].str.removeprefix("DenseFormer ") + "_time_ratio"
+    table = side_by_side(others, keys, labels, "time_ratio")
+    return {heading: plain.join(table.set_index(keys), how="inner").reset_index()}
 
 
-@table(reads="speed.csv", published=_published_speeds, readers=_by_operation,
-       columns="source run variant layers measure sequences milliseconds[] time_ratio memory_ratio megabytes device "
+def _answer_speeds(rows: DataFrame) -> str:
+    forward = rows[rows["measure"].eq(FORWARD) & rows["variant"].str.startswith("DenseFormer")]
+    times = [
+        f"{row['variant'].removeprefix('DenseFormer ')} {in_words(row, 'time_ratio')}" for _, row in forward.iterrows()
+    ]
+    return f"A forward pass takes {' and '.join(times)} times as long as plain." if times else ""
+
+
+@table(reads="speed.csv", published=_published_speeds, readers=_by_operation, answer=_answer_speeds,
+       columns="source run variant layers measure sequences milliseconds[] time_ratio[] memory_ratio megabytes device "
                "threads"
        )  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
-    """How much slower is a DenseFormer than the plain Transformer of equal depth? After Tables 1 and 6 of DenseFormer
-    (arXiv:2402.02622). The table gives the time of the plain Transformer, and the time of the others divided by it;
-    below 1 is faster. Ours are medians over repetitions, measured in turns in one process, so that the load of the
-    machine falls on all. The paper scores batches of 64 sequences on a GPU and reports neither training nor decoding.
-    Quartiles, peak memory and other published schemes are in the CSV.
+    """How much slower is a DenseFormer than the plain Transformer of equal depth?
+
+    - Ratios of median times; repetitions take turns in one process. After Tables 1 and 6 of DenseFormer
+    (arXiv:2402.02622).
+    - Brackets: quartiles of the ratio within each repetition.
+    - Doubt: ours are small models on a CPU; the paper measures forward passes on a GPU. Memory is in the CSV.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers"]], on="run")
     rows = rows[rows["run"].map(run_setting) == "main"].sort_values(["layers", "run"])
-    plain = timed.set_index("run").reindex(rows["run"].map(plains(records))).set_index(rows.index)
-    frames = []
+    reference = plains(records)
+    plain = timed.set_index("run").reindex(rows["run"].map(reference)).set_index(rows.index)
+    times = results.rows_of("speed.csv", STUDY).assign(plain=lambda rows: rows["run"].map(reference))
+    keys, frames = ["measure", "repetition"], []
+    pairs = times.merge(times, left_on=["plain", *keys], right_on=["run", *keys], suffixes=("", "_plain"))
+    ratios = (pairs["time_s"] / pairs["time_s_plain"]).groupby([pairs["run"], pairs["measure"]])
     for measure in (TRAINING, FORWARD, DECODE):
         columns = {f"milliseconds{end}": 1000 * rows[f"{measure}_time_s{end}"] for end in _ENDS}
+        for end, quantile in zip(_ENDS[1:], (0.25, 0.75), strict=True):
+            columns[f"time_ratio{end}"] = rows["run"].map(ratios.quantile(quantile).xs(measure, level="measure"))
         for cost, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
             columns[label] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
         columns |= {"megabytes": rows[f"{measure}_memory_bytes"] / 1e6, "sequences": rows[f"{measure}_sequences"]}

@@ -1,7 +1,5 @@
 """Scores of the translation study, for its tables and figures (arXiv:1706.03762)."""
 
-import re
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -9,7 +7,7 @@ from scipy import stats
 
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
 from formerlab.report.catalogue import table
-from formerlab.report.published import TRANSFORMER, published, published_rows
+from formerlab.report.published import TRANSFORMER, published_rows
 from formerlab.report.runs import (
     held_out_losses,
     last_step_rows,
@@ -18,7 +16,7 @@ from formerlab.report.runs import (
     validation_losses,
     with_difference,
 )
-from formerlab.report.tables.blocks import by_regime, with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, in_words, with_pooled, with_verdict
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -66,6 +64,10 @@ LABELS = {
     "-averaged": ", averaged checkpoints",
 }  # fmt: skip
 """Labels of the parts of run names that name a change from the base model, by pattern."""
+_CLAIMS = (
+    *("transformer-single-head-worse", "transformer-dropout-helps", "transformer-label-smoothing-trade"),
+    "transformer-learned-positions-equal",
+)
 _TABLE_3 = {
     r"\(A\) h=(\d+) .*": r"heads-\1", r"\(B\) dk=": "key-", r"\(C\) N=": "layers-", r"\(C\) d=(\d+) .*": r"width-\1",
     r"\(C\) ff=": "hidden-", r"\(D\) dropout (0\.)?": "dropout-", r"\(D\) label smoothing (0\.)?": "smoothing-",
@@ -86,26 +88,30 @@ def published_variations() -> DataFrame:
 
 
 def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the differences to the base model, each beside the published one."""
+    """Return the differences to the base model, each beside the published one, below a heading with base's scores."""
     if rows["source"].eq("published").any():
         return {}
-    theirs = published_variations().set_index("run")
-    rows = rows[~rows["run"].str.endswith("base")]
+    theirs, blocks = published_variations().set_index("run"), {}
     rows = rows.assign(**{name: rows["run"].map(theirs[name]) for name in ("published_nats", "published_bleu")})
-    rows = rows.rename(columns=lambda name: re.sub("^bleu_minus_base", "development_bleu_minus_base", name))
-    blocks = by_regime(rows.drop(columns=["perplexity", "parameters"]).sort_values("test_minus_base_nats"))
-    blocks = blocks if isinstance(blocks, dict) else {"": blocks}
-    return {f"minus the base model; {regime}": block for regime, block in blocks.items()}
+    for regime, group in rows.groupby("regime", sort=False):
+        base = group[group["run"].str.endswith("base")].iloc[0]
+        printed = theirs.loc["base"]
+        level = (
+            f"base has perplexity {base['test_perplexity']:.2f} and BLEU {base['test_sacrebleu']:.1f}; published base: "
+            f"{printed['perplexity']:.2f} and {printed['bleu']:.1f}"
+        )
+        shown = group[~group["run"].str.endswith("base")].drop(columns=["regime", "parameters"])
+        shown = shown.replace({"change": {"one head": "one head (published: from 8)"}})
+        blocks[f"minus base; {regime}; {level}"] = shown.sort_values("test_minus_base_nats")
+    return blocks
 
 
-def _published_bleu() -> DataFrame:
-    rows = published(TRANSFORMER, "Table 2")
-    languages = rows["setting"].str.extract(r"(En-\w+)", expand=False).str.lower().str.replace("-", "_")
-    rows = rows.assign(column=rows["metric"].replace("training_cost", "flops") + "_" + languages)
-    rows["value"] = rows["value"].astype(float)
-    return (
-        rows.pivot(index="model", columns="column", values="value").loc[rows["model"].unique()].reset_index(names="run")
-    )
+def _answer_variations(rows: DataFrame) -> str:
+    rows = rows.dropna(subset="test_minus_base_nats").sort_values("test_minus_base_nats")
+    if rows.empty:
+        return ""
+    ends = [f"{in_words(row, 'test_minus_base_nats')} ({row['change']})" for _, row in rows.iloc[[0, -1]].iterrows()]
+    return f"The loss minus base is between {' and '.join(ends)} nats{with_verdict(rows.iloc[0])}."
 
 
 def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame:
@@ -119,49 +125,34 @@ def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame
     return ours.assign(change=ours["run"].replace(LABELS, regex=True))
 
 
-def _scored(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return our models, best first, or the published ones with the printed digits."""
-    if rows["source"].eq("ours").all():
-        return by_regime(rows.sort_values("sacrebleu", ascending=False))
-    scores = {name: rows[name].map("{:g}".format, na_action="ignore") for name in ("bleu_en_de", "bleu_en_fr")}
-    return rows.rename(columns={"run": "model"}).assign(**scores)
-
-
-@table(reads="test.csv translate.csv bleu.csv", published=_published_bleu, readers=_scored,
-       columns="source run change -data regime sacrebleu[] bleu_minus_base[] -compound_split -tokenized_lowercase "
-               "-exact_percent bleu_en_de bleu_en_fr flops_en_de flops_en_fr perplexity -parameters tokens flops seeds"
-       )  # fmt: skip
-def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
-    """How well do the models translate, and at what cost? BLEU on the test sentences, after Table 2 of arXiv:1706.03762
-    (Attention Is All You Need). Ours translate German to English: BLEU is sacreBLEU (13a), the difference to the base
-    model is paired by seed, and perplexity is per word piece. Base has four heads. In brackets: 95 % Student t interval
-    over seeds. Published: BLEU with compounds split, which gives up to 1.5 more, and training cost. Scores of another
-    data set or language pair do not compare.
-    """
-    ours = over_seeds(results, "test", runs).rename(columns={"data.name": "data"})
-    measured = held_out_losses(results, STUDY, runs).join(scores(results, "test")[["sacrebleu"]], on=["run", "seed"])
-    return _minus_base(ours, measured, bleu_minus_base="sacrebleu")
-
-
 @table(reads="eval.csv test.csv translate.csv bleu.csv", published=published_variations, readers=_with_published,
-       columns="source run change regime test_minus_base_nats[]+ loss_minus_base_nats[] published_nats "
-               "bleu_minus_base[] published_bleu perplexity -loss_nats[] -sacrebleu -bleu parameters tokens seeds"
-       )  # fmt: skip
+       answer=_answer_variations,
+       columns="source run change regime test_minus_base_nats[]+ published_nats test_bleu_minus_base[] published_bleu "
+               "-loss_minus_base_nats[] -bleu_minus_base[] -perplexity -loss_nats[] -sacrebleu -bleu -test_perplexity "
+               "-test_sacrebleu -test_compound_split -test_tokenized_lowercase -test_exact_percent parameters tokens "
+               "seeds verdict")  # fmt: skip
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
-    """Which changes of the base Transformer help? Differences to the base model, paired by seed, after Table 3 of
-    arXiv:1706.03762 (Attention Is All You Need); below zero, the loss is lower. Ours translate German to English, the
-    paper English to German, both on the development split, ours also on the test split. Loss is per word piece, without
-    label smoothing, at the end of training. In brackets: 95 % interval over seeds, for the test split with the variance
-    of similar runs, as for verdicts. Our models were still learning when training ended, so a change that learns faster
-    has the lower loss, and no row has a verdict. Our base has four heads, the paper's eight. Perplexities, and rows of
-    the paper that were not run, are in the CSV.
+    """Which changes of the base Transformer help?
+
+    - Test loss (nats per word piece) and BLEU minus base, paired by seed, after Table 3 of arXiv:1706.03762 (Attention
+    Is All You Need; development split).
+    - Brackets: 95 % interval over seeds; that of the loss has the variance of similar runs.
+    - Doubt: all models were still learning; our base has four heads, the paper's eight.
     """
     ours, keys = over_seeds(results, "valid", runs), ["run", "seed"]
     measured = last_step_rows(validation_losses(results, STUDY, runs)).join(scores(results, "valid"), on=keys)
-    test = held_out_losses(results, STUDY, runs).set_index(keys)["loss_nats"].rename("test_nats")
-    names = {"test_minus_base_nats": "test_nats", "loss_minus_base_nats": "loss_nats", "bleu_minus_base": "sacrebleu"}
-    ours = _minus_base(ours, measured.join(test, on=keys), **names)
-    return with_pooled(ours, results, STUDY, "run", "base", "test_minus_base_nats")
+    test = scores(results, "test").add_prefix("test_")
+    test = held_out_losses(results, STUDY, runs).rename(columns={"loss_nats": "test_nats"}).join(test, on=keys)
+    names = {"loss_minus_base_nats": "loss_nats", "bleu_minus_base": "sacrebleu"}
+    names |= {"test_minus_base_nats": "test_nats", "test_bleu_minus_base": "test_sacrebleu"}
+    columns = [*keys, *(name for name in test if str(name).startswith("test_"))]
+    ours = _minus_base(ours, measured.merge(test[columns], on=keys, how="outer"), **names)
+    levels = test.groupby("run")[columns[2:]].mean().assign(test_perplexity=lambda rows: np.exp(rows["test_nats"]))
+    ours = with_pooled(ours.join(levels, on="run"), results, STUDY, "run", "base", "test_minus_base_nats")
+    verdicts = {run: verdict.word for claim, verdict in claim_verdicts(results, STUDY, *_CLAIMS).items()
+                for run in verdict.runs}  # fmt: skip
+    changed = ~ours["run"].str.endswith("base")
+    return ours.assign(verdict=ours["run"].map(verdicts).where(changed, None))
 
 
 THEORY = DataFrame(
@@ -176,7 +167,12 @@ THEORY = DataFrame(
 """Exponents of n and d, complexity, sequential operations and maximum path length as published."""
 
 
-_LAYERS = {"self_attention": "self-attention", "restricted": "self-attention in a window of r"}
+_LAYERS = {
+    "self_attention": "self-attention",
+    "restricted": "self-attention, window r",
+}
+_COSTS = {"O(n^2 d)": "n²·d", "O(n d^2)": "n·d²", "O(k n d^2)": "k·n·d²", "O(r n d)": "r·n·d"}
+_STEPS = {"O(1)": "1", "O(n)": "n", "O(log_k n)": "log n / log k", "O(n/r)": "n/r"}
 
 
 def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
@@ -191,38 +187,66 @@ def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
 
 
 def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the exponents of n and of d beside the published cost, below a heading with the measured range."""
+    """Return the exponents of n and d beside the published cost, below a heading with the measured ranges."""
     if rows["source"].eq("published").any():
         return {}
-    theory = THEORY.rename(columns={"longest_path": "published path"})
-    rows = rows.drop(columns="complexity").merge(theory[["layer", "complexity", "published path"]], on="layer")
-    rows, blocks = rows.replace({"layer": _LAYERS}), {}
-    for axis, word in (("n", "length"), ("d", "width")):
-        columns = [name for name in rows if re.search(f"_exponent_{axis}(_se)?$", str(name))]
-        more = ["longest_path", "published path"] if axis == "n" else []
-        sizes = f"{rows[axis].iloc[0]}, k = {rows['k'].iloc[0]:.0f}, r = {rows['r'].iloc[0]:.0f}"
-        blocks[f"exponents of the {word} {axis}, {sizes}"] = rows[["layer", "complexity", *columns, *more]]
-    return blocks
+    theory, first = THEORY.rename(columns={"longest_path": "published path"}), rows.iloc[0]
+    columns = ["complexity", "sequential", "published path"]
+    rows = rows.drop(columns=[*columns[:2]]).merge(theory[["layer", *columns]], on="layer")
+    counted = (rows[f"counted_exponent_{axis}"].map("{:.2f}".format) for axis in ("n", "d"))
+    rows["counted_nd"] = next(counted) + ", " + next(counted)
+    rows = rows.replace({"layer": _LAYERS, "complexity": _COSTS, "sequential": _STEPS, "published path": _STEPS})
+    rows["path: ours; published"] = rows["longest_path"].map("{:,}; ".format) + rows["published path"]
+    times = [name for name in rows if str(name).startswith("time_")]
+    shown = rows[["layer", "complexity", "counted_nd", *times, "sequential", "path: ours; published"]]
+    heading = (
+        f"exponents of the length n = {first['n']} (at width {first['d_fixed']:.0f}) and of the width d = {first['d']} "
+        f"(at length {first['n_fixed']:.0f}); k = {first['k']:.0f}, r = {first['r']:.0f}"
+    )
+    return {heading: shown}
 
 
-@table(reads="complexity.csv", published=lambda: THEORY, readers=_ranges)
+def _answer_layers(rows: DataFrame) -> str:
+    ours, theory = rows.set_index("layer"), THEORY.set_index("layer")
+
+    def exponents(table: DataFrame, cost: str) -> DataFrame:
+        return (
+            table.loc[ours.index, [f"{cost}_exponent_n", f"{cost}_exponent_d"]]
+            .set_axis(["n", "d"], axis=1)
+            .astype(float)
+        )
+
+    published, times = exponents(theory, "counted"), exponents(ours, "time")
+    error = float((exponents(ours, "counted") - published).abs().to_numpy().max())
+    far = (times - published).abs()
+    layer, axis = str(far.max(axis=1).idxmax()), str(far.max().idxmax())
+    measured, printed = float(times[axis][layer]), float(published[axis][layer])
+    return (
+        f"Counted operations have the published exponents (largest difference: {error:.2f}). Measured times need not: "
+        f"{_LAYERS.get(layer, layer)} has {measured:.2f} in {axis}, not {printed:.0f}."
+    )
+
+
+@table(reads="complexity.csv", published=lambda: THEORY, readers=_ranges, answer=_answer_layers)
 def transformer_layers(results: Results, runs: list[str]) -> DataFrame:
-    """How does the cost of four layer types grow with length n and width d? After Table 1 of arXiv:1706.03762
-    (Attention Is All You Need). An exponent is the slope of the logarithm of operations (multiply-adds), time or memory
-    on the logarithm of n or d; 2 means that doubling n costs four times as much. The exponents of operations should
-    equal those of the published cost. Times follow them only if the operation is large. After ±: the standard error of
-    the slope. As in the paper, the projections of self-attention, O(n d^2), are not counted. The longest path between
-    two positions is measured at the largest n.
+    """How does the cost of four layer types grow with length n and width d?
+
+    - An exponent is the slope of log operations (multiply-adds) or log time on log n or log d, after Table 1 of
+    arXiv:1706.03762 (Attention Is All You Need).
+    - After ±: standard error; "largest": the two largest sizes alone. Paths are at the largest n.
+    - Doubt: one core cannot show sequential steps, and small calls take constant time.
     """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):
         row: dict[str, object] = {"layer": name, "k": group["k"].iloc[0], "r": group["r"].iloc[0]}
-        for axis in ("n", "d"):
-            points = group[group["axis"] == axis]
+        for axis, other in (("n", "d"), ("d", "n")):
+            points = group[group["axis"] == axis].sort_values(axis)
             row[axis] = f"{points[axis].min()} to {points[axis].max()}"
+            row[f"{other}_fixed"] = points[other].iloc[0]
             for column, label in (("multiply_adds", "counted"), ("time_s", "time"), ("memory_bytes", "memory")):
                 row[f"{label}_exponent_{axis}"], error = slope(points, axis, column)
                 if label != "counted":
                     row[f"{label}_exponent_{axis}_se"] = error
+            row[f"time_exponent_{axis}_largest"], _ = slope(points.tail(2), axis, "time_s")
         ours.append(row | {"longest_path": int(group["path"].max())})
     return DataFrame(ours)

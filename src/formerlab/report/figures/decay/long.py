@@ -74,10 +74,7 @@ def decay_decode(results: Results, runs: list[str]) -> DataFrame:
         threads=record.get("threads"),
         _case=rows["run"].map(model_label)
         + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
-        _policy=[
-            name.removesuffix(f", {budget_text(budget)}")
-            for name, budget in zip(rows["configuration"], rows["budget"], strict=True)
-        ],
+        _policy=rows["configuration"],
         _data_set="",
     )
 

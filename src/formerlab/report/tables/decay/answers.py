@@ -11,10 +11,10 @@ from formerlab.report.claims.quantity import Examples
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
-from formerlab.report.studies.pruning import CONFIGURATION, is_published_setting, label_and_sort, model_label
+from formerlab.report.studies.pruning import CONFIGURATION, is_published_setting, model_label
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, accuracies, load_answers, task_label
 from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices, split_halves
-from formerlab.report.tables.blocks import claim_runs
+from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, with_verdict
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
@@ -23,6 +23,7 @@ _CONDITIONS = {
     "budgets-": "cache of {}, 100 questions of each set",
     "leading-": "cache of {}, after an end-of-text token",
     "shots-": "cache of {}, five examples in the prompt",
+    "float32-": "cache of {}, weights computed in float32, 100 questions of each set",
 }
 """Condition of the questions, with a field for the budget, by prefix of the name of a run."""
 _NAMED = (*SUITES, "copa", "sciq", "blimp")
@@ -46,7 +47,7 @@ def _published_suites() -> DataFrame:
 
 
 def _policies_then_sets(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the means of the policies beside the published ones, then Decay and H2O by set and condition."""
+    """Return the means of the policies beside the published ones, then Decay and H2O by set, and by condition."""
     if rows["source"].eq("published").any():
         return {}
     main = pruning.first_model_rows(rows)
@@ -56,24 +57,46 @@ def _policies_then_sets(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     size = means.loc[means["configuration"] == "H2O", "realised_budget"].max()
     means = means[means["realised_budget"].div(size).sub(1).abs().lt(0.01) | means["policy"].eq("full")]
     means = means.sort_values("accuracy", ascending=False)
-    shown = means[["configuration", *expand_columns("accuracy minus_h2o[]"), "bold"]]
-    for model, published in _published_suites().query("set == @_MEAN").groupby("run", sort=False):
-        level = published.set_index("configuration")["minus_h2o"].replace(0.0, np.nan)
-        shown = shown.assign(**{f"{model}, published ↑": 100 * shown["configuration"].map(level)})
+    shown = means[["configuration", *expand_columns("accuracy minus_h2o[]"), "verdict"]]
+    shown = shown.assign(is_reference=shown["configuration"].eq("H2O"))
+    published, names = _published_suites().dropna(subset="configuration"), dict[str, str]()
+    for model, of_model in published.query("set == @_MEAN").groupby("run", sort=False):
+        level = of_model.set_index("configuration")["minus_h2o"].replace(0.0, np.nan)
+        names[str(model)] = f"{str(model).removesuffix('-chat')} minus H2O, published"
+        shown.insert(
+            shown.columns.get_loc("verdict"),
+            names[str(model)],
+            100 * shown["configuration"].map(level),
+        )
+    sets = at_budget[at_budget["policy"].eq("full") & at_budget["set"].ne(_MEAN)]
+    article = sets[sets["set"].isin([*map(task_label, SUITES)])] if len(sets) else sets
     heading = f"{model_label(str(main['run'].iloc[0]))}, cache of {pruning.budget_text(budgets.iloc[0])}"
-    return {f"{heading}, mean of the sets": shown, "Decay and H2O, set by set": _compared(at_budget, rows)}
+    total = f"{means['questions'].max():,.0f} questions, chance {100 * article['chance'].mean():.1f} %"
+    by_set, other = _compared(at_budget, rows)
+    for model, of_model in published[published["configuration"].eq("Decay 0.2")].groupby("run", sort=False):
+        level = of_model.set_index("set")["minus_h2o"]
+        by_set[names[str(model)]] = 100 * by_set["set"].map(level)
+    blocks = {f"{heading}, mean of the sets; {total}": shown, "Decay 0.2 and H2O, set by set": by_set}
+    return blocks | ({"Decay 0.2 and H2O, other budgets, prompts and precision": other} if len(other) else {})
 
 
-def _compared(main: DataFrame, rows: DataFrame) -> DataFrame:
+def _compared(main: DataFrame, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
     """Return the accuracies of Full, H2O and Decay: by set in the main run, and the means under other conditions."""
     article = {_MEAN, *map(task_label, SUITES)}
     outside = ~main["set"].isin(article) & (article <= {*main["set"]})
-    conditions = [main.assign(set=main["set"].mask(outside, main["set"] + " (not in the mean)"))]
+    main = main.assign(set=main["set"].mask(outside, main["set"] + " (not in the mean)"))
+    conditions = []
     for prefix, words in _CONDITIONS.items():
         means = rows[rows["run"].str.startswith(prefix) & rows["set"].eq(_MEAN)]
         names = means["budget"].map(pruning.budget_text).map(words.format)
         conditions.append(means.assign(set=names))
-    rows = pd.concat(conditions, ignore_index=True)
+    first, other = _side_by_side(main), _side_by_side(pd.concat(conditions, ignore_index=True))
+    first = first.sort_values("set", key=lambda names: names != _MEAN, kind="stable")
+    return first, other.rename(columns={"set": "condition"}).drop(columns="chance")
+
+
+def _side_by_side(rows: DataFrame) -> DataFrame:
+    """Return a row per run and set with the accuracies of Full, H2O and Decay in their published settings."""
     published = is_published_setting(rows)
     table = rows[published & rows["policy"].eq("decay")].rename(
         columns={"accuracy": "decay"}
@@ -82,21 +105,30 @@ def _compared(main: DataFrame, rows: DataFrame) -> DataFrame:
     h2o = rows[published & rows["policy"].eq("h2o")].set_index(["run", "set"])["accuracy"].rename("h2o")
     full = rows[rows["policy"].eq("full")].set_index(["run", "task"])["accuracy"].rename("full")
     table = table.join(h2o, on=["run", "set"]).join(full, on=["run", "task"])
-    columns = ["set", "questions", "chance", "full", "h2o", "decay", *expand_columns("decay_minus_h2o[]"), "bold"]
-    return table.sort_values("set", key=lambda names: names != _MEAN, kind="stable")[columns]
+    return table[["set", "questions", "chance", "full", "h2o", "decay", *expand_columns("decay_minus_h2o[]")]]
 
 
-@table(reads="prune_questions.csv", published=_published_suites, readers=_policies_then_sets,
+def _answer_suites(rows: DataFrame) -> str:
+    claimed = rows.dropna(subset="verdict")
+    if claimed.empty:
+        return ""
+    row = claimed.iloc[0]
+    return (
+        f"{row['configuration']} minus H2O: {in_words(row, 'minus_h2o')} points over {row['questions']:,.0f} questions"
+        f"{with_verdict(row)}."
+    )
+
+
+@table(reads="prune_questions.csv", published=_published_suites, readers=_policies_then_sets, answer=_answer_suites,
        columns="source run configuration policy -alpha -recent budget realised_budget task set accuracy[] minus_full[] "
-               "minus_h2o[] chance questions seeds bold")  # fmt: skip
+               "minus_h2o[] chance questions seeds verdict")  # fmt: skip
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
-    """Does Decay answer more questions than H2O? Accuracy with pruned caches, after Fig. 4a and Table 2 of the Decay
-    article. The mean weighs the sets alike (the article's five: OpenBookQA, WinoGrande, ARC-e, ARC-c and PIQA; with
-    five examples COPA in place of ARC). In brackets: 95 % interval over questions, paired by question, for this one
-    model. Bold: the difference on which the verdict rests. In the second block, Decay has alpha 0.2 and no recent
-    tokens. H2O without recent tokens is Decay with alpha 1. Published: the same difference to H2O for the article's
-    models, with other prompts. Sets on which Full is at chance (the accuracy of guessing) show no effect of pruning.
-    The CSV has all policies, also those whose cache differs in size from H2O's, and all values of alpha.
+    """Does Decay answer more questions than H2O?
+
+    - Accuracy minus H2O, after Fig. 4a and Table 2 of the Decay article (other prompts; LLaMA's alpha unknown); the
+    mean weighs its five sets alike (with five examples COPA for ARC).
+    - Brackets: 95 % interval over questions, for this one model.
+    - Doubt: sets on which Full is at chance show nothing; caches of other sizes are in the CSV.
     """
     rows = load_answers(results, STUDY, runs)
     rows = rows.assign(task=rows["task"].str.replace("_leading|_5_shots", "", regex=True))
@@ -119,29 +151,42 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
         table.loc[is_base, expand_columns(f"{name}[]")] = np.nan
     is_mean = table["task"].str.startswith(questions.MEAN_LABEL)
     sets = table["task"].map(task_label).str.removesuffix(" (local)").mask(is_mean, _MEAN)
-    compared = claim_runs(results, STUDY, claim := "decay-beats-h2o")[claim]
-    bold = is_mean & table["run"].isin(compared) & table["policy"].eq("decay") & is_published_setting(table)
-    return table.assign(set=sets, chance=table["task"].map(chance), bold=bold)
+    compared = claim_verdicts(results, STUDY, claim := "decay-beats-h2o")[claim]
+    claimed = is_mean & table["run"].isin(compared.runs) & table["policy"].eq("decay") & is_published_setting(table)
+    verdict = claimed.map({True: compared.word, False: None})
+    return table.assign(set=sets, chance=table["task"].map(chance), verdict=verdict)
 
 
 LARGEST_ALPHA = 0.9
 """Largest alpha of the claim on the best alpha of a task."""
 
 
-@table(reads="prune_questions.csv", readers=pruning.by_model,
-       columns="source run budget task chance own~alphas common~alphas acc_own acc_common gain[] questions bold"
-       )  # fmt: skip
+def _answer_tasks(rows: DataFrame) -> str:
+    row = first_row(rows, task=_MEAN)
+    return (
+        f"Own alphas minus one common alpha: {in_words(row, 'gain')} points{with_verdict(row)}."
+        if row is not None
+        else ""
+    )
+
+
+@table(reads="prune_questions.csv", readers=pruning.by_model, answer=_answer_tasks,
+       columns="source run budget task chance own~alphas -common~alphas acc_own acc_common acc_decay acc_h2o gain[] "
+               "-questions verdict")  # fmt: skip
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
-    """Does it pay to choose alpha per task? Accuracy of Decay with an alpha that is chosen for each set of questions
-    (own) and with one alpha for all sets (common). The gain is the difference. Each set is halved by a hash of its ids,
-    and an alpha is chosen on one half and evaluated on the other, so two alphas may be shown. Alphas are 0 to 0.9, the
-    grid of the claim, without recent tokens. In brackets: 95 % interval of the mean over questions, with alphas that
-    are chosen anew in every resample. Bold: the gain on which the verdict rests. Sets at chance show no effect.
+    """Does it pay to choose alpha per task?
+
+    - Accuracy of Decay with an alpha for each set and with one for all, chosen on one half of the questions and
+    evaluated on the other (so two alphas).
+    - Brackets: 95 % interval over questions; of the mean, with alphas chosen anew in every resample.
+    - Doubt: halves often disagree on the best alpha, so the choice is mostly noise.
     """
-    rows = load_answers(results, STUDY, runs)
+    answers = load_answers(results, STUDY, runs)
+    fixed = answers[is_published_setting(answers)].groupby(["run", "budget", "policy", "task"])["value"].mean()
+    rows = answers
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0) & (rows["alpha"] <= LARGEST_ALPHA)]
     table, chance = [], questions.chance_accuracy(rows)
-    compared = claim_runs(results, STUDY, claim := "decay-best-alpha-depends-on-task")[claim]
+    compared = claim_verdicts(results, STUDY, claim := "decay-best-alpha-depends-on-task")[claim]
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
         alphas, grids, names = questions.answer_grids(group.sort_values("alpha", kind="stable"))
         if article := [task for task in grids if task.removesuffix(LOCAL_SUFFIX) in SUITES]:
@@ -157,37 +202,15 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
             for name, chosen in (("own", own[task]), ("common", common[task])):
                 row[f"{name} alphas"] = ", ".join(sorted({f"{alpha:g}" for alpha in alphas["alpha"][chosen.ravel()]}))
                 row[f"acc_{name}"] = chosen_answers(grid, chosen, halves[task]).mean()
-            by_task.append(row | {"gain": row["acc_own"] - row["acc_common"], "questions": grid.shape[2]})
+            own_answers, common_answers = (chosen_answers(grid, name[task], halves[task]) for name in (own, common))
+            row |= estimate("gain", over_examples(own_answers - common_answers))
+            row |= {f"acc_{policy}": fixed.get((run, budget, policy, task)) for policy in ("decay", "h2o")}
+            by_task.append(row | {"questions": grid.shape[2]})
         sides = split_halves({task: np.moveaxis(grid, 0, -1) for task, grid in grids.items()}, halves)
         seeds = tuple(range(len(sides[0])))
         by_own, by_common = (Examples(sides, seeds, {}, chosen=chosen).estimate() for chosen in ("own", "common"))
-        mean = estimate("gain", (by_own - by_common).interval(CONFIDENCE)) | {"task": _MEAN, "bold": run in compared}
-        mean |= {name: np.mean([row[name] for row in by_task]) for name in ("acc_own", "acc_common")}
+        mean = estimate("gain", (by_own - by_common).interval(CONFIDENCE)) | {"task": _MEAN}
+        means = DataFrame(by_task)[["acc_own", "acc_common", "acc_decay", "acc_h2o"]].astype(float).mean()
+        mean |= means.to_dict() | {"verdict": compared.word if run in compared.runs else None}
         table += [{"run": run, "budget": budget} | row for row in (*by_task, mean)]
     return DataFrame(table)
-
-
-@table(reads="prune_questions.csv", runs="float32-* released-*", needs="float32-*",
-       readers=pruning.by_model,
-       columns="source run configuration budget acc_float32 acc_model difference[] judged_alike questions"
-       )  # fmt: skip
-def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
-    """Does the model's own precision change accuracies? The same questions (100 of each of the article's five sets)
-    with the same policies, in the precision of the model (bfloat16, with weights in 4 bits) and in float32 with the
-    same weights. A difference is the former minus the latter. In brackets: 95 % interval of the paired difference over
-    questions; an effect that is smaller than the interval cannot be seen.
-    """
-    rows = load_answers(results, STUDY, runs)
-    precise = rows["run"].str.startswith("float32-")
-    rounded = rows[~precise].assign(run=rows["run"].str.replace(pruning.RELEASED_RUNS, "float32-"))
-    pairs = rows[precise].merge(rounded, on=[*CONFIGURATION, "task", "example"], suffixes=("_precise", "_rounded"))
-    table = []
-    for key, group in pairs.groupby(CONFIGURATION, sort=False, dropna=False):
-        of_float32, of_model = group["value_precise"].to_numpy(), group["value_rounded"].to_numpy()
-        row = dict(zip(CONFIGURATION, key, strict=True)) | {
-            "acc_float32": of_float32.mean(),
-            "acc_model": of_model.mean(),
-        }
-        row |= estimate("difference", over_examples((of_model - of_float32)[None]))
-        table.append(row | {"judged_alike": (of_float32 == of_model).mean(), "questions": len(group)})
-    return label_and_sort(DataFrame(table)) if table else DataFrame()

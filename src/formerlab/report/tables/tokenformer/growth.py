@@ -1,6 +1,8 @@
 """Tables of grown Tokenformers, their controls and their costs."""
 
+import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.envelope import flops_at_loss
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
+from formerlab.report.columns import count
 from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_FURTHER,
@@ -19,8 +22,8 @@ from formerlab.report.runs import (
     differences,
     estimate,
     held_out_losses,
-    language_baselines,
     means_by_run,
+    seed_count,
     sort_by_regime,
 )
 from formerlab.report.studies.tokenformer import (
@@ -33,7 +36,18 @@ from formerlab.report.studies.tokenformer import (
     stage_pairs,
     with_registered_rates,
 )
-from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate, side_by_side, with_pooled
+from formerlab.report.tables.blocks import (
+    by_regime,
+    claim_verdicts,
+    in_words,
+    negated,
+    ngram_levels,
+    ngrams,
+    pooled_estimate,
+    with_pooled,
+    with_prefix,
+    with_verdict,
+)
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -41,26 +55,9 @@ _SERIES = {"grown, 30B a stage": "grown", "Transformer, 300B tokens": "Transform
 """Labels in the table, by published curve of Fig. 3."""
 
 
-def _published_main() -> DataFrame:
-    """Return the perplexities of Tables 6 and 7 with the TPU hours of Fig 3, a row per size."""
-    points = published_points(*(("Fig 3", series) for series in _SERIES)).replace({"series": _SERIES})
-    points = points[~points["run"].str.endswith(" 124M")]  # before growth; other training tokens
-    points = points.assign(size=points["run"].str.split().str[1])
-    wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
-    units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
-    wide.columns = wide.columns.map(lambda pair: f"{pair[1]}: {units[pair[0]]} ↓")
-    return wide.reset_index()
-
-
 _GROWN, _ZERO = "grown: random keys, tau sqrt(n)", "grown: zero keys, tau kept"
-_LABELS = {
-    _GROWN: "grown as published",
-    _ZERO: "grown with zero keys",
-    f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained further",
-}
-"""Variants that readers know by a name of the study page."""
-_STAGE, _SCRATCH, _SECOND = "the parent trained further", "the same model from scratch", "new text"
-_NEW_TEXT = "tokenformer-continued-training-lower"
+_STAGE, _SCRATCH = "the parent trained further", "the same model from scratch"
+_BEATS = "tokenformer-growth-beats-continuing"
 
 
 def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
@@ -75,82 +72,54 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
         grown = runs[same & runs["variant"].eq(_GROWN)]
         stage = dict(zip(stages.get("run", ()), stages.get("tokens_per_new_parameter", ()), strict=True))
         pairs += [(run, scratch["run"], _SCRATCH, stage.get(run, np.nan)) for run in grown["run"]]
-    second = runs[runs["run"].str.startswith("continued-") & ~runs["run"].str.endswith("-ungrown")]
-    for run, projection in second[["run", "spec.model.projection.kind"]].to_numpy():
-        family = "tokenformer" if projection == "pattention" else "transformer"
-        pairs += [(run, f"continued-{family}-ungrown", _SECOND, np.nan)]
     return DataFrame(pairs, columns=["run", "compared_with", "question", "tokens_per_new_parameter"])
 
 
-def _validated_gains(results: Results, pairs: DataFrame) -> DataFrame:
-    """Return the perplexity of the models on new text at the last validation, and their gain by growth.
-
-    A gain is the loss of the same family without growth minus the loss with growth. The claim on new text compares it
-    with the gain of Net2Net.
-    """
-    arms = registered_arms(_NEW_TEXT, results.scale).for_item("last_step")
-    reader, rows = ClaimRows(results, STUDY, ClaimArms()), []
-    rival, rival_ungrown = (arms[name].run if name in arms else None for name in ("rival", "rival_ungrown"))
-    pairs = pairs.loc[pairs["question"] == _SECOND, ["run", "compared_with"]]
-    for run, other in [*pairs.to_numpy(), *((run, None) for run in pairs["compared_with"].unique())]:
-        loss = pooled_estimate(reader, "loss", {run: 1.0}, at="last_step").get("loss", np.nan)
-        rows.append({"run": run, "validation_perplexity": np.exp(loss)})
-        if other:
-            gain = {other: 1.0, run: -1.0}
-            rows[-1] |= pooled_estimate(reader, "validation_gain_nats", gain, at="last_step")
-        if other and run != rival:
-            signs = Counter(gain)
-            signs.update({str(rival_ungrown): -1.0, str(rival): 1.0})
-            rows[-1] |= pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step")
-    columns = "run validation_perplexity validation_gain_nats[] minus_net2net_nats[]"
-    return DataFrame(rows, columns=expand_columns(columns))
-
-
-def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the growth stages, and the growth for new text; without comparisons, all models by data set."""
-    if rows["source"].eq("published").any():
-        return {
-            "OpenWebText; grown by 30B tokens a stage, Transformer from 300B tokens": rows.dropna(axis=1, how="all")
-        }
-    rows = rows.assign(variant=rows["variant"].replace(_LABELS))
+def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return a block per text with a row per stage; without comparisons, all models by data set."""
     if rows["question"].isna().all():
         return by_regime(rows.drop(columns="question"))
-    stages = rows[rows["question"].isin((_STAGE, _SCRATCH)) & rows["variant"].isin(_LABELS.values())]
-    pooled = {f"difference_nats_{end}": stages[f"difference_nats_pooled_{end}"] for end in ("low", "high")}
-    stages = stages.assign(text=stages["regime"].str.split(", ").str[0], **pooled)
-    keys = ["text", "tokens", "tokens_per_new_parameter", "question", "seeds"]
-    names = stages["variant"].str.removeprefix("grown ") + " (nats) ↓"
-    table = side_by_side(stages, keys, names, "difference_nats")
-    second = rows[rows["validation_perplexity"].notna()].drop(columns="perplexity")
-    methods = second["variant"].str.removeprefix("grown: ").where(second["question"].eq(_SECOND), "without growth")
-    texts = " and ".join(dict.fromkeys(str(regime).partition(", ")[0] for regime in second["regime"]))
-    second = second.assign(variant=second["family"] + ", " + methods).sort_values("validation_gain_nats")
-    second = second.rename(columns=lambda name: name.replace("validation_", ""))
-    columns = ["variant", "tokens", "perplexity", *expand_columns("gain_nats[] minus_net2net_nats[]"), "seeds", "bold"]
-    stage = {"question": "control", "tokens": "tokens of the stage"}
-    blocks = {
-        "growth, loss minus a control of equal FLOPs": table.rename(columns=stage),
-        f"growth for new text, {texts}, validation split": second[columns].rename(columns=stage),
-    }
-    return {heading: block for heading, block in blocks.items() if len(block)}
+    rows = rows.assign(text=rows["regime"].str.partition(", ")[0])
+    level, blocks = rows.drop_duplicates("run").set_index("run")["perplexity"], dict[str, DataFrame]()
+    texts_of_grown = rows.loc[rows["question"].eq(_STAGE) & rows["variant"].eq(_GROWN), "text"]
+    for text, group in rows[rows["question"].notna() & rows["text"].isin(texts_of_grown)].groupby("text", sort=False):
+        stages = group[group["question"].eq(_STAGE)]
+        grown, zero = (stages[stages["variant"].eq(name)].set_index("tokens") for name in (_GROWN, _ZERO))
+        grown = grown.rename(columns=lambda name: re.sub("^difference", "grown_minus", name))
+        zero = zero.rename(columns=lambda name: re.sub("^difference", "zero_minus", name))
+        scratch = group[group["question"].eq(_SCRATCH)].set_index("tokens")["compared_with"].map(level)
+        table = grown.assign(grown=grown["perplexity"], scratch=scratch.reindex(grown.index))
+        table = table.assign(further=grown["compared_with"].map(level), zero=zero["perplexity"].reindex(grown.index))
+        levels = {"grown": "grown ↓", "zero": "zero keys ↓", "further": "further ↓", "scratch": "from scratch ↓"}
+        ends = [name for name in map(str, zero) if name.startswith("zero_minus")]
+        table = table.drop(columns="perplexity").rename(columns=levels).join(zero[ends]).reset_index()
+        shown = ["tokens", "tokens_per_new_parameter", *levels.values()]
+        shown += [name for name in map(str, table) if name.startswith(("grown_minus", "zero_minus"))]
+        floor = with_prefix("; ", ngram_levels(rows[rows["regime"].eq(text)]))
+        blocks[f"perplexity, and loss; {text}, {seed_count(table['seeds'])}{floor}"] = table[[*shown, "verdict"]]
+    return blocks or by_regime(rows.drop(columns="text"))
 
 
-@table(reads="test.csv floors.csv", published=_published_main, readers=_by_question,
+def _answer_stages(rows: DataFrame) -> str:
+    stages = rows[rows["question"].eq(_STAGE) & rows["variant"].eq(_GROWN)].sort_values("tokens")
+    if stages.empty:
+        return ""
+    ends = {words: in_words(stages.iloc[at], "difference_nats") for at, words in ((0, "shortest"), (-1, "longest"))}
+    text = " and ".join(f"{value} after the {words} stage" for words, value in ends.items())
+    return f"Grown minus parent trained further, nats: {text}{with_verdict(stages.iloc[-1])}."
+
+
+@table(reads="test.csv floors.csv", readers=_stages, answer=_answer_stages,
        columns="source run regime question variant family parameters_non_embedding learning_rate tokens -flops "
                "tokens_per_new_parameter flops_cumulative loss_nats[] -bits_per_byte perplexity[] compared_with "
-               "difference_nats[]+ validation_perplexity validation_gain_nats[] minus_net2net_nats[] seeds diverged "
-               "bold size grown:~perplexity~↓ "
-               "grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓"
-       )  # fmt: skip
+               "difference_nats[]+ seeds diverged verdict")  # fmt: skip
 def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
-    """Does growth pay? After Tables 6 and 7 of Tokenformer (arXiv:2410.23168). A parent grows by new parameter tokens,
-    as published (random keys, tau = sqrt(n)) or with zero keys and the old tau, and is trained for a stage on new text.
-    First block: held-out loss minus the loss of a control that costs the same FLOPs, parent included; below zero,
-    growth pays. Second block, at the last validation: a gain is the loss of the same family without growth minus the
-    loss with growth; the last column is this gain minus the gain of Net2Net by padding (bold: a verdict rests on it).
-    HyperCloning and Net2Net grow the width of a Transformer; noise breaks the symmetry of copies. In brackets: 95 %
-    interval over seeds, paired, with the variance of similar runs, as for verdicts. Published: TPU hours are read from
-    a figure (± 30); Table 7 has perplexity 11.93 for the Transformer of 757M. The CSV has all runs and the test split.
+    """Does growing beat training the parent further?
+
+    - Test perplexity, and loss minus the parent trained further for equal FLOPs. Grown: new keys are random, tau is
+    sqrt(n) (as published); zero keys keep the old tau.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs.
+    - Doubt: the parent trained further hardly learns; the model from scratch read other text.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -158,50 +127,168 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     if len(pairs) and len(differing := differences(losses, pairs, "run", "compared_with")):
         differing = with_pooled(differing, results, STUDY, "run", "compared_with", "difference_nats")
         differing = differing[differing["part"] == "mean"].drop(columns=["source", "part", "seed", "seeds"])
-        rows = rows.merge(differing, on="run", how="left").merge(_validated_gains(results, pairs), on="run", how="left")
-    claimed = claim_runs(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
+        rows = rows.merge(differing, on="run", how="left")
+    verdict = claim_verdicts(results, STUDY, _BEATS)[_BEATS]
+    claimed = rows["run"].isin(verdict.runs) & rows.get("question", rows["run"]).eq(_STAGE)
     families = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
     rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
-    rows["bold"] = rows["run"].isin(claimed) & rows.get("minus_net2net_nats", rows["loss_nats"] * np.nan).notna()
+    rows["verdict"] = claimed.map({True: verdict.word, False: None})
     rows = rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
-    return pd.concat([language_baselines(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
+    return pd.concat([ngrams(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
 
 
-def _growth(rows: DataFrame) -> DataFrame:
-    """Return the parent and the models grown as published, or the published ratio."""
+_NEW_TEXT = "tokenformer-continued-training-lower"
+
+
+def _methods(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the models on new text with the lowest loss first, as losses minus the loss without growth."""
+    rows = negated(rows, "validation_gain_nats", "minus_ungrown_nats")
+    rows = negated(rows, "minus_net2net_nats", "behind_net2net_nats")
+    ungrown = rows["run"].str.endswith("-ungrown")
+    methods = rows["variant"].str.removeprefix("grown: ").mask(ungrown, "not grown")
+    rows = rows.assign(variant=rows["family"] + ", " + methods, is_reference=ungrown)
+    rows = rows.rename(columns={"perplexity": "test", "validation_perplexity": "perplexity"})
+    columns = ["variant", "perplexity", *expand_columns("minus_ungrown_nats[] behind_net2net_nats[]"), "is_reference"]
+    first = rows.iloc[0]
+    heading = f"{first['regime'].partition(', ')[0]}, {count(first['tokens'])} tokens, validation split"
+    return {heading: rows.sort_values("minus_ungrown_nats")[[*columns, "seeds", "verdict"]]}
+
+
+def _answer_methods(rows: DataFrame) -> str:
+    claimed = negated(
+        rows.dropna(subset=["verdict", "minus_net2net_nats"]), "minus_net2net_nats", "behind_net2net_nats"
+    )
+    if claimed.empty:
+        return ""
+    row = claimed.iloc[0]
+    return (
+        "Growth with zero keys lowers the loss less than Net2Net by padding, by "
+        f"{in_words(row, 'behind_net2net_nats')} nats{with_verdict(row)}."
+    )
+
+
+@table(reads="eval.csv test.csv", runs="continued-*", needs="continued-*", readers=_methods, answer=_answer_methods,
+       columns="source run regime variant family parameters_non_embedding tokens -flops_cumulative loss_nats[] "
+               "perplexity validation_perplexity validation_gain_nats[] minus_net2net_nats[] seeds verdict"
+       )  # fmt: skip
+def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
+    """Which way to grow learns a new text best?
+
+    - Loss at the last validation minus the loss of the same family without growth. HyperCloning and Net2Net grow the
+    width of a Transformer; noise breaks the symmetry of copies.
+    - Brackets: 95 % interval over seeds, paired, with the variance of similar runs.
+    - Doubt: Net2Net's stage costs a fifth more FLOPs, and its parent had a high learning rate.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    rows = means_by_run(losses, first=["regime", "spec.model.projection.kind"])
+    families = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
+    rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
+    arms = registered_arms(_NEW_TEXT, results.scale).for_item("last_step")
+    rival, rival_ungrown, grown = (
+        str(arms[name].run) if name in arms else "" for name in ("rival", "rival_ungrown", "tokenformer")
+    )
+    reader, columns = ClaimRows(results, STUDY, ClaimArms()), []
+    for run, family in rows[["run", "family"]].to_numpy():
+        loss = pooled_estimate(reader, "loss", {run: 1.0}, at="last_step").get("loss", np.nan)
+        row = {"validation_perplexity": np.exp(loss)}
+        if not run.endswith("-ungrown"):
+            gain = {f"continued-{family.lower()}-ungrown": 1.0, run: -1.0}
+            row |= pooled_estimate(reader, "validation_gain_nats", gain, at="last_step")
+            if run != rival:
+                signs = Counter(gain)
+                signs.update({rival_ungrown: -1.0, rival: 1.0})
+                row |= pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step")
+        columns.append(row)
+    verdict = claim_verdicts(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
+    names = expand_columns("validation_perplexity validation_gain_nats[] minus_net2net_nats[]")
+    rows = rows.join(DataFrame(columns, rows.index, names))
+    return rows.assign(verdict=rows["run"].eq(grown).map({True: verdict.word, False: None}))
+
+
+def _published_costs() -> DataFrame:
+    """Return the perplexities of Tables 6 and 7 with the TPU hours of Fig 3, a row per size, and the ratio of hours."""
+    points = published_points(*(("Fig 3", series) for series in _SERIES)).replace({"series": _SERIES})
+    points = points[~points["run"].str.endswith(" 124M")]  # before growth; other training tokens
+    points = points.assign(size=points["run"].str.split().str[1])
+    wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
+    units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
+    wide.columns = wide.columns.map(lambda pair: f"{pair[1]}: {units[pair[0]]} ↓")
+    return wide.reset_index().assign(flops_ratio=published_ratio()["flops_ratio"].iloc[0])
+
+
+_COST = "tokenformer-growth-saves-cost"
+
+
+def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return a row per stage with each way to go on, or the published costs."""
     if rows["source"].eq("published").any():
-        return DataFrame({"model": "Tokenformer 1.4B", "hours_ratio": rows["flops_ratio"]})
+        ratio = rows["flops_ratio"].iloc[0]
+        return {
+            "OpenWebText; 30B tokens a stage, Transformer from 300B; at equal perplexity, hours of grown / Transformer "
+            f"{ratio:.2f} (interpolated by us)": rows.drop(columns="flops_ratio").dropna(axis=1, how="all")
+        }
+    ways = {"grown": _GROWN, "zero keys": _ZERO, "further": f"{TOKENFORMER}, {TRAINED_FURTHER}"}
     grown = rows[rows["variant"].eq(_GROWN)]
-    rows = pd.concat([rows[rows["run"].isin(grown["parent"])], grown] if len(grown) else [rows], ignore_index=True)
-    variant = rows["variant"].replace({TOKENFORMER: "parent"} | _LABELS)
-    rows = rows.assign(variant=variant, tokens=rows["tokens_cumulative"])
-    return rows.drop(columns=["schedule", "parent", "tokens_cumulative"])
+    parents = rows[rows["run"].isin(grown["parent"])].assign(variant=ways["further"])
+    rows = pd.concat([parents, rows[rows["variant"].isin(ways.values())]])
+    if grown.empty:
+        return rows
+    table = rows[["flops_cumulative"]].drop_duplicates().sort_values("flops_cumulative", ignore_index=True)
+    for name, variant in ways.items():
+        of_way = rows[rows["variant"].eq(variant)].drop_duplicates("flops_cumulative")
+        columns = {"perplexity": f"{name}_perplexity"}
+        columns |= {end: end.replace("flops", name) for end in map(str, of_way) if end.startswith("flops_ratio")}
+        table = table.merge(of_way[["flops_cumulative", *columns]].rename(columns=columns), "left", "flops_cumulative")
+    names = ["none: the parent", *("short", "medium", "long")] if len(table) == 4 else map(str, range(len(table)))
+    table.insert(0, "stage", [*names])
+    first, verdicts = grown.iloc[0], grown.set_index("flops_cumulative")["verdict"]
+    text = first["regime"].partition(", ")[0]
+    heading = (
+        f"perplexity, and ratio of FLOPs; {text}; {first['transformers']:.0f} Transformers, "
+        f"{first['single_seed']:.0f} of them with one seed; all others {seed_count(rows['seeds'])}"
+    )
+    return {heading: table.assign(verdict=table["flops_cumulative"].map(verdicts))}
 
 
-@table(reads="test.csv", needs="envelope-*", readers=_growth, published=published_ratio,
-       columns="source run variant schedule -learning_rate parent -parameters_non_embedding tokens -tokens_cumulative "
-               "-flops flops_cumulative -loss_nats[] perplexity -bits_per_byte flops_of_transformer flops_ratio[]+ "
-               "parents_ratio envelope seeds")  # fmt: skip
+def _answer_ratios(rows: DataFrame) -> str:
+    grown = rows[rows["variant"].eq(_GROWN)].dropna(subset="flops_ratio")
+    if grown.empty:
+        return ""
+    row = grown.sort_values("flops_cumulative").iloc[-1]
+    return (
+        f"Growth costs {in_words(row, 'flops_ratio')} times a Transformer of equal loss, claimed at most 0.5"
+        f"{with_verdict(row)}; its parent alone costs {row['earlier_cost']:.2f} of the most expensive Transformer."
+    )
+
+
+@table(reads="test.csv", needs="envelope-*", readers=_ratios, answer=_answer_ratios, published=_published_costs,
+       columns="source run regime variant schedule -learning_rate parent -parameters_non_embedding tokens "
+               "-tokens_cumulative -flops flops_cumulative -loss_nats[] perplexity -bits_per_byte flops_of_transformer "
+               "flops_ratio[]+ parents_ratio earlier_cost transformers single_seed envelope seeds verdict size "
+               "grown:~perplexity~↓ grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓"
+       )  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
-    """Does growth need fewer FLOPs than training from scratch? FLOPs of a grown Tokenformer, with all ancestors,
-    divided by the FLOPs of a Transformer from scratch with the same loss, after section 4.1 of arXiv:2410.23168. Below
-    1, growth saves cost; the paper claims at most 0.5. The column "ancestors alone" is the same ratio for the
-    ancestors: if it is near 1 or above, the stage cannot save cost. The Transformers have three sizes and three
-    lengths, each with its own schedule; their FLOPs at a loss are interpolated along their lower envelope, and there is
-    no ratio beyond its ends. Training tokens and cumulative FLOPs include all ancestors. All losses are on the test
-    text of the Transformers. In brackets: 95 % interval over seeds, with the spread of the Transformers. Published: TPU
-    hours, interpolated by us between points that are read from a figure (± 30): 0.40 with the perplexity of the 757M
-    Transformer in Table 6, 0.42 with that in Table 7. The CSV has zero keys and the parent trained further.
+    """Does growth need fewer FLOPs than training from scratch?
+
+    - FLOPs with all ancestors over the FLOPs of a Transformer of equal loss, after Tables 6 and 7 of Tokenformer
+    (arXiv:2410.23168; hours read from a figure, ± 30).
+    - Brackets: 95 % interval over seeds, with the spread of the Transformers.
+    - Doubt: the parent's learning rate ended at a tenth; the control's low ratio is partly its fall to zero.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
         losses = comparable_losses(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
     envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
-    reader = ClaimRows(results, STUDY, ClaimArms())
+    seeds, largest = scratch.groupby("run").size(), scratch["flops_cumulative"].max()
+    shared: dict[str, Any] = {"transformers": len(seeds), "single_seed": int((seeds == 1).sum())}
+    shared |= {"regime": next(iter(scratch["regime"]), None)}
+    reader, verdict = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY, _COST)[_COST]
+    arms = registered_arms(_COST, results.scale).arms
+    judged = arms["grown"].run if "grown" in arms else ""
     envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
     for record in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
-        row = {str(name): value for name, value in record.items()}
+        row = {str(name): value for name, value in record.items()} | shared
         of_run = losses[losses["run"] == row["run"]]
         needed = of_run["loss_nats"].map(lambda loss: flops_at_loss(loss, *envelope))
         inside = needed.notna().all()
@@ -213,6 +300,8 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
             "flops_of_transformer": flops_at_loss(row["loss_nats"], *envelope),
         }
         row["parents_ratio"] = (row["flops_cumulative"] - row["flops"]) / row["flops_of_transformer"] or None
+        row["earlier_cost"] = (row["flops_cumulative"] - row["flops"]) / largest or None
         row["schedule"] = of_run["regime"].iloc[0].partition(", ")[2]
+        row["verdict"] = verdict.word if row["run"] == judged else None
         rows.append(row | {"learning_rate": of_run["spec.optimizer.lr"].iloc[0]})
     return DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))

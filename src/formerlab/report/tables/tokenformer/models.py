@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.catalogue import table
+from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.columns import count
+from formerlab.report.columns import MINUS, count
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (
@@ -18,7 +18,6 @@ from formerlab.report.runs import (
     by_seed,
     estimate,
     held_out_losses,
-    language_baselines,
     load_runs,
     means_by_run,
     with_difference,
@@ -30,7 +29,16 @@ from formerlab.report.studies.tokenformer import (
     families_at_best_rates,
     model_shape,
 )
-from formerlab.report.tables.blocks import by_regime, claim_runs, pooled_estimate, with_pooled
+from formerlab.report.tables.blocks import (
+    claim_verdicts,
+    in_words,
+    ngram_levels,
+    ngrams,
+    pooled_estimate,
+    with_pooled,
+    with_prefix,
+    with_verdict,
+)
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -43,11 +51,12 @@ def _published_zeroshot() -> DataFrame:
 
 @table(reads="zeroshot.csv", published=_published_zeroshot)
 def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
-    """Zero-shot accuracy of Tokenformers and Transformers, after Table 1 of Tokenformer (arXiv:2410.23168). A column is
-    a task and a metric, and the row chance is the accuracy of guessing; higher is better. acc takes the most probable
-    answer, acc_norm the most probable per character, and acc_mutual_info the one that gains most from the question;
-    small models are at chance in the first two. After ±: one standard error over questions, and over seeds if there are
-    at least two. The embedded tasks and the published ones are different questions: compare models within a block.
+    """How many questions do Tokenformers and Transformers answer without examples?
+
+    - Accuracy by task and metric, after Table 1 of Tokenformer (arXiv:2410.23168): acc takes the most probable answer,
+    acc_norm the most probable per character, acc_mutual_info the one that gains most from the question.
+    - After ±: one standard error over questions, and over seeds.
+    - Doubt: ours are other questions than the paper's, and small models guess.
     """
     variants = load_runs(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
     ours = accuracy_columns(results.rows("zeroshot.csv", STUDY, runs), ["run"])
@@ -79,32 +88,58 @@ def _published_formulas() -> DataFrame:
     return DataFrame(rows)
 
 
+_LIMIT_PERCENT = 2.0
+"""Largest deviation of a printed size that the claim on parameter counts allows."""
+
+
 def _counted(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return counts beside formulas for our models, or the sizes of the published ones."""
     if rows["source"].eq("published").any():
         names = rows["run"].replace({"^LM-": "language model ", "^Scale-": "grown, "}, regex=True)
-        columns = ["parameters_formula", "parameters_with_embedding", "parameters_printed"]
-        return DataFrame({"model": names}).join(rows[[*columns, "nearer_count_minus_printed_percent"]])
-    parameters = {"parameters, counted": rows["parameters_formula"] + rows["parameters_difference"]}
-    parameters["parameters_formula"] = rows["parameters_formula"]
-    parameters["parameters of norms and biases"] = rows["parameters_difference"]
-    more = ["flops_formula", "flops_difference", "layers", "width", "context"]
-    return rows[["variant"]].join(DataFrame(parameters)).join(rows[more]).drop_duplicates()
+        off = rows["nearer_count_minus_printed_percent"]
+        within = off.abs().le(_LIMIT_PERCENT).map({True: "yes", False: "no"})
+        millions = {f"{label} (M)": (rows[name] / 1e6).round() for label, name in (
+            ("formula", "parameters_formula"), ("with embedding", "parameters_with_embedding"),
+            ("printed", "parameters_printed"))}  # fmt: skip
+        shown = DataFrame({"model": names} | millions).join(off).assign(**{f"within {_LIMIT_PERCENT:.0f} %": within})
+        return {"sizes of Table 9, in millions": shown}
+    counted = rows["parameters_formula"] + rows["parameters_difference"]
+    columns = {
+        "counted": counted,
+        "formula": rows["parameters_formula"],
+        "norms and biases": rows["parameters_difference"],
+    }
+    columns |= {"FLOPs minus formula": rows["flops_difference"]}
+    more = ["flops_token_token_coefficient", "layers", "width", "context"]
+    shown = rows[["variant"]].join(DataFrame(columns)).join(rows[more]).drop_duplicates()
+    return {"parameters without embedding": shown}
+
+
+def _answer_counted(rows: DataFrame) -> str:
+    exact, published = rows["flops_difference"].eq(0).sum(), _published_formulas()
+    off = published[published["nearer_count_minus_printed_percent"].abs() > _LIMIT_PERCENT]
+    wrong = [
+        f"{run} by {value:.1f} %".replace("-", MINUS)
+        for run, value in off[["run", "nearer_count_minus_printed_percent"]].to_numpy()
+    ]
+    return (
+        f"The FLOPs of {exact} of {len(rows)} runs equal the formula; {len(published) - len(off)} of {len(published)} "
+        f"printed sizes are within {_LIMIT_PERCENT:.0f} %" + with_prefix(", not ", ", ".join(wrong)) + "."
+    )
 
 
 @table(runs="transformer-[1-4] tokenformer-1 grown-random-sqrt-[2-4] classic-chosen",
-       published=_published_formulas, readers=_counted,
+       published=_published_formulas, readers=_counted, answer=_answer_counted,
        columns="source run variant layers width parameters_formula parameters_with_embedding "
-               "-flops_token_token_coefficient context flops_formula parameters_difference flops_difference "
+               "flops_token_token_coefficient context flops_formula parameters_difference flops_difference "
                "parameters_printed nearer_count_minus_printed_percent")  # fmt: skip
 def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
-    """Do the counted parameters and FLOPs follow the formulas? After Table 3 of Tokenformer (arXiv:2410.23168).
-    Parameters without embedding and norms are N = 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), for L blocks of
-    width d with n parameter tokens in each projection. A forward pass over T tokens (the context) has 2 N T + 4 L d T^2
-    FLOPs, a training step three times as many. The counted FLOPs must equal the formula. The counted parameters must
-    exceed it by the parameters of norms and biases. Published: the configurations of Table 9. A printed size should
-    equal the formula without or with an embedding of 50,304 rows; the last column has the nearer one. "1.4B" fits
-    neither: it is 1.27B or 1.31B.
+    """Do the counted parameters and FLOPs follow the formulas?
+
+    - N = 2 L d (n_q + n_k + n_v + n_o + n_ff) or 12 L d² parameters, and 2 N T + 4 L d T² FLOPs over T tokens, for L
+    blocks of width d, after Table 3 of Tokenformer (arXiv:2410.23168).
+    - Printed sizes: compared with the nearer count, with or without embedding.
+    - Doubt: "1.4B" is rounded.
     """
     rows = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
@@ -133,30 +168,56 @@ def published_gap() -> DataFrame:
 
 
 def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the gaps by text; in the row of a change, `tokens` is "<longest> minus <shortest>" training."""
-    if rows["source"].eq("ours").all():
-        trained = rows.groupby("regime")["tokens"].agg(["max", "min"]).map(count)
-        change = rows["regime"].map(trained["max"] + " minus " + trained["min"])
-        tokens = rows["tokens"].map(count, na_action="ignore").astype(object).fillna(change)
-        rows = rows.drop(columns="run").assign(tokens=tokens)
-    columns = {"run": "published by", "arm": "compared with", "perplexity": "perplexity: Transformer ↓"}
-    return by_regime(rows.assign(arm=rows["arm"] + " Transformer").rename(columns=columns))
+    """Return the gaps by text, then their changes from the shortest to the longest training."""
+    columns = {"run": "published by", "perplexity": "Transformer's ↓"}
+    if rows["source"].eq("published").all():
+        return rows.rename(columns=columns)
+    own = expand_columns("difference_nats[]")[1:]
+    rows = rows.assign(
+        own_seeds_nats=rows["difference_nats"], own_seeds_nats_low=rows[own[0]], own_seeds_nats_high=rows[own[1]]
+    )
+    rows = rows.assign(text=rows["regime"].str.partition(", ")[0])
+    blocks, gaps = {}, rows["run"].notna() & rows["arm"].notna()
+    for regime, group in rows[gaps].groupby("regime", sort=False):
+        floor = with_prefix("; ", ngram_levels(rows[rows["regime"].eq(group["text"].iloc[0])]))
+        group = group.sort_values(["arm", "tokens"], ascending=[False, True]).rename(columns=columns)
+        blocks[f"perplexity, and loss; {regime}{floor}"] = group.drop(
+            columns=["regime", "text", "published by", "variant"]
+        )
+    changes = rows[rows["run"].isna()]
+    trained = rows[gaps].groupby("regime")["tokens"].agg(["max", "min"]).map(count)
+    change = changes["regime"].map(trained["max"] + " minus " + trained["min"])
+    if len(changes):
+        ends = expand_columns("difference_nats[]+ own_seeds_nats[]")
+        blocks["change of the difference with training"] = changes.assign(tokens=change)[
+            ["text", "arm", "tokens", *ends, "seeds", "verdict"]
+        ]
+    return blocks
 
 
-@table(reads="eval.csv test.csv floors.csv", published=published_gap, readers=_gaps,
+def _answer_gaps(rows: DataFrame) -> str:
+    modern = rows[rows["run"].notna() & rows["arm"].eq("modern")].sort_values("tokens")
+    if modern.empty:
+        return ""
+    first = modern[modern["regime"].eq(modern["regime"].iloc[0])]
+    ends = [f"{in_words(row, 'difference_nats')} after {count(row['tokens'])} tokens{with_verdict(row)}"
+            for _, row in first.iloc[[0, -1]].drop_duplicates("tokens").iterrows()]  # fmt: skip
+    text = first["regime"].iloc[0].partition(", ")[0]
+    return f"Tokenformer minus modern Transformer on {text}, nats: {', '.join(ends)}."
+
+
+@table(reads="eval.csv test.csv floors.csv", published=published_gap, readers=_gaps, answer=_answer_gaps,
        runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
-       columns="source run regime tokens arm -learning_rate -parameters_non_embedding -tokenformer "
-               "perplexity_5gram perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged bold"
+       columns="source run variant regime arm tokens -learning_rate -parameters_non_embedding -tokenformer "
+               "perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged verdict"
        )  # fmt: skip
 def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
-    """Is a Tokenformer worse than a Transformer of equal size? Both are trained from scratch with equal width, training
-    tokens and parameters without embedding (about 0.2 M). Modern: RMSNorm, SwiGLU, rotary positions; classic:
-    LayerNorm, GeLU, biases, as GPT-2. Each model has the learning rate of a common grid with the lowest validation
-    loss. The difference is the loss of the Tokenformer (arXiv:2410.23168) minus that of the Transformer, paired by
-    seed; above zero, the Tokenformer is worse. The last row of a text is the difference after the longest training
-    minus the difference after the shortest, over the seeds that both have. In brackets: 95 % interval over seeds, with
-    the variance of similar runs, as for verdicts. Bold: a difference on which a verdict rests. Published: a third
-    party, one model of each.
+    """Is a Tokenformer worse than a Transformer of equal size?
+
+    - Loss minus that of a Transformer of equal width and parameters; modern: RMSNorm, SwiGLU, rotary positions;
+    classic: as GPT-2.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs; beside it, own seeds alone.
+    - Doubt: each has the best rate of a grid, mostly of short searches.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)[["run", "arm", "chosen", "tokenformer"]]
@@ -168,8 +229,8 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     rivals = with_difference(rivals, losses, "tokenformer", "run", "difference_nats")
     rivals = with_pooled(rivals, results, STUDY, "tokenformer", "run", "difference_nats")
     reader = ClaimRows(results, STUDY, ClaimArms())
-    worse, shrinks = claim_runs(results, STUDY, *_GAP_CLAIMS).values()
-    rivals["bold"] = rivals["run"].isin(worse)
+    worse, shrinks = claim_verdicts(results, STUDY, *_GAP_CLAIMS).values()
+    rivals["verdict"] = rivals["run"].isin(worse.runs).map({True: worse.word, False: None})
     changes = []
     for (regime, arm), group in rivals.groupby(["regime", "arm"], sort=False):
         if len(group) > 1:
@@ -179,8 +240,7 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
             shared = pd.concat(values, axis=1, join="inner").sum(axis=1)
             change = {"regime": regime, "arm": arm, "seeds": len(shared)} | estimate("difference_nats", student(shared))
             change |= pooled_estimate(reader, "difference_nats_pooled", signs)
-            changes.append(change | {"bold": {*names} <= shrinks})
+            changes.append(change | {"verdict": shrinks.word if {*names} <= shrinks.runs else None})
     rows = pd.concat([rivals, DataFrame(changes)], ignore_index=True).sort_values("regime", kind="stable")
-    ngrams = language_baselines(results, STUDY, runs).set_index("run")["perplexity"]
-    rows["perplexity_5gram"] = ("5-gram on " + rows["regime"].str.partition(", ")[0]).map(ngrams)
+    rows = pd.concat([rows, ngrams(results, STUDY, runs)], ignore_index=True)
     return rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
