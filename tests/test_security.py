@@ -67,7 +67,7 @@ def test_credentials_in_the_configuration_are_refused(uri, project):
 ATTACK = '<script>alert(1)</script>|\n<img src=x onerror=alert(1)>![x](https://evil/x.png)"\\|$\\frac$'
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "b", "br"),
-    *("table", "thead", "tbody", "tr", "th", "td"),
+    *("table", "thead", "tbody", "tr", "th", "td", "ul", "li"),
 }
 ATTRIBUTES = {"lang", "charset", "name", "content", "class", "style", "border"}
 

@@ -141,11 +141,12 @@ def with_verdict(row: "Series[Any]") -> str:
 
 
 def ngrams(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per data set of these runs with the loss of a 5-gram model, which any study may have measured."""
+    """Return the language baselines of these runs, and the 5-gram models of their data sets from other studies."""
     names = "5-gram on " + load_runs(results, study, runs)["data.name"]
-    studies = [other for other in ("denseformer", "tokenformer") if len(results.runs(other))]
-    rows = pd.concat([language_baselines(results, other, ["*"]) for other in studies])
-    return rows[rows["run"].isin(names)].drop_duplicates("run")
+    others = [other for other in ("denseformer", "tokenformer") if other != study and len(results.runs(other))]
+    rows = pd.concat([language_baselines(results, other, ["*"]) for other in others]) if others else DataFrame()
+    shared = rows[rows["run"].isin(names)] if len(rows) else rows
+    return pd.concat([language_baselines(results, study, runs), shared]).drop_duplicates("run")
 
 
 def ngram_levels(rows: DataFrame) -> str:

@@ -187,7 +187,8 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     claimed = claimed.assign(plain=claimed["run"].map(partners))
     claimed["seeds"] = claimed[["plain", "run"]].replace(losses.groupby("run").size().to_dict()).min(axis=1)
     claimed = with_difference(claimed, losses, "plain", "run", "gain_nats", results=results)
-    ours = pd.concat([ours, claimed], ignore_index=True).drop_duplicates(["run", "plain"], ignore_index=True)
+    if len(claimed):
+        ours = pd.concat([ours, claimed], ignore_index=True).drop_duplicates(["run", "plain"], ignore_index=True)
     ours = with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
     rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
     ours["plain_learning_rate"] = ours["plain"].map(rates)
