@@ -292,7 +292,7 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     frames = [_searches(results, runs, study, used)]
     if used and used.scale != results.scale and (names := catalogue()[f"{study}_rates"].run_names(used)):
         frames.append(_searches(used, names, study, used, least=3))
-    rows = pd.concat(frames, ignore_index=True)
+    rows = pd.concat([frame for frame in frames if len(frame)] or frames, ignore_index=True)
     return rows.sort_values(["_order", "lr"], kind="stable", ignore_index=True).drop(columns="_order")
 
 
