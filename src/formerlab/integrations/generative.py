@@ -30,7 +30,6 @@ from formerlab.released import ReleasedModel, source_path
 from formerlab.results.stages import TABLES
 from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Seed, Size
-from formerlab.statistics import over_examples
 from formerlab.training.any_run import AnyRun
 
 COLUMNS = TABLES["answers.csv"].names
@@ -192,6 +191,8 @@ def summary_table(rows: Rows) -> list[str]:
     The last column is "no" for a long-context task whose score with the full cache is below
     `long_context.MIN_FULL_SCORE`, because such a task cannot compare policies.
     """
+    from formerlab.statistics import over_examples  # imports pandas, which planning does without
+
     labels = list(dict.fromkeys(_label(row) for row in rows))
     header = " | ".join(["task", "metric", "n", *labels, f"full cache >= {long_context.MIN_FULL_SCORE}"])
     lines = [f"| {header} |", "|---" * (len(labels) + 4) + "|"]
