@@ -236,7 +236,7 @@ def test_the_demo_makes_its_own_plan(project, capsys):
 
 def test_unread_data_are_listed(project, capsys):
     project.merge_into(project.config, "data: {corpus: {kind: text, source: {kind: files, paths: [notes.txt]}}}")
-    (project.config.parent / "notes.txt").write_text("Some text.")
+    Path("notes.txt").write_text("Some text.")
     assert "config.yaml: data.corpus: no run reads it; known names: text" in output(capsys, "plan")
 
 
