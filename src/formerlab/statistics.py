@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -148,6 +148,19 @@ def half_width(
     freedom = np.divide(variance**2, denominator, out=np.ones_like(denominator), where=denominator > 0)
     half: Float[np.ndarray, "*metrics"] = special.stdtrit(freedom, (1 + confidence) / 2) * np.sqrt(variance)
     return half
+
+
+def sample_variances(
+    seed_means: Float[np.ndarray, "*metrics seeds"], *groups: Float[np.ndarray, "*metrics examples"]
+) -> list[tuple[Any, int]]:
+    """Return the components of `half_width` for Student's t: the variance of a mean over seeds and over examples.
+
+    `groups` has the values of the examples of every task, averaged over seeds; the tasks have equal weights. A single
+    seed has no variance.
+    """
+    seeds, tasks = seed_means.shape[-1], len(groups)
+    over_seeds = [(seed_means.var(axis=-1, ddof=1) / seeds, seeds - 1)] if seeds > 1 else []
+    return over_seeds + [(g.var(axis=-1, ddof=1) / g.shape[-1] / tasks**2, g.shape[-1] - 1) for g in groups]
 
 
 def over_examples(

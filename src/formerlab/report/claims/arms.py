@@ -42,7 +42,7 @@ def _claim_arms(file: str, name: str, keys: dict[str, Any]) -> ClaimArms:
         error = caught.errors()[0]
         key = ".".join(map(str, ("claims", name, *error["loc"])))
         raise UserError(f"{file}: {key}: {error['msg'].removeprefix('Value error, ')}; correct it") from None
-    arm_names = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
+    arm_names = {arm for arm, _ in mapped.named()}
     for key, names, allowed in ("items", mapped.items, claim.criterion.for_each), ("arms", arm_names, claim.arms):
         if unknown := sorted({*names} - {*allowed}):
             valid = ", ".join(allowed) or "none"

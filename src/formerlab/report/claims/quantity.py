@@ -17,7 +17,7 @@ from pandas import DataFrame, Series
 from scipy import special
 
 from formerlab.report.studies.two_fold import half_indices, split_halves, two_fold_means
-from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
+from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, sample_variances, student
 
 MIN_UNITS = 20
 """Fewer documents than this number do not enter the interval (min_documents). With fewer examples, Student's t replaces
@@ -222,9 +222,7 @@ class PairedMean(Quantity):
         if fewest < 2:
             return Interval(mean, math.nan, math.nan, **counts)
         if fewest < MIN_UNITS:
-            variances = [(float(seeds.var(ddof=1)) / len(seeds), len(seeds) - 1)] if len(seeds) > 1 else []
-            variances += [(float(g.var(ddof=1)) / len(g) / len(self.groups) ** 2, len(g) - 1) for g in self.groups]
-            return t_interval(mean, variances, confidence, method="student", **counts)
+            return t_interval(mean, sample_variances(seeds, *self.groups), confidence, method="student", **counts)
         if len(seeds) > 1 or self.percentiles:
             return interval_over(seeds, replicates, self.examples, confidence)
         half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()

@@ -239,3 +239,7 @@ class ClaimArms(Spec):
     def for_item(self, item: str | None) -> dict[str, Arm]:
         """Return the arms of an item."""
         return self.arms if item is None else self.arms | self.items.get(item, {})
+
+    def named(self) -> list[tuple[str, Arm]]:
+        """Return the name and runs of every arm: of those that all items share, then item by item."""
+        return [pair for arms in (self.arms, *self.items.values()) for pair in arms.items()]

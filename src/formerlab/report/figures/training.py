@@ -127,8 +127,7 @@ def styled(rows: DataFrame, by: str) -> DataFrame:
 def compared_runs(study: str, scale: str) -> list[str]:
     """Return the patterns of the runs that the registered claims of a study compare at a scale."""
     claims = read_arms(Path(), scale).get(study, {}).values()
-    arms = [arm for claim in claims for arms in (claim.arms, *claim.items.values()) for arm in arms.values()]
-    return [pattern for arm in arms if (pattern := arm.run or arm.best_of)]
+    return [pattern for claim in claims for _, arm in claim.named() if (pattern := arm.run or arm.best_of)]
 
 
 def plotted_runs(runs: DataFrame, patterns: Sequence[str]) -> DataFrame:

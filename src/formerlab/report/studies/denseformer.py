@@ -1,14 +1,10 @@
 """The runs that figures of averages over depth compare: one run per model, text and number of training tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pandas import DataFrame
 
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.claims.registry import read_claims
-from formerlab.report.claims.render import outcome_text
-from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.claims.verdict import evaluate
 from formerlab.report.families import run_setting
 from formerlab.report.runs import TRANSFORMER, cached_reader, load_runs
 from formerlab.results.read import Results
@@ -24,8 +20,7 @@ DEPTH, SPARSE, LONG = (
 
 def registered_runs(scale: str, *claims: str) -> set[str]:
     """Return the runs that are arms of these claims in the files of the study and of the scale."""
-    mapped = [registered_arms(claim, scale) for claim in claims]
-    return {arm.run for of in mapped for arms in (of.arms, *of.items.values()) for arm in arms.values() if arm.run}
+    return {arm.run for claim in claims for _, arm in registered_arms(claim, scale).named() if arm.run}
 
 
 @cached_reader
@@ -43,15 +38,3 @@ def compared_runs(results: Results, runs: Sequence[str]) -> DataFrame:
     records = records[records["arm"] | ~with_arm].sort_values(["layers", "tokens", "variant", "run", "seed"])
     plain = records[records["variant"] == TRANSFORMER].drop_duplicates(model).set_index(model)["run"]
     return records.join(plain.rename("plain"), on=model)
-
-
-def verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
-    """Return the verdict of each claim in a word, by the runs of its arm. `arms` maps claims to arms."""
-    words = dict[str, str]()
-    for claim in (claim for claim in read_claims().claims if claim.id in arms):
-        mapped = registered_arms(claim.id, results.scale)
-        verdict = evaluate(claim, ClaimRows(results, STUDY, mapped), {}, results.scale)
-        word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
-        of_items = (arm for named in (mapped.arms, *mapped.items.values()) if (arm := named.get(arms[claim.id])))
-        words |= {arm.run: word for arm in of_items if arm.run}
-    return words

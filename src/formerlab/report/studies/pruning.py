@@ -12,7 +12,7 @@ from formerlab.report.claims.quantity import MIN_UNITS
 from formerlab.report.names import RELEASED_NAMES, data_set_label, variant_styles
 from formerlab.report.runs import seed_count
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, half_width, mean_ends, weighted_means
+from formerlab.statistics import bootstrap_means, half_width, mean_ends, sample_variances, weighted_means
 
 _POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
@@ -133,13 +133,9 @@ def _student_ends(
     The percentiles of a bootstrap are too narrow for fewer than MIN_UNITS units (`examples` in claims.yaml). A single
     unit has no interval.
     """
-    seeds, units = differences.shape[1:]
-    if units < 2:
-        undefined = np.full(len(differences), np.nan)
-        return undefined, undefined
-    variances = [(differences.mean(axis=1).var(axis=1, ddof=1) / units, units - 1)]
-    variances += [(by_seed.var(axis=1, ddof=1) / seeds, seeds - 1)] if seeds > 1 else []
-    mean, half = by_seed.mean(axis=1), half_width(variances)
+    mean, half = by_seed.mean(axis=1), np.full(len(by_seed), np.nan)
+    if differences.shape[-1] > 1:
+        half = half_width(sample_variances(by_seed, differences.mean(axis=1)))
     return mean - half, mean + half
 
 

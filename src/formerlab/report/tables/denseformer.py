@@ -123,7 +123,7 @@ _DENSE = "DenseFormer 1x1"
 _PAIRS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-training"
 
 
-def _published_pairs() -> DataFrame:
+def published_pairs() -> DataFrame:
     """Return the plain Transformers and DenseFormers 1x1 of Tables 1 and 2, with the gains that they imply."""
     rows = published_models("Table 1", "Table 2")
     rows = rows[rows["variant"].isin(("Transformer", _DENSE))]
@@ -170,7 +170,7 @@ def _answer_pairs(rows: DataFrame) -> str:
     )
 
 
-@table(reads="test.csv floors.csv", published=_published_pairs, readers=_pairs, answer=_answer_pairs,
+@table(reads="test.csv floors.csv", published=published_pairs, readers=_pairs, answer=_answer_pairs,
        columns="source run regime setting variant layers tokens -parameters perplexity[] -loss_nats[] -bits_per_byte "
                "plain -plain_learning_rate gain_nats[]+ interval seeds diverged verdict")  # fmt: skip
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
@@ -224,7 +224,7 @@ _READS = {
     r"Hyper-Connections.*": "4 residual streams",
     r"mHC.*": "4 residual streams, constrained",
 }
-"""What each scheme reads or adds, by pattern of its name."""
+"""Descriptions of what each scheme reads or adds, by regular expressions for their names."""
 
 
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:

@@ -1,6 +1,6 @@
 """Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,6 +9,7 @@ from matplotlib.ticker import MultipleLocator
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.arms import registered_arms
 from formerlab.report.names import TABLE_LABELS, data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
@@ -24,10 +25,10 @@ from formerlab.report.runs import (
     validation_losses,
     with_seeds,
 )
-from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs, registered_runs, verdicts
+from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs, registered_runs
 from formerlab.report.style import GREY, NARROW, RUST
 from formerlab.report.tables import denseformer as tables
-from formerlab.report.tables.blocks import with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
@@ -178,12 +179,19 @@ def _percent(nats: float) -> float:
 
 def _published_gains() -> DataFrame:
     """Return the published gains of 1x1 at the smallest depth of each text (Tables 1 and 2)."""
-    rows = tables._published_pairs()
+    rows = tables.published_pairs()
     rows = rows[rows["variant"] == DENSE].sort_values("layers").drop_duplicates("regime")
     label = rows["layers"].map("{:.0f} blocks,\n".format) + rows["regime"]
     return DataFrame(
         {"_label": label, "difference_nats": rows["gain_nats"], "source": "published", "part": "published"}
     )
+
+
+def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
+    """Return the verdict of each claim in a word, by the runs of its arm. `arms` maps claims to arms."""
+    words = claim_verdicts(results, STUDY, *arms)
+    named = [(claim, *pair) for claim in arms for pair in registered_arms(claim, results.scale).named()]
+    return {arm.run: words[claim].word for claim, name, arm in named if name == arms[claim] and arm.run}
 
 
 def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
@@ -233,7 +241,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     least = 0.25 * theirs["difference_nats"].min()  # the criterion of denseformer-better-at-equal-depth
     rows = rows.assign(
         _label=labels + rows["run"].map(texts),
-        _verdict=rows["run"].map(verdicts(results, {DEPTH: "dense", LONG: "dense_long"})),
+        _verdict=rows["run"].map(_verdicts(results, {DEPTH: "dense", LONG: "dense_long"})),
         difference_nats_limit=np.where(claimed, least, np.nan),
     )
     return pd.concat([rows, theirs], ignore_index=True).assign(_style=DENSE)
@@ -296,6 +304,6 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         _style=rows["variant"],
         _color=np.where(claimed, RUST, GREY),
         _lost_limit=np.where(claimed, 25.0, np.nan),
-        _verdict=rows["run"].map(verdicts(results, {SPARSE: "sparse"})),
+        _verdict=rows["run"].map(_verdicts(results, {SPARSE: "sparse"})),
         _order=np.lexsort((period, dilation, -rows["layers"], ~claimed, rows["source"])).argsort(),
     )
