@@ -182,7 +182,7 @@ def static_launches(cache, **model_settings) -> int:
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
 MEMORY += ["transformer/base"]
-"""Models of 124M, 354M and 1.3B parameters, and one model each of the studies denseformer, vision and transformer.
+"""Models of 124M, 354M and 1.4B parameters, and one model each of the studies denseformer, vision and transformer.
 
 Models with a depth mixer are left out, because their uncompiled steps save far more activations than compiled steps.
 """

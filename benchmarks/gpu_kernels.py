@@ -159,7 +159,7 @@ def decoding(options: Options) -> Lines:
             times, caches, _ = measure(options_of_batch)
         for name, seconds in times.items():
             ms = 1000 * batch * statistics.median(seconds)
-            yield f"batch {batch}, {name}: {ms:.2f} ms per token, {caches[name].bytes() / 2**20:.0f} MiB"
+            yield f"batch {batch}, {name}: {ms:.2f} ms per step, {caches[name].bytes() / 2**20:.0f} MiB"
     new_tokens = size["rounds"] * size["slice"]
     spec = Decoder(vocabulary=size["vocabulary"], layers=12, width=512, heads=8, context=size["prompt"] + new_tokens)
     model = Transformers(spec, DEVICE).model
@@ -175,7 +175,7 @@ def decoding(options: Options) -> Lines:
 
         first = seconds(new_tokens)  # compiles
         ms = 1000 * (seconds(new_tokens) - seconds(1)) / (new_tokens - 1)
-        yield f"batch {batch}, StaticCache of transformers' model: {ms:.2f} ms per token, {first:.0f} s the first time"
+        yield f"batch {batch}, StaticCache of transformers' model: {ms:.2f} ms per step, {first:.0f} s the first time"
 
 
 def stops(options: Options) -> Lines:

@@ -82,7 +82,7 @@ class Benchmark:
 
 
 def main():
-    """Print a table for each size, and whether the target is met."""
+    """Print for each size a table of times, whether the target is met, and a table of speed and memory."""
     parser = option_parser(__doc__, rounds=11)
     parser.set_defaults(device="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))

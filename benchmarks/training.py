@@ -3,15 +3,15 @@
     python benchmarks/training.py                                  # everything, about seven minutes of one core
     python benchmarks/training.py --only decoder --rounds 41
 
-`decoder`: our plain decoder and a Tokenformer with as many parameters, trained by `train()`, compared with a model of
-nanoGPT's architecture in a plain loop (`loops.py`) and with transformers' GPT-2 and LLaMA in the same loop. `vision`:
-our Vision Transformers compared with timm's. `translation`: our translator compared with `torch.nn.Transformer`.
-`prefill`: prefill of 1,024 tokens with our decoder and with transformers' LLaMA on the same weights. All variants use
-random tokens or images, one thread of the CPU and float32. A round runs every variant once; the order rotates from
-round to round. A ratio compares times of the same round. The benchmark prints the median over rounds and its 95 %
-interval by order statistics. Times are of whole steps: batch, forward, backward, clipping, optimizer, and for ours also
-the checks and metrics of `train()`. They are processor times, which depend less on other programs than wall times do.
-On one thread of an idle machine both are equal.
+`decoder`: our plain decoder and a Tokenformer with about as many parameters, trained by `train()`, compared with a
+model of nanoGPT's architecture in a plain loop (`loops.py`) and with transformers' GPT-2 and LLaMA in the same loop.
+`vision`: our Vision Transformers compared with timm's. `translation`: our translator compared with
+`torch.nn.Transformer`. `prefill`: prefill of 1,024 tokens with our decoder and with transformers' LLaMA on the same
+weights. All variants use random tokens or images, one thread of the CPU and float32. A round runs every variant once;
+the order rotates from round to round. A ratio compares times of the same round. The benchmark prints the median over
+rounds and its 95 % interval by order statistics. Times of training are of whole steps: batch, forward, backward,
+clipping, optimizer, and for ours also the checks and metrics of `train()`. They are processor times, which depend less
+on other programs than wall times do. On one thread of an idle machine both are equal.
 """
 
 import time

@@ -101,7 +101,7 @@ def api() -> str:
     lines = [
         "# API",
         "",
-        "`import formerlab` provides the public API. The other sections list variants of keys, and functions.",
+        "`import formerlab` provides the public API. The other sections list variants of keys, functions and classes.",
     ]
     sections = {"Public API": [f"{module}.{name}" for name, module in formerlab._MODULES.items()]}
     for title, unions in UNIONS.items():

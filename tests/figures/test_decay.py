@@ -33,7 +33,7 @@ from formerlab.statistics import student
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
-    """Return `examples` answers per seed, of which the first `right` are correct."""
+    """Return `examples` answers per seed; the first `right` of them are correct."""
     cells = {"study": "decay", "run": "decoder", "policy": policy, "alpha": alpha, "recent": np.nan, "budget": budget}
     return pd.DataFrame(
         cells

@@ -52,8 +52,9 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
     """Update MLflow at `uri` with the runs in `root` (results/<tree>/<scale>), including runs in progress.
 
     `figures` is the folder of rendered figures and tables. With `weights`, the weights of finished runs become
-    artifacts. Returns the created, updated and unchanged MLflow runs, and in `refused` the runs with damaged rows.
-    Raises UserError for any other failure.
+    artifacts. Returns `status`, `uri`, the number of records (`runs`), the created, updated and unchanged MLflow runs,
+    and in `refused` a message for every run with damaged rows or with rows that were left out. Raises UserError for any
+    other failure.
     """
 
     def unreadable(stage: str, name: str) -> str:
@@ -198,7 +199,10 @@ class _Store:
             self._runs.setdefault(key, run)
 
     def upsert(self, key_parts: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
-        """Create or update the MLflow run of an entry and return its id; `content` is the hash of the entry.
+        """Create or update the MLflow run of an entry and return its id.
+
+        `content` is the hash of the record and files of the entry. `build` creates the entry if this hash has changed.
+        `parent` is the id of the MLflow run of the configuration.
 
         An MLflow run is updated in place if the entry only has additional points. MLflow cannot delete metrics and
         parameters, so an MLflow run with other values is deleted and created again.
