@@ -35,6 +35,7 @@ from formerlab.results.schema import FORWARD
 DENSE = f"{DENSEFORMER} 1x1"
 SPARSEST = f"{DENSEFORMER} 4x5"
 _TIME, _GAIN, _BEHIND, _DEEPER = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats", "minus_shallowest_nats"
+_LAST_STEP = "right of the curves: last step, with 95 % Student t intervals over seeds."
 _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
 
 
@@ -102,8 +103,8 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     Panel("million_tokens", "difference_nats", by="variant", unit="run", kind="band", facet="_panel", ends=True,
           zero=0.0, same_limits="y", share_y=True, xlabel="training tokens (million)",
           ylabel="validation loss minus\nTransformer (nats per token)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; below 0: better than the Transformer of equal depth; right of "
-                        "the curves: last step, with 95 % Student t intervals over seeds."],
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; below 0: better than the Transformer of equal depth; "
+                        f"{_LAST_STEP if rows['seeds'].max() > 1 else 'no interval.'}"],
     height=1.9
 ))  # fmt: skip
 def denseformer_curves(results: Results, runs: list[str]) -> DataFrame:
