@@ -156,6 +156,7 @@ def test_figures_and_tables_exist(page):
         *("decay_budget", "decay_scores", "decay_precision_table", "decay_ratio_table"),
         *("denseformer_delay", "transformer_bleu"),
         *("combined_curves", "transformer_curves", "vision_curves", "transformer_rates", "vision_rates"),
+        "tokenformer_curves",
         *(
             "tokenformer_stages",
             "tokenformer_rivals",

@@ -8,7 +8,7 @@ from fixtures.rows import grown, make_run, model, pattention, write_csv
 
 from formerlab.report.catalogue import catalogue
 from formerlab.report.families import families
-from formerlab.report.figures.training import at_the_edge, curves, plotted_runs
+from formerlab.report.figures.training import at_the_edge
 from formerlab.report.figures.training import rates as figure
 from formerlab.report.write import draw_all
 from formerlab.results.read import Results
@@ -43,10 +43,6 @@ def results(tmp_path):
 
 def rates(results):
     return figure.rows(results, ("*",), study="tokenformer")
-
-
-def rows_of_curves(root):
-    return curves.rows(Results(root), ("*",), study="tokenformer").set_index("run")
 
 
 def test_a_search_is_recognised_by_its_specs():
@@ -107,44 +103,6 @@ def test_models_with_equal_labels_are_distinguished_by_their_specs(tmp_path):
         rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained further"]
         == "text, 4 blocks, from a parent, 200 steps"
     )
-
-
-def test_the_curve_is_at_the_better_rate(tmp_path):
-    for run, rate in (("a", 1e-3), ("b", 2e-3)):
-        write_run(tmp_path, run, rate, 4.1 - 50 * rate)
-    rows = rows_of_curves(tmp_path)
-    assert rows["family"].to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
-    assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "only the best rate is plotted"
-
-
-def test_curves_are_compared_with_the_transformer_of_equal_steps_and_width(tmp_path):
-    for seed, shift in enumerate((0.0, 0.5)):
-        write_run(tmp_path, "plain", 1e-3, 4.0 + shift, seed)
-        write_run(tmp_path, "tokens", 1e-3, 4.2 + shift, seed, spec=model(projection=pattention(8)))
-    rows = rows_of_curves(tmp_path)
-    assert rows.loc["tokens", "difference_nats"] == pytest.approx(0.2)
-    assert rows.loc["tokens", "difference_nats_low"] == pytest.approx(0.2), "paired by seed"
-    assert (rows.loc["tokens", "control"], rows.loc["tokens", "_control"]) == ("plain", "Transformer")
-    assert pd.isna(rows.loc["plain", "difference_nats"])
-    write_run(tmp_path, "wide", 1e-3, 4.1, spec=model(projection=pattention(8)) | {"width": 96})
-    (panel,) = curves.draw(rows.reset_index()).axes
-    title = "text, 4 blocks, width 64, 200 steps: minus Transformer"
-    assert " ".join(panel.get_title().split()) == title
-    assert pd.isna(rows_of_curves(tmp_path).loc["wide", "control"]), "there is no Transformer of this width"
-    write_run(tmp_path, "stage", 1e-3, 3.9, init="tokens")
-    assert "stage" not in rows_of_curves(tmp_path).index
-
-
-def test_a_panel_has_the_control_the_compared_runs_and_then_the_lowest_losses():
-    runs = pd.DataFrame({"run": ["plain", "rms", "late-25", *"abcd", "hyper-connections-1"], "panel": "books"})
-    runs["family"] = runs["run"].replace({"plain": "Transformer", "rms": "Transformer, RMSNorm", "b": "a, lr 0.1"})
-    variants = runs["family"].str.partition(",")[0].where(runs["family"].str.startswith("Transformer"), "other")
-    plotted = plotted_runs(runs.assign(variant=variants, loss_nats=range(9, 1, -1)), ["late-*", "plain"])
-    assert plotted.groupby("_panel")["run"].agg(list).to_dict() == {
-        "books": ["late-25", "d", "c", "b"],
-        "books, Hyper-Connections": ["hyper-connections-1"],
-    }
-    assert set(plotted["control"]) == {"plain"}
 
 
 def test_losses_of_a_second_domain_have_a_separate_panel(tmp_path):

@@ -12,7 +12,7 @@ from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import format_count, lineage
 from formerlab.report.studies.tokenformer import Shape, model_shape
-from formerlab.report.style import BLACK, BLUE, GREY, WIDEST, arrow, box
+from formerlab.report.style import BLACK, BLUE, GREY, NARROW, WIDEST, arrow, box
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -131,30 +131,34 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 
 
 def mark_context(axes: Axes, rows: DataFrame) -> None:
-    """Mark the length of the texts on which our models were trained."""
+    """Mark the length of the texts on which our models were trained, and the Transformer."""
+    axes.text(TEXT_LENGTHS[-1], 1.01, "Transformer", ha="right", va="bottom")
     for context in rows["_context"].dropna().unique():
         axes.axvline(context, color=GREY, linestyle=":", linewidth=1)
-        axes.annotate(" our texts", (context, 1), (1, -3), xycoords=("data", "axes fraction"),
-                      textcoords="offset points", va="top", color=GREY, fontsize=7)  # fmt: skip
+        axes.annotate("our texts", (context, 0), (4, 4), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", color=GREY, fontsize=7)  # fmt: skip
 
 
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
-    Panel("length", "_per_token", by="_series", style="family", log="xy", kind="band", finish=mark_context,
-          xlabel="length of the text (tokens)", ylabel="FLOPs per token, forward", title="Ours",
-          ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
-          published={"title": "sizes of Table 8", "ylabel": "", "finish": lambda axes, rows: None}),
-    notes=lambda _: ["computed from the formula, not measured; d is the width."], height=2.4
+    Panel("length", "flops_relative", by="_series", style="family", log="x", kind="band", finish=mark_context, zero=1.0,
+          name="inside", title="Longer texts: a Tokenformer of fixed width needs fewer FLOPs",
+          xlabel="length of the text (tokens)",
+          ylabel="FLOPs of a Tokenformer, relative\nto a Transformer of equal size",
+          ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"),
+    notes=lambda _: ["computed from the formula, not measured; hollow: sizes of the paper (Table 8); "
+                     "at the smallest size both widths are equal, so the ratio is 1 by construction."],
+    width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
-    """FLOPs of a forward pass per token against the length T of the text, 2 N + 4 L d T, after Fig. 5 of Tokenformer
-    (arXiv:2410.23168), of Tokenformers of fixed width and of Transformers of equal parameters. The values are
-    computed from the formula and not measured, without the logits, and with the full square of attention. The CSV
-    has the FLOPs of the whole text, as in the paper, and their ratio. To see: at equal parameters, growing in width
-    increases the token-token term of a Transformer, and a Tokenformer of fixed width keeps it; the two separate
-    where that term dominates. A Transformer that grew only its feed-forward layer would keep the term too. The
-    Transformer of the size of the largest Tokenformer was not trained; its width follows from 12 L d^2 parameters.
-    Published: the sizes of Table 8 with 12 layers, whose widths follow from its printed FLOPs.
+    """FLOPs of a forward pass of a Tokenformer of fixed width, relative to a Transformer of equal parameters, against
+    the length T of the text: 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer (arXiv:2410.23168). The values are computed
+    from the formula and not measured, without the logits, and with the full square of attention. The CSV has the FLOPs.
+    To see: at equal parameters, growing in width increases the token-token term of a Transformer, and a Tokenformer of
+    fixed width keeps it; the ratio falls towards the ratio of the widths where that term dominates. A Transformer that
+    grew only its feed-forward layer would keep the term too. The Transformer of the size of the largest Tokenformer was
+    not trained; its width follows from 12 L d^2 parameters. Hollow: the published sizes of Table 8 with 12 layers,
+    whose widths follow from its printed FLOPs. Sizes whose ratio is 1 at every length are not drawn.
     """
     models, records = [], results.runs(STUDY, runs).drop_duplicates("run")
     contexts = (
@@ -184,13 +188,16 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     )
     of_transformers, keys = rows[rows["family"] == "Transformer"], ["source", "size", "length"]
     level = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]
+    relative = rows["flops"] / level.reindex(rows.set_index(keys).index).to_numpy()
+    differs = relative.sub(1).abs().groupby(rows["run"]).transform("max") > 0
+    widths = of_transformers.drop_duplicates(keys[:2]).set_index(keys[:2])["width"]
+    rivals = widths.reindex(rows.set_index(keys[:2]).index).astype("Int64").astype(str).to_numpy()
+    owner = rows["source"].map({"ours": "ours", "published": "paper"})
+    names = rows["size"] + ", " + owner + ": width " + rows["width"].astype(str) + " against " + rivals
     return rows.assign(
-        flops_relative=rows["flops"] / level.reindex(rows.set_index(keys).index).to_numpy(),
-        _series=rows["family"] + " " + rows["size"] + ", d " + rows["width"].astype(str),
-        _per_token=rows["flops"] / rows["length"],
+        flops_relative=relative,
+        _series=names.where(differs & rows["family"].eq("Tokenformer")),
         _context=rows["run"].map(contexts),
-        _marker=rows.groupby("source")["size"].transform(
-            lambda sizes: ["osD^vPX"[at] for at in pd.factorize(sizes)[0]]
-        ),
+        _marker=rows["size"].map({"354M": "s", "757M": "D"}),
         _data_set="",
     )
