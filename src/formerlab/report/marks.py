@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, GREY, LETTER, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink
+from formerlab.report.style import BLACK, GREY, LETTER, MET_GROUND, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -246,8 +246,14 @@ def _forest(
     for name, at in zip(published[panel.y], published["_at"], strict=True):
         middle, half = (names.index(name), 0.5) if name in alone else (at, 0.11)
         axes.axhspan(middle - half, middle + half, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
-    for name, limit in means.reindex(columns=[panel.y, f"{panel.x}_limit"]).dropna().to_numpy():
-        axes.vlines(limit, names.index(name) - 0.45, names.index(name) + 0.45, color=GREY, linestyle="--", linewidth=1)
+    limits = means.reindex(columns=[panel.y, f"{panel.x}_limit", f"{panel.x}_met"])
+    for name, limit, met in limits.dropna(subset=f"{panel.x}_limit").to_numpy():
+        rows = names.index(name) - 0.45, names.index(name) + 0.45
+        axes.vlines(limit, *rows, color=GREY, linestyle="--", linewidth=1)
+        if pd.notna(met):
+            ends = axes.get_xlim()
+            axes.fill_betweenx(rows, limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=0.5)
+            axes.set_xlim(ends)
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     colours = common or {name: panel.plot_style(str(name), points)["color"] for name, points in means.groupby(panel.by)}
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):

@@ -2,7 +2,8 @@
 
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
 `<y>_pooled_high` are the ends of the pooled interval that verdicts use (`blocks.with_pooled`, thick bar). `<x>_limit`
-of a forest plot is the value at which the criterion of a claim changes (dashed). Rows with a `seed` are the values of
+of a forest plot is the value at which the criterion of a claim changes (dashed). The values from there to `<x>_met`,
+which may be infinite, meet the claim (shaded). Rows with a `seed` are the values of
 single seeds, which are dots or thin lines beside their mean. `source` is `ours` or `published`. Rows without an x are
 horizontal lines; rows without a series are not drawn. Published values are on a tinted background. A figure is at most
 7 inches wide with 8-point text, and names its data set and models.

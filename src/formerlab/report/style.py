@@ -53,6 +53,8 @@ EDGES = (24, 16)
 """Letters per line of a series name beside its last point: wide, and narrow for panels side by side."""
 PUBLISHED_GROUND = "#f6f2e7"
 """Background colour of a panel with published values."""
+MET_GROUND = "#d9efdc"
+"""Background colour of the values that meet a claim."""
 PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
 
