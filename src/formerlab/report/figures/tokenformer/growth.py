@@ -1,6 +1,8 @@
 """Effect of growth on the loss, and a Tokenformer against its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
@@ -14,6 +16,7 @@ from formerlab.report.runs import (
     differences,
     format_count,
     held_out_losses,
+    seed_count,
     validation_losses,
 )
 from formerlab.report.studies.tokenformer import (
@@ -21,7 +24,8 @@ from formerlab.report.studies.tokenformer import (
     families_at_best_rates,
     mean_curves,
 )
-from formerlab.report.tables.blocks import pooled_estimate, with_pooled
+from formerlab.report.style import HOLLOW, PUBLISHED_GROUND, PUBLISHED_INK, plot_style
+from formerlab.report.tables.blocks import in_words, pooled_estimate, with_pooled
 from formerlab.report.tables.tokenformer.models import published_gap, tokenformer_modern
 from formerlab.results.read import Results
 
@@ -37,18 +41,30 @@ ARMS = {
 
 
 _CLAIM = "tokenformer-continued-training-lower"
-ITEMS = {"last_step": "last step", "area_under_curve": "whole curve"}
-"""Labels of the items of the claim on new text that are drawn; the curves show the first step."""
+ITEMS = {"first_step": "first step", "area_under_curve": "mean of the curve", "last_step": "last step"}
+"""Labels of the items of the claim on new text."""
+_DRAWN = [name for run, name in ARMS.items() if "ungrown" not in run and "hypercloning" not in run]
+
+
+def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
+    """Set the limits by the rows after the first step, whose difference is much larger."""
+    later = rows.loc[rows["_item"].ne(ITEMS["first_step"])].filter(like="tokens_minus_net2net_nats")
+    ends = [0.0, *later.to_numpy(float).ravel()]
+    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    if high > low:
+        axes.set_xlim(low - 0.6 * (high - low), high + 0.1 * (high - low))
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=layout(
-    Panel("step", "loss_nats", by="variant", kind="band", zero=0.0, outlier_factor=2.5, name="legend",
-          where={"part": "relative"}, title="Grown minus not grown (below 0: helps)",
-          xlabel="step on the second domain", ylabel="loss difference (nats)"),
+    Panel("step", "loss_nats", by="_series", kind="band", zero=0.0, name="legend", where={"part": "relative"},
+          title="Below 0, growing helps", xlabel="step on the second domain",
+          ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim: tokens minus Net2Net",
-          xlabel="loss (nats; left: tokens better, as claimed)"),
-    wanted=[name for run, name in ARMS.items() if "ungrown" not in run], order="_order step", height=2.1
+          zero=0.0, title="Claim: tokens minus Net2Net", finish=_limit_to_later_steps,
+          xlabel="loss (nats; left: tokens better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: 95 % Student t interval over seeds; bars: 95 % interval "
+                        "with the spread of similar runs, as used for verdicts."],
+    wanted=_DRAWN, order="_order step", height=2.1
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models, and of the same models not grown, on a second domain at a constant learning
@@ -56,8 +72,9 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     the model of the same family that was not grown (zero), at the same step, paired by seed. Right: the difference
     for growth by tokens (zero keys, tau kept) minus the difference for the paper's Net2Net, with the interval of
     the verdict. The claim is that this value is below zero. The CSV has the losses. To see: a model whose growth
-    preserves its function starts at zero. Copies (the Net2Net of 2015, HyperCloning) do so by construction; padding
-    with new blocks, the paper's form of Net2Net, does not. The paper prints no values.
+    preserves its function starts at zero. Copies (the Net2Net of 2015, and HyperCloning, whose curve coincides and is
+    not drawn) do so by construction; padding with new blocks, the paper's form of Net2Net, does not. The curves begin
+    after the first step, whose values are in the legend. The paper prints no values.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -68,6 +85,9 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(
         _order=rows["run"].map(list(ARMS).index), **dict.fromkeys(("variant", "_style"), rows["run"].map(ARMS))
     )
+    starts = rows[rows["part"].eq("relative") & rows["step"].eq(0)].set_index("run")["loss_nats"]
+    first = rows["run"].map(starts.map(", starts at {:+.2f}".format).str.replace("[+-](0.00)$", r"\1", regex=True))
+    rows["_series"] = (rows["variant"] + first.fillna("")).where(rows["step"].gt(0) & rows["variant"].isin(_DRAWN))
     reader, registered = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_CLAIM, results.scale)
     signs = {"tokenformer": 1.0, "tokenformer_ungrown": -1.0, "rival": -1.0, "rival_ungrown": 1.0}
     for item, label in ITEMS.items():
@@ -80,21 +100,37 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     return rows.reindex(columns=[*rows, *{"_item", "_style", "tokens_minus_net2net_nats"}.difference(rows)])
 
 
+def _write_changes(axes: Axes, rows: DataFrame) -> None:
+    """Write the change between the lengths, and mark the published difference at the right."""
+    tokens = np.unique(rows["tokens"])
+    axes.set_xticks(tokens, map(format_count, tokens), minor=False)
+    axes.minorticks_off()
+    left, right = axes.get_xlim()
+    axes.axvspan(right, right * (right / left) ** 0.4, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+    axes.set_xlim(left, right * (right / left) ** 0.4)
+    middle, across = right * (right / left) ** 0.2, axes.get_xaxis_transform()
+    axes.plot(middle, rows["_published"].iloc[0], **plot_style(TOKENFORMER) | HOLLOW, markersize=4.5)
+    axes.text(middle, 0.03, "published by\na third party,\n124M model", color=PUBLISHED_INK, ha="center",
+              transform=across, fontsize=7)  # fmt: skip
+    for words in rows["_change"].dropna().unique():
+        axes.text(0.02, 0.03, words, transform=axes.transAxes, fontsize=7)
+
+
 @plot(reads="eval.csv test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_text", zero=0.0, same_limits="x",
-          title="Tokenformer minus Transformer, {_text}",
-          xlabel="loss (nats per token; left: Tokenformer better)",
-          published={"facet": "", "title": "minus a modern Transformer"})
+    Panel("_tokens", "difference_nats", by="_series", facet="_text", log="x", zero=0.0, name="legend", share_y=True,
+          same_limits="y", title="{_text}: above 0, the Tokenformer is worse", xlabel="training tokens",
+          finish=_write_changes, ylabel="loss, Tokenformer minus\nTransformer (nats per token)"),
+    height=2.0
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
+    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, against the number of
     training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every
     run has its own full schedule, and each model has the best learning rate (lowest validation loss) of the rates that
     were run. Differences are paired by seed; a change is the difference after the longest training minus that after the
-    shortest. To see: whether the gap shrinks, stays or changes its sign as both train longer. Published: against a
-    modern Transformer.
+    shortest. To see: whether the gap shrinks, stays or changes its sign as both train longer. Published (hollow, the
+    same in both panels): against a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
@@ -107,10 +143,13 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     if len(rows):
         rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
         names = rows["series"].str.rsplit(", ", n=1)
-        labels = names.str[0] + ", " + rows["tokens"].map(format_count) + " tokens"
         gap = published_gap()[["difference_nats"]].assign(source="published", part="published")
-        gap = gap.assign(**dict.fromkeys(("series", "_label"), "third party, 124M parameters"))
-        rows = pd.concat([rows.assign(_label=labels, _text=names.str[1]), gap], ignore_index=True)
+        gap = gap.assign(series="third party, 124M parameters")
+        rows = rows.assign(_series="minus a " + names.str[0], _text=names.str[1])
+        rows["_published"] = gap["difference_nats"].iloc[0]
+        classic = rows["_series"].str.contains("classic")
+        rows = rows.assign(_marker=classic.map({True: "X", False: "s"}), _tokens=rows["tokens"] * (1 - 0.15 * classic))
+        rows = pd.concat([rows, gap], ignore_index=True)
     changes = tokenformer_modern.rows(results, runs).query("run.isna()")
     texts, arms = (
         data_set_labels(changes["regime"].str.partition(", ")[0], results.scale),
@@ -118,6 +157,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     )
     longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
     changes = changes.assign(source="ours", part="change", run=longest)
-    changes = changes.assign(_text=texts, _label=arms + ", change")
+    words = [f"{row['arm']} Transformer: change\n{in_words(row, 'difference_nats')}" for _, row in changes.iterrows()]
+    rows["_change"] = rows.get("_text", texts).map(dict(zip(texts, words, strict=True)))
     rows = pd.concat([rows, changes.reindex(columns=rows.columns)], ignore_index=True)
-    return rows.assign(_style=TOKENFORMER, _label=rows["_label"].str.replace(" Transformer", ""))
+    return rows.assign(_style=TOKENFORMER)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
@@ -20,11 +19,16 @@ GROWN_RUNS = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4
 PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
 """Formulas of score functions. Other score functions are shown by name."""
-_COLOURS = sns.light_palette(BLUE, 5, reverse=True)
 _PATTENTION = {"facecolor": "#d9d9d9"}
 _PLAIN = {"facecolor": "white"}
 _ROWS = 4
 """Number of rows drawn for the tokens of a stage in the formula."""
+_HATCHES = ("", "////", "....", "xxxx")
+
+
+def _style(stage: int) -> dict[str, Any]:
+    """Return the plot style of the tokens of a stage; tokens added by growth are hatched."""
+    return {"facecolor": "white" if stage else BLUE, "edgecolor": BLUE, "hatch": _HATCHES[stage % len(_HATCHES)]}
 
 
 def draw(data: DataFrame) -> Figure:
@@ -63,19 +67,28 @@ def _draw_block(axes: Axes, tokens: bool) -> None:
 
 
 def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
-    """Draw a projection. Keys and values have rows for every stage, the oldest at the bottom."""
-    middle = _ROWS * stages / 2
+    """Draw a projection. Keys and values have rows for every stage, the oldest at the bottom; dots: more rows."""
+    rows = _ROWS * stages
     for x, name in ((1.3, "keys K"), (7.1, "values V")):
-        for row in range(_ROWS * stages):
-            box(axes, x, row + 0.12, 1.4, 0.76, facecolor=_COLOURS[row // _ROWS], alpha=0.75, edgecolor="none")
-        axes.text(x + 0.7, 2 * middle + 0.3, f"{name}\nn x {width}", ha="center", va="bottom")
-    for x, words in ((0.0, f"x\n{width}"), (9.8, f"y\n{width}")):
-        axes.text(x, middle, words, ha="center", va="center", fontsize=9)
-    axes.text(4.9, 1.02 * middle, "n scores\ns = K x", ha="center", va="bottom", fontsize=7.5)
-    axes.text(4.9, 0.95 * middle, score, ha="center", va="top", fontsize=7.5)
-    for begin, end in ((0.5, 1.2), (2.8, 7.0), (8.6, 9.3)):
-        arrow(axes, (begin, middle), (end, middle))
-    axes.set(xlim=(-0.5, 10.9), ylim=(-0.03 * middle, 2.4 * middle))
+        for row in range(rows):
+            if row % _ROWS == 1:
+                axes.text(x + 0.7, row + 0.5, "\N{VERTICAL ELLIPSIS}", ha="center", va="center")
+            else:
+                box(axes, x, row + 0.12, 1.4, 0.76, **_style(row // _ROWS))
+        box(axes, x - 0.2, -0.1, 1.8, rows + 0.2, facecolor="none")
+        axes.text(x + 0.7, rows + 0.3, f"{name}\nn x {width}", ha="center", va="bottom")
+    for stage in range(stages):
+        words = "added by\ngrowth" if stage else "first\nmodel"
+        axes.text(
+            4.7, _ROWS * (stage + (0.75 if stage else 0.25)), words, ha="center", va="center", color=GREY, fontsize=7
+        )
+    for x, words, side in ((0.3, f"x\n{width}", "right"), (9.6, f"y =\nsum of\nw_i v_i\n{width}", "left")):
+        axes.text(x, rows / 2, words, ha=side, va="center")
+    axes.text(4.9, 0.51 * rows, "n scores\ns = K x", ha="center", va="bottom", fontsize=7)
+    axes.text(4.9, 0.485 * rows, f"weights w =\n{score}", ha="center", va="top", fontsize=7)
+    for begin, end in ((0.4, 1.1), (2.9, 6.9), (8.7, 9.5)):
+        arrow(axes, (begin, rows / 2), (end, rows / 2))
+    axes.set(xlim=(-0.6, 12), ylim=(-0.03 * rows, 1.2 * rows))
     axes.set_title("A projection: attention to tokens\nthat are parameters")
     axes.set_axis_off()
 
@@ -84,15 +97,14 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     """Draw the number of tokens of each projection, stacked by stage."""
     added = data.pivot(index="part", columns="stage", values="added").loc[data["part"].unique()]
     tops = added.cumsum(axis=1)
-    for stage, colour in zip(added, _COLOURS, strict=False):
-        name = "first model" if stage == 1 else f"added by stage {stage}"
-        axes.bar(added.index, added[stage], bottom=tops[stage] - added[stage], color=colour, alpha=0.75, width=0.6,
-                 label=name)  # fmt: skip
+    for nth, stage in enumerate(added):
+        name = f"added by growth (stage {stage})" if nth else "first model"
+        axes.bar(added.index, added[stage], bottom=tops[stage] - added[stage], width=0.6, label=name, **_style(nth))
     for at, whole in enumerate(tops.iloc[:, -1]):
         axes.annotate(f"{whole:.0f}", (at, whole), (0, 3), textcoords="offset points", ha="center")
     axes.grid(visible=False, axis="x")
     axes.set_xticks(range(len(added)), added.index, rotation=40, ha="right")
-    axes.set(ylabel="tokens n", title="Tokens of each projection\nof a block")
+    axes.set(ylabel="tokens n", title="Parameter tokens of each\nprojection of a block")
     axes.margins(y=0.25)
     if len(added.columns) > 1:
         axes.legend(loc="upper left")
