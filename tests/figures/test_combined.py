@@ -55,11 +55,11 @@ def test_the_four_models_differ_only_in_the_two_factors(scale):
     runs = {run.name: run for run in resolve_study("combined", sources)}
     assert set(runs) == set(MODELS)
     plain = runs["linear-plain"]
-    products = plain.model.layers * 12 * plain.model.width**2
+    matrix_parameters = plain.model.layers * 12 * plain.model.width**2
     for run in runs.values():
         assert (run.tokens, run.optimizer, run.schedule, run.task, run.data) == (
             *(plain.tokens, plain.optimizer, plain.schedule, plain.task, plain.data),
         )
         inner = run.model.params(embedding=False)
-        assert inner == pytest.approx(products, rel=0.01 if scale != "smoke" else 0.1)
+        assert inner == pytest.approx(matrix_parameters, rel=0.01 if scale != "smoke" else 0.1)
         assert run.model.depth.kind == ("dwa" if run.name.endswith("dwa") else "identity")

@@ -81,7 +81,7 @@ def test_decay_minus_h2o_uses_half_recent():
     assert table.set_index("policy").loc["decay", DIFFERENCES["h2o"]] == 0
 
 
-def test_questions_without_answers_of_all_configurations_are_excluded():
+def test_questions_that_a_configuration_did_not_answer_are_excluded():
     rows = pd.concat([answered("piqa", "full", 30, budget=1.0), answered("piqa", "h2o", 5, examples=10)])
     table = accuracies(rows).set_index("policy")
     assert table.loc["full", "accuracy"] == 1.0
@@ -91,11 +91,11 @@ def test_questions_without_answers_of_all_configurations_are_excluded():
 def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
     """A machine that is slower in one repetition is slower for all caches, so the ratios do not change."""
     make_run(tmp_path, "decay", "decoder", 0)
-    slow = (1.0, 3.0, 2.0, 1.0, 5.0)
+    slowdowns = (1.0, 3.0, 2.0, 1.0, 5.0)
     rows = [
-        ("decoder", policy, alpha, None, budget, 128, 4, repetition, 1, seconds * factor, size, books, read * factor)
-        for repetition, factor in enumerate(slow, start=1)
-        for policy, alpha, budget, seconds, size, books, read in (
+        ("decoder", policy, alpha, None, budget, 128, 4, number, 1, token_s * factor, size, metadata, prompt_s * factor)
+        for number, factor in enumerate(slowdowns, start=1)
+        for policy, alpha, budget, token_s, size, metadata, prompt_s in (
             ("full", None, 1.0, 0.01, 1000, 0, 2.0),
             ("decay", 0.2, 0.25, 0.02, 250, 30, 3.0),
         )
@@ -110,10 +110,12 @@ def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
     assert table["cache_share"].tolist() == [1.0, 0.25]
     assert table["metadata_bytes"].tolist() == [0, 30]
     assert decode_speeds(Results(tmp_path), "decay", ("other",)).empty
-    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, "there is no table if only timings exist"
+    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, (
+        "the table is empty if the selected runs have no timings"
+    )
 
 
-def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp_path):
+def test_the_table_of_suites_uses_the_published_budget(tmp_path):
     right = {("full", 1.0): 8, ("h2o", 0.2): 0, ("h2o", 0.4): 5, ("local", 0.4): 4}
     rows = [
         (policy, None, 0.5 if policy == "h2o" else None, budget, budget, f"{suite}_local", 1, example, "acc", value)
@@ -134,7 +136,7 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
         assert table.loc["Local", "minus_full_low"] < -0.4 < table.loc["Local", "minus_full_high"] < 0
 
 
-def test_sets_without_a_published_name_are_shown_if_a_run_has_no_others(tmp_path):
+def test_embedded_tasks_are_shown_only_for_runs_without_published_tasks(tmp_path):
     right = {("full", None, None, 1.0): 8, ("h2o", None, 0.5, 0.4): 5, ("decay", 0.2, 0.0, 0.4): 6}
     right |= {("decay", 0.0, 0.0, 0.4): 4, ("decay", 0.5, 0.0, 0.4): 7}
     for run, tasks in {
@@ -170,7 +172,7 @@ def test_each_run_shows_its_nearest_budget():
     assert [budget_text(budget, " of the tokens") for budget in (0.4, 64)] == ["40 % of the tokens", "64 entries"]
 
 
-def test_needles_are_counted_by_length_and_position(tmp_path):
+def test_passkeys_are_counted_by_length_and_position(tmp_path):
     rows = [
         ("full", None, None, 1.0, 1.0, 1024, depth, number, int(number < 3 * depth), -0.1)
         for depth in (0.1, 0.5)
@@ -236,7 +238,7 @@ def test_the_difference_to_h2o_is_empty_without_h2o(tmp_path):
     assert decay_alpha.rows(Results(tmp_path), ("*",)).empty
 
 
-def test_panels_of_texts_share_the_y_range_and_local_is_an_arrow(tmp_path):
+def test_panels_share_the_y_range_and_an_arrow_marks_local_beyond_it(tmp_path):
     data = decay_league.rows(pruned_runs(tmp_path, "released-small", "released-large"), ("*",))
     figure = decay_league.draw(data)
     assert [axes.get_title() for axes in figure.axes] == ["Minus H2O: text, large", "Minus H2O: text, small"]
@@ -246,7 +248,7 @@ def test_panels_of_texts_share_the_y_range_and_local_is_an_arrow(tmp_path):
         assert "4.9" in {text.get_text() for text in axes.texts}
 
 
-def test_each_policy_is_paired_with_h2o_on_the_windows_that_both_read(tmp_path):
+def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     path = make_run(tmp_path, "decay", "random-small") / "prune.csv"
     harder = HARD + np.array([0.0, 9.0, 0.0, 9.0, 0.0])  # on windows that the other run does not use
     rows = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.1): harder + 0.2}
@@ -321,7 +323,7 @@ def test_few_windows_have_a_student_interval(tmp_path):
     assert ends == pytest.approx([expected.low, expected.high])
 
 
-def test_the_best_alpha_of_every_window_bounds_the_gain_of_a_choice_by_text(tmp_path):
+def test_the_best_alpha_per_window_bounds_the_gain_of_one_alpha_per_text(tmp_path):
     odd = np.array([0, 1, 0, 1, 0])
     rows = {("decay", alpha, 0.0, 0.4): HARD + 0.1 * (odd == index) for index, alpha in enumerate((0.2, 0.5))}
     rows |= {("decay", 1.0, 0.0, 0.4): HARD + 1, ("decay", 0.2, 0.5, 0.4): HARD + 0.01}
@@ -361,5 +363,5 @@ def test_published_accuracies_have_budget_and_alpha():
     }
 
 
-def test_the_comparison_of_policies_leaves_out_the_tasks_that_long_context_excludes():
+def test_the_minimum_full_score_is_the_same_constant_in_both_modules():
     assert MIN_FULL_SCORE_PERCENT == 100 * long_context.MIN_FULL_SCORE

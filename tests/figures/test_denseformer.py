@@ -16,7 +16,7 @@ SEARCHED = {"plain": "whole-plain-10000", "dwa-1x1": "whole-dwa-5000", "dwa-4x5"
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A project at scale overnight with two learning rates of each model of 24 blocks."""
+    """Return the results of a project at scale overnight with two runs of each model of 24 blocks."""
     shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
     root = tmp_path / "results" / "overnight"
     for arm, depth in ARMS.items():
@@ -25,7 +25,8 @@ def results(tmp_path, monkeypatch):
                 folder = make_run(root, "denseformer", run, seed, spec=model(24, depth=depth), **NOVELS)
                 if depth:
                     add_weights(folder / "depth.csv", 24, depth["dilation"], depth["period"], seed)
-    make_run(root, "denseformer", "dwa-4x1-16", spec=model(16, depth=dwa(4, 1)))  # sparsity is drawn if it is finished
+    # denseformer_sparsity is rendered only if this run is finished
+    make_run(root, "denseformer", "dwa-4x1-16", spec=model(16, depth=dwa(4, 1)))
     times = [(f"annealed-{arm}-24", "forward", n, 1, 8, 512, 0.1 + 0.01 * len(arm), 9) for arm in ARMS for n in (1, 2)]
     write(root / "denseformer/speed.csv", times)
     monkeypatch.chdir(tmp_path)

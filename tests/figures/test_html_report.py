@@ -54,7 +54,7 @@ def test_page_begins_with_main_figures_tables_verdicts_and_thumbnails(page):
     main_figures, _, thumbnails = thumbnails.partition("</div>")
     assert re.findall(r'href="#(\w+)".*?<b>.*?</b> To see: \w', main_figures) == ["denseformer_depth"]
     tables, _, overview = thumbnails.partition('class="thumbnails"')
-    assert tables.index("<td>dwa-1x1-8</td>") < tables.index("1 <span class")  # numbers, then verdicts
+    assert tables.index("<td>dwa-1x1-8</td>") < tables.index("1 <span class")  # numbers precede verdicts
     assert "Of another study" not in tables
     links = re.findall(r'href="#(\w+)"', overview)
     assert links == ["denseformer_depth", "denseformer_tradeoff"]

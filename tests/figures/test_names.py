@@ -20,7 +20,7 @@ NEW = {
     "projection": 'low_rank: {label: "Low rank {rank}", color: "#234567", marker: "*"}',
     "policy": 'peak: {label: "Peak attention", color: "#345678", marker: "*"}',
 }
-SHOWN = {
+FIGURES_BY_LABEL = {
     "Skips of rank 3": ("denseformer_patterns", "denseformer_table"),
     "Low rank 8": ("tokenformer_cost", "tokenformer_table"),
     "Peak attention": ("decay_baselines", "decay_table"),
@@ -38,16 +38,19 @@ def test_a_new_kind_is_labelled_in_every_figure_that_shows_it(tmp_path, monkeypa
     variant_styles.cache_clear()
     root = tmp_path / "new"
     make_denseformer(root, (0,), depths=(16,))
-    make_run(root, "denseformer", "mine-16", spec=model(16, depth={"kind": "skip", "rank": 3}))
-    make_run(root, "denseformer", "own-16", spec=model(16, depth={"kind": "dwa", "dilation": 3, "period": 1}))
-    make_run(root, "tokenformer", "mine", spec=model(projection={"kind": "low_rank", "rank": 8}))
-    make_run(root, "tokenformer", "own", spec=model(projection={"kind": "pattention", "tokens": 24}))
+    make_run(root, "denseformer", "new-kind-16", spec=model(16, depth={"kind": "skip", "rank": 3}))
+    make_run(root, "denseformer", "other-dwa-16", spec=model(16, depth={"kind": "dwa", "dilation": 3, "period": 1}))
+    make_run(root, "tokenformer", "new-kind", spec=model(projection={"kind": "low_rank", "rank": 8}))
+    make_run(root, "tokenformer", "other-size", spec=model(projection={"kind": "pattention", "tokens": 24}))
     make_decay(root)
     path = root / "decay/decoder/seed0/prune.csv"
     path.write_text(path.read_text() + "".join(
         line.replace("spatten", "peak") for line in path.read_text().splitlines(keepends=True) if "spatten" in line
     ))  # fmt: skip
-    shown = SHOWN | {"3x1": ("denseformer_depth", "denseformer_architecture"), ",own,": ("tokenformer_cost",)}
+    shown = FIGURES_BY_LABEL | {
+        "3x1": ("denseformer_depth", "denseformer_architecture"),
+        ",other-size,": ("tokenformer_cost",),
+    }
     for label, name in ((label, name) for label, entries in shown.items() for name in entries):
         draw_one(name, root, tmp_path)
         assert label in (tmp_path / f"{name}.csv").read_text(), (label, name)

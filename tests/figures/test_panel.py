@@ -133,7 +133,7 @@ def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
     assert {text.get_text() for text in axes.texts} == {"Transformer", "Tokenformer"}
 
 
-def test_a_panel_for_each_value_and_no_figure_is_wider_than_a_page(rows):
+def test_facets_have_a_panel_per_value_and_figures_are_at_most_a_page_wide(rows):
     figure = layout(panel(facet="size", name="legend"), columns=3, wanted=["Transformer", "Perceptron"])(rows)
     assert [axes.get_title() for axes in figure.axes] == ["1", "2"]
     assert figure.get_size_inches()[0] == WIDEST
@@ -148,7 +148,7 @@ def test_a_caption_says_how_many_seeds_and_which_runs_diverged(rows):
     assert seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan)) != []
     assert "no interval" in seed_notes(rows.assign(seeds=1, loss_nats_low=np.nan))[0]
     assert "no interval" in seed_notes(rows.drop(columns="loss_nats_low"))[0]
-    # bars that are no confidence intervals, such as quartiles
+    # bars that are not confidence intervals, such as quartiles
     assert "no interval" in seed_notes(rows.assign(seeds=1))[0]
     assert "bootstrap interval over test examples" in seed_notes(rows.assign(seeds=1, interval="windows"))[0]
 

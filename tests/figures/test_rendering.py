@@ -1,4 +1,4 @@
-"""Every figure and table is rendered with one seed, with three seeds, and with missing runs."""
+"""Every figure and table is rendered with one seed and without runs."""
 
 import json
 import re
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 CACHED, OVERNIGHT = ROOT / "results/cached", ROOT / "figures/cached/overnight"
 ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""One figure and one table of every study; the tests of the others look only at rows, since saving is alike."""
+"""One figure and one table per study are saved as images. The others are not saved: saving is the same code."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
 
@@ -126,7 +126,7 @@ def test_captions_are_written_beside_the_images(folder):
 
     for path in folder.glob("*.rst"):
         entry, text = ENTRIES[path.stem], path.read_text()
-        assert text.replace("\n\n- ", " - ").startswith(entry.caption)  # points of a table become a list
+        assert text.replace("\n\n- ", " - ").startswith(entry.caption)  # bullet points become a list
         publish_doctree(text, settings_overrides={"halt_level": 2, "report_level": 2})
 
 
@@ -252,14 +252,16 @@ def test_published_points_are_marked_and_complete(folder):
 
 def test_differences_are_beside_the_published_ones():
     rows = pd.read_csv(OVERNIGHT / "transformer_differences.csv").set_index(["source", "run"])
-    theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
-    assert theirs.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
+    published_row = (
+        rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
+    )
+    assert published_row.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
     rows = pd.read_csv(OVERNIGHT / "vision_accuracy.csv")
     sizes = rows[rows["source"].eq("published") & rows["compared_with"].eq("ViT-B/16 (MAE recipe) 224px")]
     assert sizes["top1_points"].tolist() == pytest.approx([82.1 - 82.3])
     pairs = set(zip(rows["run"], rows["compared_with"], strict=True))
     assert {("tokenformer", "tokenformer-matched"), ("score-gelu-l2", "score-gelu-l1")} <= pairs, (
-        "the difference is as in the tables"
+        "figures compare the same pairs of runs as the tables"
     )
 
 
@@ -280,7 +282,7 @@ def test_configurations_are_paired_with_the_full_cache(tmp_path):
     h2o = table.loc["H2O"].set_index("budget")
     assert h2o.loc[0.1, "increase_nats"] == pytest.approx(0.1, abs=0.02)
     assert (h2o["increase_nats_low"] < h2o["increase_nats"]).all()
-    # the standard deviation of the losses over windows (0.19) is several times the one of paired differences
+    # The standard deviation over windows is 0.19 for losses and several times smaller for paired differences.
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
     assert "Decay 0.2, half recent" in table.index
     assert "H2O (local statistics)" in table.index
@@ -369,7 +371,7 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
     assert [count(value) for value in (1_310_000_000.0, 89_012, 86e6, 152)] == ["1.31B", "89.0k", "86M", "152"]
 
 
-def test_a_bound_that_rounds_to_the_null_value_shows_its_side():
+def test_an_interval_end_that_rounds_to_zero_keeps_its_sign():
     ends = {"_low": [-0.011, -0.00004, 0.0], "_high": [-0.00002, 0.008, 0.5]}
     rows = pd.DataFrame({"x_minus_y_nats": [-0.006, 0.004, np.nan], "is_reference": [False, False, True]})
     rows = rows.assign(**{f"x_minus_y_nats{end}": values for end, values in ends.items()})

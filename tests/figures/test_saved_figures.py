@@ -1,4 +1,4 @@
-"""Saved figures have the pixels of matplotlib and reproducible bytes."""
+"""Saved figures equal matplotlib's image reduced to 256 colours, and their bytes are reproducible."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,9 +17,11 @@ def figure():
 
 
 def test_pixels_match_matplotlib(tmp_path):
-    figure().savefig(tmp_path / "theirs.png", dpi=150)
-    write.save(figure(), tmp_path / "ours.pdf", tmp_path / "ours.png")
-    matplotlib_image, saved_image = (Image.open(tmp_path / f"{name}.png").convert("RGB") for name in ("theirs", "ours"))
+    figure().savefig(tmp_path / "matplotlib.png", dpi=150)
+    write.save(figure(), tmp_path / "saved.pdf", tmp_path / "saved.png")
+    matplotlib_image, saved_image = (
+        Image.open(tmp_path / f"{name}.png").convert("RGB") for name in ("matplotlib", "saved")
+    )
     assert np.array_equal(np.asarray(write.fewer_colours(matplotlib_image).convert("RGB")), np.asarray(saved_image))
 
 
@@ -34,7 +36,7 @@ def test_rare_colours_are_kept():
     picture = np.full((400, 400, 3), [246, 242, 231], np.uint8)
     row, column = np.indices((400, 360)) // 20  # a map of many shades on a background
     picture[:, :360] = np.stack((150 + 5 * row % 100, 5 * row + 3 * column, 4 * column + 2 * row), axis=-1)
-    bar = np.linspace(0, 1, 200)  # and a colour bar of blues that do not occur in the map
+    bar = np.linspace(0, 1, 200)  # a colour bar of blues that do not occur in the map
     picture[100:300, -4:] = np.stack((5 + 200 * bar, 48 + 180 * bar, 97 + 150 * bar), axis=-1)[:, None]
     reduced = np.asarray(write.fewer_colours(Image.fromarray(picture)).convert("RGB")).astype(int)
     assert np.abs(reduced - picture).max() < 16

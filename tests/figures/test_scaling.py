@@ -35,7 +35,10 @@ def write_run(root, study, run, seed, held_out, **settings):
 
 
 def with_chain(root):
-    """Write an envelope with loss = 4 (FLOPs / 1e12)^-0.1, and a chain and a control at half its cost."""
+    """Write an envelope with loss = 4 (FLOPs / 1e12)^-0.1, a chain, and a control.
+
+    The chain has half of the FLOPs of the envelope at the same loss. The loss of the control is below the envelope.
+    """
     for size in (1, 2, 4):
         for length in (1, 2, 4):
             cost = size * length * 1e12
@@ -62,7 +65,7 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     claim_values = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).run_metric(
         arm, "flops_ratio_at_equal_loss"
     )
-    assert list(claim_values.values) == pytest.approx([0.5] * 3), "as the claim is evaluated"
+    assert list(claim_values.values) == pytest.approx([0.5] * 3), "equals the value in the evaluation of the claim"
 
 
 def test_chains_exclude_runs_on_other_data(tmp_path):
@@ -75,14 +78,14 @@ def test_chains_exclude_runs_on_other_data(tmp_path):
     rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
     assert "continued-tokenformer-ungrown" not in rows.index
     assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), (
-        "compared on the data set of the envelope"
+        "the run is compared by its loss on the data set of the envelope"
     )
     assert set(rows.index) == {"tokenformer-1", "annealed-trained-on-short"}, (
         "runs whose learning rate decays to zero take precedence"
     )
 
 
-def test_the_claimed_chain_has_the_ratio_of_the_table_below_its_costs(tmp_path, monkeypatch):
+def test_the_cost_figure_has_the_flops_ratio_of_the_claimed_chain(tmp_path, monkeypatch):
     with_chain(tmp_path)
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))})
     monkeypatch.setattr("formerlab.report.figures.tokenformer.cost.registered_arms", lambda *_: arms)

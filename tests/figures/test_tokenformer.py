@@ -64,10 +64,10 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
     assert zero_key_row["loss_nats_high"] - zero_key_row["loss_nats_low"] > 1
     draw_one("tokenformer_table", tmp_path, tmp_path / "out")
     text = (tmp_path / "out/tokenformer_table.md").read_text()
-    assert "0.200\N{NO-BREAK SPACE}[" in text, "grown with zero keys"
+    assert "0.200\N{NO-BREAK SPACE}[" in text, "the table shows the difference of the run grown with zero keys"
 
 
-def test_gains_on_new_text_are_of_the_validation_split(tmp_path):
+def test_gains_on_new_text_use_the_validation_split(tmp_path):
     for seed in range(2):
         write_run(tmp_path, "tokenformer-1", seed, 4.0, {0: 6.0, 10: 4.1})
         for run, test, validation in (("-ungrown", 3.0, 3.5), ("", 2.5, 3.4)):
@@ -100,7 +100,7 @@ def test_the_pooled_interval_of_a_difference_takes_the_spread_of_similar_runs(tm
     assert rows.loc[rows["part"] == "seed", "difference_nats_pooled_low"].isna().all()
 
 
-def test_the_transformer_as_large_as_the_largest_tokenformer_has_a_line(tmp_path):
+def test_the_length_figure_has_a_transformer_of_the_size_of_the_largest_tokenformer(tmp_path):
     for run, tokens in (("tokenformer-1", 1), ("grown-random-sqrt-2", 2)):
         size = {"parameters_non_embedding": 10_000 * tokens}
         write_run(tmp_path, run, 0, 4.0, {10: 4.0}, **tokenformer(tokens) | size)
