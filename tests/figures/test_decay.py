@@ -131,6 +131,7 @@ def test_the_table_of_suites_uses_the_published_budget(tmp_path):
         table = rows[rows["set"] == name].set_index("configuration")
         assert table.index.to_list() == ["Full", "Local", "H2O"]
         assert table["accuracy"].tolist() == pytest.approx([0.8, 0.4, 0.5])
+        assert (table["accuracy_low"].lt(table["accuracy"]) & table["accuracy"].lt(table["accuracy_high"])).all()
         assert table["minus_full"].tolist() == pytest.approx([np.nan, -0.4, -0.3], nan_ok=True)
         assert table["minus_h2o"].tolist() == pytest.approx([0.3, -0.1, np.nan], nan_ok=True)
         assert table.loc["Local", "minus_full_low"] < -0.4 < table.loc["Local", "minus_full_high"] < 0

@@ -75,8 +75,9 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",), suites: Sequ
 
     `difference` is the accuracy minus the accuracy of the full cache on the same questions of the same models, and
     `minus_h2o` is the accuracy minus the accuracy of H2O; `against` lists keys of `DIFFERENCES`. If all `suites` are
-    present, a further task is their mean. Intervals are
-    over questions and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
+    present, a further task is their mean. Intervals are over questions and seeds (`statistics.mean_ends`): `low` and
+    `high` are the ends for `accuracy`, and `<name>_low` and `<name>_high` are the ends for a difference. The difference
+    to a policy without rows is empty.
     """
     tables = []
     for run, of_run in rows.groupby("run", sort=False):

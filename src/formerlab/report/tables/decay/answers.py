@@ -146,6 +146,7 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
             tables.append(accuracies(of_run[full | of_run["budget"].eq(budget)], ("full", "h2o"), suites))
     table = pd.concat(tables, ignore_index=True).drop_duplicates([*CONFIGURATION, "task"])
     table = table.rename(columns=lambda name: name.replace("difference", "minus_full"))
+    table = table.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})
     itself = table["policy"].eq("full"), table["policy"].eq("h2o") & is_published_setting(table)
     for name, is_base in zip(("minus_full", "minus_h2o"), itself, strict=True):
         table.loc[is_base, expand_columns(f"{name}[]")] = np.nan
