@@ -16,9 +16,10 @@ from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import DENSEFORMER, TRANSFORMER, load_runs, seed_count, summarize
+from formerlab.report.runs import DENSEFORMER, TRANSFORMER, estimate, load_runs, seed_count, summarize
 from formerlab.report.studies.denseformer import STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, LETTER, WIDEST, arrow, box
+from formerlab.report.style import BLACK, GREY, LETTER, ORANGE, WIDEST, arrow, box, ink
+from formerlab.report.tables.blocks import in_words, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE
@@ -42,12 +43,12 @@ def draw_architecture(data: DataFrame) -> Figure:
     by_scheme = dict(list(data.groupby("variant", sort=False)))
     groups = [by_scheme[name] for name in SCHEMES if name in by_scheme] or list(by_scheme.values())[: len(SCHEMES)]
     blocks = int(min(data["layers"].iloc[0], MAX_BLOCKS))
-    note = (f"Boxes: embedding X0 and the first {blocks} blocks; dots: averages that the next block reads; arcs: what "
-            "they average; black: the sources of one average.")  # fmt: skip
-    figure = Figure((WIDEST, 1.85), layout="constrained", label=note)
+    note = (f"Boxes: embedding X0 and the first {blocks} blocks; dots: averages that the next block reads, sums of the "
+            "outputs X at the arcs times learned weights alpha; orange: one of them.")  # fmt: skip
+    figure = Figure((WIDEST, 1.75), layout="constrained", label=note)
     figure.supxlabel(fill(note, int(WIDEST / LETTER)), x=0.01, ha="left", color=GREY, fontsize=7)
     for number, rows in enumerate(groups, start=1):
-        panel = figure.add_subplot(1, len(groups), number)
+        panel = figure.add_subplot(1, len(SCHEMES), number)
         _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks)
         dilation, period = (int(rows[key].iloc[0]) for key in ("dilation", "period"))
         panel.set_title(f"{dilation} x {period}: every {_nth(dilation)}source (k = {dilation}),\n"
@@ -60,7 +61,7 @@ def _nth(number: int) -> str:
 
 
 def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
-    """Draw blocks in a row, the averages after them with one of them in black, and an arrow to each next block."""
+    """Draw blocks in a row, the averages after them with one of them in orange, and an arrow to each next block."""
     after = sorted(set(rows["after_block"]))
     for block in range(layers + 1):
         box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
@@ -68,13 +69,15 @@ def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
         arrow(axes, *way, mutation_scale=5, color=GREY, linewidth=0.8)
     bold = 5 if 5 in after else max(after, default=0)
     for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
-        colour, width, order = (BLACK, 1.4, 3) if block == bold else (LIGHT, 0.8, 1)
+        colour, width, order = (ORANGE, 1.6, 3) if block == bold else (LIGHT, 0.8, 1)
         arrow(axes, (read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=colour,
               linewidth=width, zorder=order)  # fmt: skip
     for block in after:
-        colour = BLACK if block == bold else LIGHT
+        colour = ORANGE if block == bold else LIGHT
         axes.plot([block + 0.48] * 2, [0.45, 0.0], "-o", color=colour, markevery=[1], markersize=5, zorder=3)
-    axes.set(xlim=(-0.4, layers + 0.9), ylim=(-0.5, 0.5 + 0.14 * (layers + 0.5)))
+    if after:
+        axes.text(bold + 0.48, -0.38, rf"$\sum_j\,\alpha_{{{bold},j}}\,X_j$", ha="center", va="top", color=ink(ORANGE))
+    axes.set(xlim=(-0.4, layers + 0.9), ylim=(-0.85, 0.5 + 0.1 * (layers + 0.5)))
     axes.set_axis_off()
 
 
@@ -119,21 +122,40 @@ _weights = partial(
 )  # fmt: skip
 
 
+THIRDS = ("first_third", "last_third")
+
+
+def _tint_thirds(axes: Axes, rows: DataFrame) -> None:
+    """Tint the first and the last third of the averages, and write the mean weight of the embedding in each."""
+    of_run, blocks = rows[rows["part"] == "run"], sorted(rows["destination"].dropna().unique())
+    if of_run.empty or len(blocks) < 3:
+        return
+    count = len(blocks) // 3
+    for third, ends, right in zip(THIRDS, (blocks[:count], blocks[:-1][-count:]), (0, 1), strict=True):
+        axes.axvspan(ends[0] - 0.5, ends[-1] + 0.5, color=GREY, alpha=0.12, linewidth=0)
+        axes.text(right, 0.99 - 0.1 * right, in_words(of_run.iloc[0], third), transform=axes.transAxes, va="top",
+                  ha="right" if right else "left", fontsize=7)  # fmt: skip
+
+
 @plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     _weights(where={"part": "mean"}),
     Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, share_y=True,
-          same_limits="y", xlabel="average after block i", ylabel="weight of\nthe embedding"),
-    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; r: correlation "
-                        "of the weights of two seeds."],
+          same_limits="y", xlabel="average after block i", ylabel="weight of\nthe embedding", finish=_tint_thirds),
+    Panel("_r", "_model_lines", by="_model_lines", kind="forest", zero=0.0, title="Seed against seed",
+          xlabel="correlation of the weights"),
+    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; tinted: first "
+                        "and last third with mean and 95 % interval; correlation: of pairs of seeds, with 95 % "
+                        "interval; both are the values of the claim."],
     columns=3, height=1.6, order="_rank destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
     i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text and the deepest 4x5 are shown; the
-    CSV has all schemes. r is the mean correlation of the off-diagonal weights of two seeds (Fisher's z). Training
-    starts from 1 on the diagonal. Below: the weight of the embedding in the averages of 1x1, by seed. To see: whether
-    the pattern of the paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive
-    early and negative late, and a triangle of large weights over the last blocks.
+    CSV has all schemes. Training starts from 1 on the diagonal. Below: the weight of the embedding in the averages of
+    1x1, by seed, with its mean over the first and the last third of the averages (without the last); and the mean
+    correlation of the off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). To see: whether the pattern
+    of the paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and
+    negative late, a triangle of large weights over the last blocks, and the same pattern in all seeds.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
@@ -144,36 +166,44 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.merge(models[keys[:4]]).rename(columns={"source": "source_block"})
     means = rows.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
     reader = ClaimRows(results, STUDY, ClaimArms())
-    with np.errstate(all="ignore"):  # weights that are all alike have no correlation
-        alike = {run: Agreement(reader.mixing_weights(Arm(run=run))).interval(CONFIDENCE).mean
-                 for run in models["run"]}  # fmt: skip
-    likeness = {run: f", r\u00a0=\u00a0{r:.2f}" if np.isfinite(r) else "" for run, r in alike.items()}
     seeds = rows[[*keys, "seed", "weight"]].assign(part="seed")
-    rows = pd.concat([means.assign(part="mean"), seeds], ignore_index=True)
+    of_runs = []
+    for model in models[keys[:4]].to_dict("records"):
+        with np.errstate(all="ignore"):  # weights that are all alike have no correlation
+            row = model | estimate("_r", Agreement(reader.mixing_weights(Arm(run=model["run"]))).interval(CONFIDENCE))
+        for third in THIRDS:
+            row |= pooled_estimate(reader, third, {model["run"]: 1.0}, f"embedding_weight_{third}")
+        of_runs.append(row | {"part": "run"})
+    rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds], ignore_index=True)
     dense, deepest = rows["variant"].eq(SCHEMES[0]), rows["layers"].eq(rows["layers"].max())
     blocks = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format)
     model = blocks + rows.pop("_text")
     shown = dense | rows["variant"].eq(SCHEMES[-1]) & deepest
     rows = rows.assign(
         source="ours",
-        _title=(model + rows["run"].map(likeness)).where(shown | (not shown.any())),
-        _model=model.where(dense),
+        _title=model.where(shown | (not shown.any())),
+        _model=model.where(dense & rows["part"].isin(["mean", "seed", "run"])),
+        _style=rows["variant"],
+        _model_lines=model.str.replace(" blocks, ", " blocks,\n").where(rows["part"].eq("run") & shown),
         _embedding=rows["weight"].where(rows["source_block"].eq(0)),
         _rank=(~dense).astype(int),
     )
-    return rows[rows["part"].eq("mean") | dense & rows["source_block"].eq(0)]
+    return rows[rows["part"].isin(["mean", "run"]) | dense & rows["source_block"].eq(0)]
 
 
-MOMENTS = 5
-"""Number of evaluation steps whose weights are shown."""
 PUBLISHED_MOMENT = 5000 / 40_000
 """Fraction of the steps after which the paper finds the final pattern."""
+MOMENTS = (PUBLISHED_MOMENT, 0.5, 1)
+"""Fractions of the steps at which the weights are shown."""
 
 
 def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
     at = PUBLISHED_MOMENT * rows["step"].max()
+    means = rows[rows["part"] == "mean"].dropna(subset="correlation_with_end").sort_values("step")
+    ours = np.interp(at, means["step"], means["correlation_with_end"], left=np.nan)
+    words = "dotted: the paper has its\npattern" + f"; ours: {ours:.2f}" * bool(np.isfinite(ours))
     axes.axvline(at, color=GREY, linestyle=":", linewidth=1)
-    axes.text(at, 0.05, " paper: pattern\n is present", transform=axes.get_xaxis_transform(), color=GREY, fontsize=7)
+    axes.text(0.95, 0.05, words, transform=axes.transAxes, ha="right", fontsize=7)
 
 
 @plot(reads="depth.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
@@ -181,7 +211,7 @@ def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
     Panel("step", "correlation_with_end", kind="band", where={"part": ["mean", "seed"]}, name="none",
           title="Correlation with the end", xlabel="training step", ylabel="", finish=_mark_published_moment),
     notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight."],
-    columns=3, height=1.6
+    columns=2, height=1.7
 ))  # fmt: skip
 def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
@@ -195,7 +225,7 @@ def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     rows = rows[rows["run"] == dense.loc[dense["run"].isin(rows["run"]), "run"].iloc[-1]]  # the deepest
     steps = np.array(sorted(rows["step"].unique()))
     later = steps[min(1, len(steps) - 1) :]  # the identity at the start needs no panel
-    chosen = {later[np.abs(later - target).argmin()] for target in np.linspace(later[0], later[-1], MOMENTS)}
+    chosen = {later[np.abs(later - fraction * later[-1]).argmin()] for fraction in MOMENTS}
     beside = rows[rows["destination"] != rows["source"]]
     pairs = beside.pivot(index=["step", "seed"], columns=["destination", "source"], values="weight")
     ends = pairs.loc[steps[-1]]
@@ -235,10 +265,18 @@ _blocks = partial(Panel, "place", kind="band", where={"measure": COSINE}, xlabel
                   finish=lambda axes, _: axes.xaxis.set_major_locator(MaxNLocator(5, integer=True)))  # fmt: skip
 
 
+def _show_cosines(axes: Axes, rows: DataFrame) -> None:
+    """Show cosines up to 1, the cosine of a block that passes the embedding on."""
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.axhline(0, color=BLACK, linewidth=0.9, zorder=1)
+    axes.set_ylim(min(-0.2, axes.get_ylim()[0]), 1)
+
+
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    _blocks("_cosine", title="Output of each block", name="legend", ylabel="cosine of the output\nwith the embedding"),
-    _blocks("minus_plain", title="Minus Transformer", name="none", zero=0.0, ylabel="cosine difference"),
-    Panel("place", "_added", kind="band", title="Smallest weights dropped", zero=0.0, name="none", finish=_mark_knee,
+    _blocks("_cosine", title="Output of each block", name="legend", ylabel="cosine of the output\nwith the embedding",
+            finish=_show_cosines),
+    _blocks("minus_plain", title="Zoom: 1x1 minus Transformer", name="none", zero=0.0, ylabel="cosine difference"),
+    Panel("place", "_added", kind="band", title="Small weights dropped", zero=0.0, name="none", finish=_mark_knee,
           xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds."],
     columns=3, height=1.7
@@ -265,7 +303,9 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     table = table.merge(minus.reindex(columns=[*pairs, *expand_columns("minus_plain[]")]), "left", pairs)
     added = {f"_added{end}": table[f"value{end}"].where(table["measure"].eq(PRUNED) & table["place"].le(MOST_DROPPED))
              for end in ("", "_low", "_high")}  # fmt: skip
-    return table.assign(_cosine=table["value"].where(table["measure"].eq(COSINE)), **added)
+    cosine = table["measure"].eq(COSINE)
+    added |= {f"_cosine{end}": table[f"value{end}"].where(cosine) for end in ("", "_low", "_high")}
+    return table.assign(**added)
 
 
 SHOWN = ("query-key-value", "attention output", "feed-forward up", "feed-forward down")
@@ -273,18 +313,29 @@ SHOWN = ("query-key-value", "attention output", "feed-forward up", "feed-forward
 
 
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("place", "value", kind="band", where={"matrix": list(SHOWN)}, facet="matrix", name="legend", log="y",
-          xlabel="rank (fraction)", same_limits="y", share_y=True, ylabel="singular value / largest"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); paper: no difference."], columns=4, height=1.7
+    Panel("place", "ratio", kind="band", where={"matrix": list(SHOWN)}, facet="matrix", name="legend", zero=1.0,
+          xlabel="rank (fraction)", same_limits="y", share_y=True, ylabel="singular value,\ndivided by Transformer's"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds; line at "
+                        "1: equal, as the paper finds."],
+    columns=4, height=1.6
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
-    """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after
-    Fig. 13 of DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Query, key and value count as
-    one matrix; the CSV also has the embedding. To see: whether averages over depth change how many directions the
-    weights use: a higher curve uses more. The paper finds no difference to the Transformer, and prints no numbers.
+    """Singular values of the trained weights of DenseFormers, divided by those of the Transformer, after Fig. 13 of
+    DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Each spectrum is first divided by its
+    largest value and averaged over blocks; ratios are paired by seed, and their mean is geometric. Query, key and value
+    count as one matrix; the CSV also has the embedding and the spectra. To see: whether averages over depth change how
+    many directions the weights use: above 1 a DenseFormer uses more. The paper finds no difference, and prints no
+    numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].str.startswith(SINGULAR)], runs)
-    rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), _marker="")
+    rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), logarithm=np.log(rows["value"]))
     table = summarize(rows, "value", ["variant", "run", "layers", "matrix", "place"])
-    return table.drop(columns=["value_low", "value_high"], errors="ignore").assign(_marker="")
+    plain = rows.loc[rows["variant"] == TRANSFORMER, "run"].unique()
+    others = {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
+    ratios = summarize(rows, "logarithm", ["run", "matrix", "place"], others, "ratio")
+    keys, ends = ["run", "matrix", "place", "part", "seed"], expand_columns("ratio[]")
+    ratios = ratios.reindex(columns=[*keys, *ends])
+    ratios[ends] = np.exp(ratios[ends].astype(float))
+    table = table.drop(columns=["value_low", "value_high"], errors="ignore").merge(ratios, "left", keys)
+    return table.assign(_marker="")
