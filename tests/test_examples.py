@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.huggingface.foreign import save_with_tokenizer
+from tests.huggingface.tiny_models import save_with_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMPT = runpy.run_path(str(EXAMPLES / "prune_a_model.py"))["PROMPT"]

@@ -11,7 +11,7 @@ import pytest
 
 import formerlab
 from formerlab.errors import UserError, missing_package
-from tests.huggingface.foreign import build, save_with_tokenizer, tokens
+from tests.huggingface.tiny_models import build, save_with_tokenizer, tokens
 
 ROOT = Path(__file__).parents[1]
 

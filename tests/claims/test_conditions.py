@@ -74,11 +74,11 @@ def test_quantities_of_the_validation_curve(root):
     write_curve(make_run(root, "study", "a"), [9, 5, 4, 3, 2.5, 2, 1.9, 1.8, 1.6, 1.4, 1.7], lrs=(0.1, 1.0, 0.01))
     assert value(root, "final_rate_share", "a") == pytest.approx(0.01)
     assert value(root, "still_falling", "a") == pytest.approx(-0.3), (
-        "the change from step 90 to step 100, the last tenth of the run"
+        "the decrease from step 90 to step 100, the last tenth of the run"
     )
     assert value(root, "rise_from_best", "a") == pytest.approx(0.3)
     assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7), (
-        "the change from step 50 to step 100, the second half of the run"
+        "the decrease from step 50 to step 100, the second half of the run"
     )
     write_curve(make_run(root, "study", "seldom"), [4.0, 3.0, 2.6])
     assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), (
@@ -87,14 +87,15 @@ def test_quantities_of_the_validation_curve(root):
 
 
 def test_examples_of_masks_are_windows(root):
-    """19 windows are too few, however many metrics and configurations were measured."""
+    """19 windows are too few: several metrics and configurations of a window count once."""
     folder = make_run(root, "study", "a")
     arm = Arm(run="a", policy="h2o", budget=0.2)
     claim = next(claim for claim in read_claims().claims if claim.id == "decay-mask-closer-to-ideal")
     condition = Condition(quantity="examples", of="decay", at_least=20)
     for count in (19, 20):
         rows = [
-            ("h2o", "", 0.5, 0.2, window, metric, 0.1, window // 2)
+            ("h2o", "", 0.5, budget, window, metric, 0.1, window // 2)
+            for budget in (0.2, 0.4)
             for window in range(count)
             for metric in ("distance_to_ideal", "early_share")
         ]
@@ -121,7 +122,9 @@ def test_overfit_needs_the_training_loss_without_label_smoothing(root):
     assert line.endswith("of 'arm': not known, because the rows have only the training loss with label smoothing")
     write_curve(root / "study/a/seed0", [4.0, 2.0], train=[1.8], unsmoothed_nats=1.5)
     assert value(root, "overfit", "a") == pytest.approx(0.5)
-    assert not holds(root, "overfit", {"at_least": -9}, arm="text"), "documents of a text are not a random sample"
+    assert not holds(root, "overfit", {"at_least": -9}, arm="text"), (
+        "language modelling has no value: its validation documents are not a random sample of the training distribution"
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_a_rate_search_starts_from_the_same_parents(root):
     assert not holds(root, "rates_searched_apart", {"at_most": 0}, one=other, other=other)
 
 
-def test_apart_compares_the_largest_and_the_smallest_arm(root):
+def test_apart_is_the_relative_difference_between_the_largest_and_the_smallest_arm(root):
     epochs = {"a": [{"epochs": 40.0}, {"epochs": 2.34}], "b": [{"epochs": 40.0}, {"epochs": 4.68}]}
     make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000, read=epochs["a"])
     make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000, read=epochs["b"])
@@ -197,7 +200,7 @@ def test_curves_of_diverged_runs_are_not_checked(root):
     assert not holds(root, "depth", {"at_least": 24}, arm="a")
 
 
-def test_gain_of_depth_is_the_lower_end_of_the_difference(root):
+def test_gain_of_depth_is_the_lower_end_of_the_interval_of_the_difference(root):
     for seed in range(3):
         make_run(root, "study", "plain", seed, loss=4.0)
         make_run(root, "study", "deep", seed, loss=3.0)

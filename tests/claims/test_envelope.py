@@ -8,6 +8,7 @@ import pytest
 from fixtures.rows import NOVELS, make_run
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from formerlab.report.claims.envelope import SAME_BUDGET, envelope_variance, flops_at_loss, on_envelope
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
@@ -20,7 +21,7 @@ runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1
 
 @given(st.floats(0.02, 0.5), st.floats(1e9, 1e20), st.floats(0.05, 0.95))
 def test_flops_of_a_power_law_are_recovered(exponent, scale, fraction):
-    """If the loss is a power of the FLOPs, every loss between the ends needs the FLOPs of the power law."""
+    """If the loss is a power law of the FLOPs, flops_at_loss inverts the law at every loss between the ends."""
     flops = scale * np.array([1.0, 3.0, 10.0, 50.0])
     target_flops = scale * 50**fraction
     flops_of_loss = flops_at_loss(4 * (target_flops / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
@@ -34,7 +35,7 @@ def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     for loss in losses:
         needed = flops_at_loss(loss, flops, losses)
         assert math.isnan(needed) == (loss > losses[indices[0]]), (
-            "only a loss above the loss of the cheapest run has no FLOPs"
+            "only a loss above the loss of the cheapest run on the envelope has no FLOPs"
         )
         enough = flops[indices][losses[indices] <= loss]
         assert math.isnan(needed) or needed <= enough.min() * (1 + 1e-9)
@@ -95,27 +96,28 @@ CLAIM = CLAIM.model_copy(update={"regime": ()})  # test_conditions.py tests the 
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
-def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0,
+def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lender_tokens=None, spread=0.0,
               claim=CLAIM, inherited=0.0):  # fmt: skip
     """Return the verdict on a chain of models with `flops` in total.
 
-    By default, the chain has the loss of a Transformer with 8e12 FLOPs. If `lent` is given, the chain was tested on
-    another data set, and has rows on the data set of the envelope with `lent` tokens per window. `inherited` is the
-    fraction of `flops` that was spent on the models before the last stage.
+    By default, the chain has the loss of a Transformer with 8e12 FLOPs. If `lender_tokens` is given, test.csv is on
+    another data set, and lender_test.csv has the loss on the data set of the envelope, in windows of `lender_tokens`
+    tokens. `inherited` is the FLOPs of the models before the last stage, which `flops` includes.
     """
     for size, length, cost in LAW:
         if (size, length) in left_out:
             continue
         for seed in seeds:
             changes = {"parameters": size * 1000, "tokens": length * 1000, "init": init}
-            loss_there = 4 * (cost / 1e12) ** -0.1 + spread * (seed - 1)
-            write_run(root, f"envelope-{size}-{length}", seed, loss_there, cost, **changes)
+            run_loss = 4 * (cost / 1e12) ** -0.1 + spread * (seed - 1)
+            write_run(root, f"envelope-{size}-{length}", seed, run_loss, cost, **changes)
     for seed in (0, 1, 2):
-        reached, other = 4 * 8**-0.1 if loss is None else loss, {"data": NOVELS["data"]} if lent else {}
-        folder = write_run(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops - inherited, tokens=1,
-                           inherited=inherited, **other)  # fmt: skip
-        if lent:
-            (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lent},{reached!r}\n")
+        chain_loss = 4 * 8**-0.1 if loss is None else loss
+        test_data = {"data": NOVELS["data"]} if lender_tokens else {}
+        folder = write_run(root, "grown-random-sqrt-4", seed, 3.9 if lender_tokens else chain_loss, flops - inherited,
+                           tokens=1, inherited=inherited, **test_data)  # fmt: skip
+        if lender_tokens:
+            (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lender_tokens},{chain_loss!r}\n")
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
     rows = ClaimRows(Results(root), "tokenformer", arms)
     return evaluate(claim, rows, {}, "overnight")
@@ -130,7 +132,9 @@ def write_run(root, run, seed, loss, flops, **changes):
 
 
 @pytest.mark.parametrize(("inherited", "outcome"), [(7.9e12, "contradicts"), (8.1e12, "not_tested")])
-def test_a_chain_whose_first_models_cost_more_than_half_does_not_test_the_claim(tmp_path, inherited, outcome):
+def test_a_chain_whose_earlier_models_cost_more_than_half_of_the_largest_transformer_does_not_test_the_claim(
+    tmp_path, inherited, outcome
+):
     verdict = evaluated(tmp_path / "overnight", flops=1e13, claim=ATTAINABLE, inherited=inherited)
     assert verdict.outcome == outcome
     assert ("0.51 (needed: at most 0.50)" in verdict.items[0].reason) == (outcome == "not_tested")
@@ -142,8 +146,8 @@ def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
     assert verdict.items[0].texts["cost"] == "0.5000 [0.5000, 0.5000]"
     assert "envelope-2-4" in verdict.runs
     assert evaluated(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
-    lent = evaluated(tmp_path / "lent/overnight", lent=10)
-    assert lent.items[0].texts == verdict.items[0].texts, (
+    on_lender = evaluated(tmp_path / "lender/overnight", lender_tokens=10)
+    assert on_lender.items[0].texts == verdict.items[0].texts, (
         "the chain is compared by its loss on the data set of the envelope"
     )
     single = evaluated(tmp_path / "single/overnight", seeds=(0,))
@@ -159,9 +163,10 @@ def test_the_variance_of_the_envelope_widens_the_interval(tmp_path):
     assert cost.by_seed.std() < 1e-12
     interval = cost.interval(0.95)
     assert interval.mean == pytest.approx(3 / 8, rel=1e-3)
-    assert interval.high - interval.mean > 0.015, (
-        "0.5 x 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1, because the point is between two runs"
-    )
+    # Two runs of 8e12 FLOPs have weight 1/2 each at this loss; the 9 runs with 3 seeds have 18 degrees of freedom.
+    slope = 0.5 * 0.375 * 10 / (4 * 8**-0.1)
+    half_width = stats.t(18).ppf(0.975) * math.sqrt(2) * slope * 0.02 / math.sqrt(3)
+    assert interval.high - interval.mean == pytest.approx(half_width, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ def test_the_variance_of_the_envelope_widens_the_interval(tmp_path):
     [
         ({"loss": 2.0}, "a loss of 2 nats lies beyond the ends of the envelope (4 to 3.031)"),
         ({"left_out": [(4, 2)]}, "the envelope envelope-* needs 3 model sizes with 3 training lengths each; it has 2"),
-        ({"lent": 11}, "run grown-random-sqrt-4 was not tested on the text of envelope-1-1"),
+        ({"lender_tokens": 11}, "run grown-random-sqrt-4 was not tested on the text of envelope-1-1"),
         ({"init": "transformer-1"}, "not from scratch: envelope-1-1, envelope-1-2"),
     ],
 )

@@ -30,7 +30,7 @@ def test_studies_map_registered_claims(scale):
             assert set(mapped.items) <= set(registered[name].criterion.for_each)
 
 
-NOT_PLANNED = {  # claims whose runs are planned at neither scale
+NOT_PLANNED = {  # claims whose runs are not planned at scales workstation and paper
     "tokenformer-growth-beats-continuing",
     "tokenformer-growth-gap-shrinks-with-stage",
     "tokenformer-growth-saves-cost",
@@ -39,7 +39,7 @@ NOT_PLANNED = {  # claims whose runs are planned at neither scale
 }
 EXCLUDED = NOT_PLANNED | {
     "decay-h2o-nearly-lossless-long-prompts",  # five-shot prompts are for published models (docs/decay.md)
-    "decay-score-beats-protected-random",  # claims of a released model
+    "decay-score-beats-protected-random",  # a claim about a released model
 }
 # HyperCloning needs integer factors, and the sizes of scale paper are not multiples of each other
 RIVAL = "tokenformer-growth-beats-width-growth"
@@ -48,7 +48,7 @@ RIVAL = "tokenformer-growth-beats-width-growth"
 def planned_claims(scale):
     """Yield the measured claims for which every arm has a planned run at the scale.
 
-    A claim with `combine: tested` needs this in one item, every other claim in all items.
+    With `combine: tested`, all arms of at least one item must have planned runs; otherwise all arms of all items.
     """
     sources, mapped, runs = read_sources(ROOT, {"scale": scale, "studies": STUDIES}), read_arms(ROOT, scale), {}
     for study in STUDIES:

@@ -52,11 +52,11 @@ def test_difference_of_two_runs_has_the_paired_t_interval():
 
 
 def test_pooled_variance_is_used_unless_an_f_test_rejects_it():
-    quiet = (combination("a", [3.0, 3.001, 3.0], POOL) - combination("b", [2.9] * 3, POOL)).interval(0.95)
-    assert quiet.high - quiet.mean == pytest.approx(stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3))
+    pooled = (combination("a", [3.0, 3.001, 3.0], POOL) - combination("b", [2.9] * 3, POOL)).interval(0.95)
+    assert pooled.high - pooled.mean == pytest.approx(stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3))
     values = [3.0, 6.0, 9.0]
-    wild = (combination("a", values, POOL) - combination("b", [0.0] * 3, POOL)).interval(0.95)
-    assert wild.high - wild.mean == pytest.approx(stats.t(2).ppf(0.975) * stats.sem(values))
+    unpooled = (combination("a", values, POOL) - combination("b", [0.0] * 3, POOL)).interval(0.95)
+    assert unpooled.high - unpooled.mean == pytest.approx(stats.t(2).ppf(0.975) * stats.sem(values))
 
 
 def test_arms_with_unequal_deviations_have_welchs_interval():
@@ -148,7 +148,7 @@ def test_similar_runs_share_a_variance():
 
 
 def test_seeds_and_examples_add_separate_variances():
-    """Two seeds near zero and one far away: resampled seeds would exclude zero."""
+    """Two seeds have effects near zero and one is large. An interval from resampled seeds would exclude zero."""
     by_seed = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
     low, high = estimate(by_seed).ends(0.95)
     assert low < 0 < high
@@ -158,10 +158,10 @@ def test_fewer_than_twenty_examples_have_a_t_interval():
     values = NOISE.normal(0.1, 1, (1, 8))
     interval = estimate(values).interval(0.95)
     assert (interval.low, interval.high) == pytest.approx(stats.ttest_1samp(values[0], 0).confidence_interval(0.95))
-    assert estimate(np.ones((1, 1))).ends(0.95) == (-math.inf, math.inf), "one example has no interval"
+    assert estimate(np.ones((1, 1))).ends(0.95) == (-math.inf, math.inf), "with one example the interval is infinite"
 
 
-def test_compared_ends_are_three_monte_carlo_standard_errors_outward():
+def test_interval_ends_in_criteria_are_widened_by_three_monte_carlo_standard_errors():
     quantity = estimate(NOISE.normal(0, 1, (1, 100)))
     lows = [np.quantile(batch, 0.025) for batch in quantity.replicates]
     expected = np.quantile(quantity.replicates, 0.025) - MONTE_CARLO_GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)

@@ -26,7 +26,7 @@ from formerlab.report.claims.verdict import evaluate_results
 from formerlab.results.read import Results
 
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
-NEWER = {
+NEWER_VERDICTS = {
     "overnight": {
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
@@ -36,7 +36,7 @@ NEWER = {
     },
 }
 """Verdicts from rows that are newer than the lists of versions 3 to 5."""
-LISTED = {
+LISTED_VERDICTS = {
     scale: {claim: text for change in read_claims().changes for claim, text in change.verdicts.get(scale, {}).items()}
     for scale in ("overnight", "pretrained", "laptop")
 }
@@ -51,13 +51,13 @@ def verdicts(tmp_path_factory):
     return evaluate_results(Results(root), read_arms(ROOT, "overnight"))
 
 
-@pytest.mark.parametrize("scale", LISTED)
+@pytest.mark.parametrize("scale", LISTED_VERDICTS)
 def test_committed_rows_have_the_listed_verdicts(scale):
-    """Claims that are missing in the registered lists and in NEWER have no rows or are not tested."""
+    """Claims that are missing in the registered lists and in NEWER_VERDICTS have no rows or are not tested."""
     root = ROOT / "results/cached" / scale
     verdicts = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
     verdict_by_claim = {verdict.claim.id: verdict for verdict in verdicts}
-    for claim, text in (LISTED[scale] | NEWER.get(scale, {})).items():
+    for claim, text in (LISTED_VERDICTS[scale] | NEWER_VERDICTS.get(scale, {})).items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
         assert verdict_by_claim[claim].outcome == word, (claim, text, verdict_by_claim[claim].items)
         deciding = {item.item for item in verdict_by_claim[claim].items if item.outcome == word}
@@ -67,7 +67,7 @@ def test_committed_rows_have_the_listed_verdicts(scale):
         for name, verdict in verdict_by_claim.items()
         if verdict.outcome in ("agrees", "contradicts", "cannot_tell")
     }
-    assert tested <= LISTED[scale].keys() | NEWER.get(scale, {}).keys()
+    assert tested <= LISTED_VERDICTS[scale].keys() | NEWER_VERDICTS.get(scale, {}).keys()
 
 
 def test_every_claim_is_listed_with_headlines_first_and_separate_totals(verdicts):
@@ -154,7 +154,7 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     lines = table_of_the_readme({"laptop": untested, "overnight": verdicts})
     assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
     assert len(lines) - 2 == len(README_CLAIMS)
-    assert not any("**fails**" in line for line in lines), "no measured claim fails"
+    assert not any("**fails**" in line for line in lines), "only exact claims have the outcome `fails`"
 
 
 def test_the_table_of_the_readme_is_sorted_by_verdict_with_a_stable_order(verdicts):
@@ -193,7 +193,7 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     altered = {name for name, outcome in former.items() if outcome}
     assert former["denseformer-better-at-equal-depth"] == former["tokenformer-growth-beats-continuing"] == "agrees"
     assert former["tokenformer-continued-training-lower"] == "cannot_tell"
-    assert "decay-beats-h2o" not in altered, "undecided was only renamed to cannot_tell"
+    assert "decay-beats-h2o" not in altered, "the outcome `undecided` was renamed to `cannot_tell`"
     lines = table_of_the_readme({"overnight": verdicts})
     assert sum(" † (before: " in line for line in lines) == len(altered) < len(readme_claims)
 

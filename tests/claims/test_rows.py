@@ -9,7 +9,7 @@ from formerlab.report.claims.rows import ClaimRows
 from formerlab.results.read import Results
 
 
-def test_chance_is_zero_for_free_answers(tmp_path):
+def test_chance_is_zero_for_tasks_without_choices(tmp_path):
     """LAMBADA has no choices (registry, tokenformer-zeroshot-beats-pythia)."""
     tasks = (("lambada", ""), ("piqa", 2))
     rows = [(task, 1, example, "acc", 1.0, choices) for task, choices in tasks for example in "ab"]
@@ -24,7 +24,7 @@ def test_chance_is_zero_for_free_answers(tmp_path):
         ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(model_arm, "accuracy")
 
 
-def test_a_file_with_only_free_answers_has_no_column_choices(tmp_path):
+def test_a_file_of_tasks_without_choices_has_no_column_choices(tmp_path):
     columns = ("task", "task_version", "example", "metric", "value")
     rows = [("lambada", 1, example, "acc", 1.0) for example in "ab"]
     write_csv(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", columns, rows)

@@ -27,7 +27,7 @@ def document(seed, sentences=12):
     return "\n\n".join(" ".join(sentence(random) for _ in range(4)) for _ in range(sentences // 4))
 
 
-def folder(path, documents=60):
+def write_text_folder(path, documents=60):
     """Write a folder of text files and return it."""
     path.mkdir(parents=True)
     for number in range(documents):
@@ -59,7 +59,7 @@ def embedded_data(**changes):
     return TextData.model_validate(settings | changes)
 
 
-def letters(path, alphabet):
+def write_letter_tokenizer(path, alphabet):
     """Write a tokenizer whose tokens are single letters and which drops other letters; return its spec."""
     from tokenizers import Tokenizer, models
 

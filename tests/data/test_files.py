@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from corpora import document, folder, folder_data
+from corpora import document, folder_data, write_text_folder
 from pyarrow import parquet
 from pydantic import ValidationError
 
@@ -109,7 +109,7 @@ def test_missing_empty_and_duplicate_files_are_refused(tmp_path):
 
 
 def test_the_fingerprint_depends_only_on_contents(tmp_path):
-    texts, tokenizer = folder(tmp_path / "texts", 5), tmp_path / "t.json"
+    texts, tokenizer = write_text_folder(tmp_path / "texts", 5), tmp_path / "t.json"
 
     def fingerprint(path=texts):
         file = {"kind": "file", "path": str(tokenizer), "vocabulary": 300}
@@ -134,7 +134,7 @@ def test_the_fingerprint_depends_only_on_contents(tmp_path):
 
 def test_a_file_name_may_be_invalid_utf8(tmp_path):
     odd = os.fsdecode(os.fsencode(str(tmp_path)) + b"/in/caf\xe9.txt")
-    data = folder_data(folder(tmp_path / "in", 2))
+    data = folder_data(write_text_folder(tmp_path / "in", 2))
     Path(odd).write_text("words")
     cache = tmp_path / "cache.json"
     assert source_fingerprint(data, cache) == source_fingerprint(data, cache) is not None
@@ -142,7 +142,7 @@ def test_a_file_name_may_be_invalid_utf8(tmp_path):
 
 
 def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
-    data: TextData = folder_data(folder(tmp_path / "here", 3))
+    data: TextData = folder_data(write_text_folder(tmp_path / "here", 3))
     cache = tmp_path / "cache.json"
     first = source_fingerprint(data, cache)
     read: list[Path] = []

@@ -3,7 +3,7 @@
 import gzip
 
 import pytest
-from corpora import letters
+from corpora import write_letter_tokenizer
 from pydantic import TypeAdapter
 
 from formerlab.data import prepare
@@ -66,11 +66,17 @@ def test_pairs_beyond_the_limits_are_noted(tmp_path, capsys):
 
 def test_a_language_without_tokens_is_noted_or_refused(tmp_path):
     characters = "abcdefghijklmnopqrstuvwxyz0123456789 "
-    prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", characters)), tmp_path / "out")
+    prepare(
+        "pairs", files(tmp_path, tokenizer=write_letter_tokenizer(tmp_path / "t.json", characters)), tmp_path / "out"
+    )
     lost = [note.partition(" of the ")[2] for note in read_manifest(tmp_path / "out")["notes"] if "no token" in note]
     assert "train de text have no token and are dropped" in lost  # ü
     with pytest.raises(UserError, match=r"t\.json: .* test en text have no token and are dropped; choose a tokenizer"):
-        prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", "einszwdrv ")), tmp_path / "out")
+        prepare(
+            "pairs",
+            files(tmp_path, tokenizer=write_letter_tokenizer(tmp_path / "t.json", "einszwdrv ")),
+            tmp_path / "out",
+        )
 
 
 def test_prepared_pairs_are_the_lines(tmp_path):

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pyarrow
 import pytest
-from corpora import document, folder, folder_data, letters
+from corpora import document, folder_data, write_letter_tokenizer, write_text_folder
 from pyarrow import parquet
 
 from formerlab.data import BytePairs, Files, TextData, load_stream, load_tokenizer, prepare, verify
@@ -35,7 +35,7 @@ def files(out):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return folder(tmp_path_factory.mktemp("source") / "texts")
+    return write_text_folder(tmp_path_factory.mktemp("source") / "texts")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_data_are_written_again_only_after_a_change(source, tmp_path, capsys):
 
     assert written(data)
     assert not written(data)
-    assert not written(folder_data(folder(tmp_path / "same texts elsewhere")))
+    assert not written(folder_data(write_text_folder(tmp_path / "same texts elsewhere")))
     assert written(data, "new code")
     (source_of := tmp_path / "same texts elsewhere/000.txt").write_text(document("another"))
     assert written(folder_data(source_of.parent), "new code")
@@ -95,7 +95,7 @@ def test_data_are_written_again_only_after_a_change(source, tmp_path, capsys):
 
 
 def test_prepared_data_remain_valid_without_their_source(tmp_path):
-    source, out = folder(tmp_path / "source"), tmp_path / "out"
+    source, out = write_text_folder(tmp_path / "source"), tmp_path / "out"
     prepare("text", folder_data(source), out)
     hashes = files(out)
     hashes.pop("file_hashes.json")
@@ -105,11 +105,11 @@ def test_prepared_data_remain_valid_without_their_source(tmp_path):
         prepare("text", folder_data(source, max_bytes=5000), out)
     missing = {"kind": "file", "path": str(tmp_path / "none.json"), "vocabulary": 300}
     with pytest.raises(UserError, match=r"none\.json: no such tokenizer file"):
-        prepare("text", folder_data(folder(source), tokenizer=missing), out)
+        prepare("text", folder_data(write_text_folder(source), tokenizer=missing), out)
     assert hashes.items() <= files(out).items()
 
 
-def named(tmp_path, **splits):
+def write_split_files(tmp_path, **splits):
     """Write files of lines for the splits; return the spec of the corpus."""
     for split, lines in splits.items():
         (tmp_path / f"{split}.txt").write_text("\n".join(lines))
@@ -133,7 +133,7 @@ def test_the_same_documents_give_the_same_streams_in_every_format(out, tmp_path)
 def test_duplicates_of_held_out_documents_are_dropped_from_training(tmp_path):
     lines = [document(number, 4) for number in range(9)]
     train = [*lines[:6], lines[0], lines[6], "  " + lines[7].replace(" ", "  ")]
-    data = named(tmp_path, train=train, valid=[lines[6], lines[8]], test=[lines[7], lines[8]])
+    data = write_split_files(tmp_path, train=train, valid=[lines[6], lines[8]], test=[lines[7], lines[8]])
     prepare("lines", data, tmp_path / "out")
     read = [texts(tmp_path / "out", split) for split in SPLITS]
     assert read == [lines[:6], [lines[6]], [lines[7], lines[8]]]
@@ -142,7 +142,9 @@ def test_duplicates_of_held_out_documents_are_dropped_from_training(tmp_path):
 
 def test_the_tokenizer_is_trained_only_on_training_text(tmp_path):
     held_out = [f"QXQX QXQX {number}" for number in range(90)]
-    data = named(tmp_path, train=[f"abab abab {n}" for n in range(50)] + held_out[:50], valid=held_out, test=["QX QX"])
+    data = write_split_files(
+        tmp_path, train=[f"abab abab {n}" for n in range(50)] + held_out[:50], valid=held_out, test=["QX QX"]
+    )
     prepare("lines", data, tmp_path / "out")
     vocabulary = load_tokenizer(tmp_path / "out").get_vocab()
     assert "ab" in vocabulary
@@ -172,7 +174,7 @@ def test_duplicate_files_are_in_the_message(tmp_path):
 
 
 def test_a_split_of_duplicates_is_refused_with_their_number(tmp_path):
-    data = named(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
+    data = write_split_files(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
     with pytest.raises(UserError, match=r"10 documents leave the split '(valid|test)' empty: 1 more repeat them"):
         prepare("lines", data, tmp_path / "out")
 
@@ -256,18 +258,22 @@ def test_a_tokenizer_file_is_copied(out, source, tmp_path):
 
 def test_text_without_tokens_is_noted_or_refused(source, tmp_path):
     characters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .!?_'"
-    prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", characters)), tmp_path / "out")
+    prepare(
+        "text", folder_data(source, tokenizer=write_letter_tokenizer(tmp_path / "t.json", characters)), tmp_path / "out"
+    )
     notes = read_manifest(tmp_path / "out")["notes"]
     assert [note.partition("characters")[2].split()[3] for note in notes] == list(SPLITS)
     assert all(note.endswith("text have no token and are dropped") for note in notes)
     with pytest.raises(UserError, match=r"data: text: .*t\.json: .* choose a tokenizer that was made for such text"):
-        prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", "abc")), tmp_path / "out")
+        prepare(
+            "text", folder_data(source, tokenizer=write_letter_tokenizer(tmp_path / "t.json", "abc")), tmp_path / "out"
+        )
 
 
 def test_the_tokenizer_of_another_data_set_is_used(out, tmp_path, capsys):
     shutil.copytree(out, tmp_path / "text")
     borrowed = {"kind": "of", "data": "text", "vocabulary": 300}
-    more = folder_data(folder(tmp_path / "more texts", 20), tokenizer=borrowed)
+    more = folder_data(write_text_folder(tmp_path / "more texts", 20), tokenizer=borrowed)
     prepare("more", more, tmp_path / "more")
     owner = read_manifest(tmp_path / "text")
     assert read_manifest(tmp_path / "more")["tokenizer"] == owner["tokenizer"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.fake_device import DEVICE, fake_device
-from fixtures.own_process import own_process
+from fixtures.separate_process import separate_process
 
 from formerlab.cache import (
     H2O,
@@ -56,7 +56,7 @@ SWEEP = PruneSweep(**POLICIES, **COUNTS, **ONE_SHOT, mask_dump_tokens=8)
 @pytest.fixture(scope="module")
 def on_device():
     """Return a function that calls test functions in a process with the fake device."""
-    with own_process(fake_device) as call:
+    with separate_process(fake_device) as call:
         yield call
 
 
@@ -133,7 +133,7 @@ def check_decoding(folder):
 
 def check_a_model_of_transformers(folder):
     from formerlab import prune
-    from tests.huggingface.foreign import build, tokens
+    from tests.huggingface.tiny_models import build, tokens
 
     mask = torch.tensor([[0, 0, 0, *[1] * 9], [1] * 12])
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

@@ -13,27 +13,27 @@ SETTINGS = """{
 NAMES = ("attention.query", "attention.key", "attention.value", "attention.proj", "mlp")
 
 
-def made_up(*, tied=True, vocabulary=VOCABULARY):
+def random_checkpoint(*, tied=True, vocabulary=VOCABULARY):
     """Return random half-precision weights with the names of the official code."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*shape, std):
+    def normal(*shape, std):
         return (std * torch.randn(shape, generator=generator)).half()
 
-    weights = {"sequential.0.word_embeddings.weight": draw(vocabulary, WIDTH, std=0.5)}
+    weights = {"sequential.0.word_embeddings.weight": normal(vocabulary, WIDTH, std=0.5)}
     for block in range(2, LAYERS + 2):
         for name in NAMES:
             tokens = HIDDEN if name == "mlp" else TOKENS
-            weights[f"sequential.{block}.{name}.key_param_tokens"] = draw(tokens, WIDTH, std=0.3)
-            weights[f"sequential.{block}.{name}.value_param_tokens"] = draw(tokens, WIDTH, std=0.3)
-    weights[f"sequential.{LAYERS + 3}.norm.weight"] = 1 + draw(WIDTH, std=0.1)
-    weights[f"sequential.{LAYERS + 3}.norm.bias"] = draw(WIDTH, std=0.1)
+            weights[f"sequential.{block}.{name}.key_param_tokens"] = normal(tokens, WIDTH, std=0.3)
+            weights[f"sequential.{block}.{name}.value_param_tokens"] = normal(tokens, WIDTH, std=0.3)
+    weights[f"sequential.{LAYERS + 3}.norm.weight"] = 1 + normal(WIDTH, std=0.1)
+    weights[f"sequential.{LAYERS + 3}.norm.bias"] = normal(WIDTH, std=0.1)
     if not tied:
-        weights[f"sequential.{LAYERS + 4}.final_linear.weight"] = draw(vocabulary, WIDTH, std=0.5)
+        weights[f"sequential.{LAYERS + 4}.final_linear.weight"] = normal(vocabulary, WIDTH, std=0.5)
     return weights
 
 
-def written(folder, weights, *, tied=True, activation="l2_norm_gelu"):
+def write_checkpoint(folder, weights, *, tied=True, activation="l2_norm_gelu"):
     folder.mkdir(exist_ok=True)
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "150M_eval.yml").write_text(SETTINGS % (str(not tied).lower(), activation))

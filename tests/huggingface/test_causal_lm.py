@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from foreign import build, tokens
+from tiny_models import build, tokens
 from transformers import __version__ as TRANSFORMERS
 
 from formerlab.cache import (
@@ -28,7 +28,7 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def foreign(kind):
+def causal_lm(kind):
     return CausalLM(build(kind))
 
 
@@ -41,51 +41,51 @@ def close(a, b, atol=1e-10):
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-def test_without_pruning_logits_equal_the_models_logits(kind, foreign):
+def test_without_pruning_logits_equal_the_models_logits(kind, causal_lm):
     text, unwrapped = tokens(3, 20), build(kind)
     with torch.no_grad():
         expected = unwrapped(text).logits
-        close(foreign(text), expected)
-        close(foreign(text, attend=Simulation(Full(), 1.0)), expected)
-        close(foreign(text, attend=PrunedCache(Decay(), 20)), expected)
-    close(stepped(foreign, text, KVCache()), expected)
+        close(causal_lm(text), expected)
+        close(causal_lm(text, attend=Simulation(Full(), 1.0)), expected)
+        close(causal_lm(text, attend=PrunedCache(Decay(), 20)), expected)
+    close(stepped(causal_lm, text, KVCache()), expected)
 
 
-def test_no_token_sees_a_later_token(foreign):
+def test_no_token_sees_a_later_token(causal_lm):
     text, other = tokens(1, 12), tokens(1, 12, seed=9)
     changed = torch.cat((text[:, :7], other[:, 7:]), dim=1)
     for attend in (None, lambda: Simulation(Decay(), 4)):
         first, second = ({} if attend is None else {"attend": attend()} for _ in range(2))
         with torch.no_grad():
-            logits, changed_logits = foreign(text, **first), foreign(changed, **second)
+            logits, changed_logits = causal_lm(text, **first), causal_lm(changed, **second)
         close(logits[:, :7], changed_logits[:, :7], atol=1e-12)
         assert (logits[:, 7:] - changed_logits[:, 7:]).abs().max() > 0.1
     with torch.no_grad():  # a direct call, as in transformers, uses the registered mask
-        logits, changed_logits = foreign.model(text).logits, foreign.model(changed).logits
+        logits, changed_logits = causal_lm.model(text).logits, causal_lm.model(changed).logits
     close(logits[:, :7], changed_logits[:, :7], atol=1e-12)
 
 
-def test_a_direct_call_is_unchanged(kind, foreign):
+def test_a_direct_call_is_unchanged(kind, causal_lm):
     unwrapped, text = build(kind), tokens(2, 9)
     mask = torch.ones_like(text)
     mask[0, :4] = 0
     with torch.no_grad():
-        close(foreign.model(text, attention_mask=mask).logits[1], unwrapped(text, attention_mask=mask).logits[1])
+        close(causal_lm.model(text, attention_mask=mask).logits[1], unwrapped(text, attention_mask=mask).logits[1])
     options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": mask}
-    assert torch.equal(foreign.model.generate(text, **options), unwrapped.generate(text, **options))
+    assert torch.equal(causal_lm.model.generate(text, **options), unwrapped.generate(text, **options))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_simulated_and_evicted_logits_are_equal(policy, kind, foreign):
+def test_simulated_and_evicted_logits_are_equal(policy, kind, causal_lm):
     text = tokens(2, 24)
     with torch.no_grad():
-        simulated = foreign(text, attend=Simulation(policy, 6))
+        simulated = causal_lm(text, attend=Simulation(policy, 6))
         prompt_cache = PrunedCache(policy, 6)
-        prompt = foreign(text[:, :17], attend=prompt_cache)
-        decoded = [foreign(text[:, [t]], attend=prompt_cache, start=t) for t in range(17, 24)]
-        full = foreign(text)
+        prompt = causal_lm(text[:, :17], attend=prompt_cache)
+        decoded = [causal_lm(text[:, [t]], attend=prompt_cache, start=t) for t in range(17, 24)]
+        full = causal_lm(text)
     cache = PrunedCache(policy, 6)
-    close(stepped(foreign, text, cache), simulated)
+    close(stepped(causal_lm, text, cache), simulated)
     close(torch.cat((prompt, *decoded), dim=1), simulated)
     assert cache.kept(1).shape == (2, {"opt": 4, "llama": 2}[kind], 6)
     assert (simulated - full).abs().max() > 0.01

@@ -3,10 +3,10 @@
 import json
 from types import SimpleNamespace
 
-import foreign
 import pytest
+import tiny_models
 import torch
-from released import made_up, written
+from released import random_checkpoint, write_checkpoint
 from safetensors.torch import load_file
 
 from formerlab.__main__ import main
@@ -75,7 +75,7 @@ def test_runs_are_exported_by_id_at_any_scale(finished, tmp_path, monkeypatch, c
 def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=320))
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", random_checkpoint(vocabulary=320))
     words = ("import-tokenformer", checkpoint, "--out", tmp_path / "out")
     assert "no such tokenizer file" in error_of(capsys, *words)
     tokenizer.save(str(tmp_path / "20B.json"))
@@ -86,7 +86,7 @@ def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")("the cat sat", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded(ids))
-    checkpoint = written(tmp_path / "checkpoint", made_up(vocabulary=280))
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", random_checkpoint(vocabulary=280))
     assert "needs 290 tokens, more than" in error_of(capsys, *words, "--tokenizer", tmp_path / "20B.json")
 
 
@@ -95,9 +95,9 @@ def folders(finished, tokenizer, tmp_path_factory):
     """Return a folder with a model folder of every kind."""
     root = tmp_path_factory.mktemp("models")
     for kind in ("opt", "llama"):
-        foreign.save(kind, root / kind, tokenizer)
+        tiny_models.save(kind, root / kind, tokenizer)
     main(["export-huggingface", str(finished), "--out", str(root / "ours")])
-    written(root / "released", made_up(vocabulary=320))
+    write_checkpoint(root / "released", random_checkpoint(vocabulary=320))
     (root / "released/150M_eval.yml").write_text((root / "released/150M_eval.yml").read_text().replace("16,", "48,"))
     tokenizer.save(str(root / "released/tokenizer.json"))
     return root

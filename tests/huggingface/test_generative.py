@@ -3,8 +3,8 @@
 import csv
 from itertools import product
 
-import foreign
 import pytest
+import tiny_models
 
 from formerlab.__main__ import main
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR, UserError
@@ -18,7 +18,7 @@ METRICS = ("string_match", "string_match_part")
 
 @pytest.fixture(scope="module")
 def folder(tokenizer, tmp_path_factory):
-    return str(foreign.save("llama", tmp_path_factory.mktemp("model"), tokenizer, max_position_embeddings=1024))
+    return str(tiny_models.save("llama", tmp_path_factory.mktemp("model"), tokenizer, max_position_embeddings=1024))
 
 
 def test_finished_tasks_are_not_answered_again_unless_text_or_code_changed(folder, tmp_path, monkeypatch, capsys):

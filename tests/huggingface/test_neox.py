@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from released import HEADS, LAYERS, VOCABULARY, WIDTH, made_up, written
+from released import HEADS, LAYERS, VOCABULARY, WIDTH, random_checkpoint, write_checkpoint
 from torch.nn import functional as F
 
 from formerlab.errors import UserError
@@ -73,19 +73,19 @@ def largest_difference(model, weights, **options):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("activation", ["l2_norm_gelu", "gelu_l2_norm", "softmax"])
 def test_imported_checkpoints_match_the_official_formulas(tied, activation, tmp_path):
-    weights = made_up(tied=tied)
-    model = load_released(written(tmp_path, weights, tied=tied, activation=activation))
+    weights = random_checkpoint(tied=tied)
+    model = load_released(write_checkpoint(tmp_path, weights, tied=tied, activation=activation))
     assert (model.spec.tied, model.spec.heads, model.spec.context) == (tied, HEADS, 16)
     assert largest_difference(model, weights, activation=activation) < 1e-10
 
 
 def test_unknown_and_misshapen_tensors_are_refused(tmp_path):
-    weights = made_up()
+    weights = random_checkpoint()
     extra = weights | {"sequential.2.attention.rotary.weight": torch.ones(3)}
-    assert "sequential.2.attention.rotary.weight is unknown" in refusal(written(tmp_path, extra))
+    assert "sequential.2.attention.rotary.weight is unknown" in refusal(write_checkpoint(tmp_path, extra))
     wrong = weights | {"sequential.3.attention.value.key_param_tokens": torch.ones(20, 31)}
     message = "sequential.3.attention.value.key_param_tokens has shape (20, 31), but the model needs (20, 32)"
-    assert message in refusal(written(tmp_path, wrong))
+    assert message in refusal(write_checkpoint(tmp_path, wrong))
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_unknown_and_misshapen_tensors_are_refused(tmp_path):
     ],
 )
 def test_unsupported_settings_are_refused(old, new, message, tmp_path):
-    path = written(tmp_path, made_up()) / "150M_eval.yml"
+    path = write_checkpoint(tmp_path, random_checkpoint()) / "150M_eval.yml"
     path.write_text(path.read_text().replace(old, new))
     assert message in refusal(tmp_path)
 
 
 def test_a_folder_without_settings_must_be_a_released_size(tmp_path):
-    (written(tmp_path, made_up()) / "150M_eval.yml").unlink()
+    (write_checkpoint(tmp_path, random_checkpoint()) / "150M_eval.yml").unlink()
     size = "3 layers of width 32 with 20 parameter tokens"
     message = f"{size} is not a released size (arXiv:2410.23168, Table 9); give its .yml file with --config"
     assert message in refusal(tmp_path)

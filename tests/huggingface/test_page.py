@@ -4,9 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
-import foreign
 import pytest
-from released import made_up, written
+import tiny_models
+from released import random_checkpoint, write_checkpoint
 
 from formerlab.__main__ import main
 
@@ -23,8 +23,8 @@ def folder(finished, tokenizer, tmp_path_factory):
     run = root / "results/live/laptop/denseformer/plain-4/seed0"
     run.parent.mkdir(parents=True)
     run.symlink_to(finished)
-    foreign.save("opt", root / "opt-2.7b", tokenizer)
-    written(root / "TokenFormer-150M", made_up(vocabulary=320))
+    tiny_models.save("opt", root / "opt-2.7b", tokenizer)
+    write_checkpoint(root / "TokenFormer-150M", random_checkpoint(vocabulary=320))
     tokenizer.save(str(root / "TokenFormer-150M/tokenizer.json"))
     return root
 

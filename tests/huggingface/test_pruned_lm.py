@@ -1,7 +1,7 @@
 """Generative tasks of lm-evaluation-harness under a policy and a budget."""
 
-import foreign
 import pytest
+import tiny_models
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
@@ -17,7 +17,7 @@ TEMPLATE = "{% for message in messages %}the {{ message.content }} sing{% endfor
 
 @pytest.fixture(scope="module")
 def model():
-    return foreign.build("llama").float()
+    return tiny_models.build("llama").float()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_protected_prompt_is_answered_in_batches_and_needs_a_large_enough_budg
     [
         ("the cat", {"until": [], "max_gen_toks": None}, 1.0, "until: the stop list is empty"),
         ("the cat", {"until": ["", "q"]}, 1.0, "until: an empty stop string"),
-        ("the cat", {"max_gen_toks": foreign.CONTEXT}, 1.0, "max_gen_toks: 64 leaves no room for a prompt"),
+        ("the cat", {"max_gen_toks": tiny_models.CONTEXT}, 1.0, "max_gen_toks: 64 leaves no room for a prompt"),
         ("the cat sat " * 30, {}, 1.0, "a prompt of .* tokens and max_gen_toks=20 exceed the context of 64"),
         ("the cat", {}, 0, "budget 0: give a count of keys"),
         ("the cat", {}, 0.01, "budget 0.01: gives less than one key for a prompt"),

@@ -4,12 +4,12 @@ import re
 import warnings
 from threading import Thread
 
-import foreign
 import pytest
+import tiny_models
 import torch
 from accelerate import cpu_offload
-from foreign import build, letters, tokens
 from jaxtyping import config
+from tiny_models import build, character_tokenizer, tokens
 from torch.nn import DataParallel, Module
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, StaticCache, TextIteratorStreamer
@@ -238,7 +238,7 @@ def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
     ensure_torchvision_imports()
     from transformers import pipeline
 
-    model, tokenizer = models["llama"], letters(pad_token=" ", padding_side="left")
+    model, tokenizer = models["llama"], character_tokenizer(pad_token=" ", padding_side="left")
     inputs, options = tokenizer("once upon a time", return_tensors="pt"), GREEDY | {"use_cache": True}
     unpruned = model.generate(**inputs, **options)
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
@@ -280,7 +280,7 @@ def test_a_static_cache_is_refused_with_the_remedy(models):
     assert cache.get_seq_length() == 0
 
 
-LONG = tokens(1, foreign.CONTEXT)
+LONG = tokens(1, tiny_models.CONTEXT)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import shutil
 from importlib.util import find_spec
 
-import foreign
 import pytest
+import tiny_models
 import torch
 from jaxtyping import config
 
@@ -21,7 +21,7 @@ needs_smollm2 = pytest.mark.skipif(
 
 @pytest.fixture
 def folder(tokenizer, tmp_path):
-    return foreign.save("llama", tmp_path / "llama", tokenizer)
+    return tiny_models.save("llama", tmp_path / "llama", tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_missing_sources_give_one_line(model, message):
 )
 def test_attention_flops_count_the_channels_of_the_heads(kind, changes, width, monkeypatch):
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
-    model = foreign.build(kind, **changes).float()
+    model = tiny_models.build(kind, **changes).float()
     sizes = sizes_of(model)
     assert sizes.attention_width == width
     assert sizes.flops(2) - 2 * sizes.flops(1) == 4 * 2 * (width or 32) * (2**2 - 2)
     with prune(model, Full(), 1.0):
-        assert model(foreign.tokens(1, 9)).past_key_values.bytes() == sizes.kv_bytes(9)
+        assert model(tiny_models.tokens(1, 9)).past_key_values.bytes() == sizes.kv_bytes(9)
 
 
 @pytest.mark.parametrize(

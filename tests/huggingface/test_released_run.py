@@ -4,10 +4,10 @@ import json
 from contextlib import chdir
 from itertools import product
 
-import foreign
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_models
 import yaml
 from fixtures.project import Project
 from safetensors.torch import load_file, save_file
@@ -43,7 +43,7 @@ def project(tokenizer, tmp_path_factory):
     root = tmp_path_factory.mktemp("project")
     project = Project(root)
     for kind in ("llama", "opt"):
-        foreign.save(kind, root / kind, tokenizer)
+        tiny_models.save(kind, root / kind, tokenizer)
     random = np.random.default_rng(0)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "an", "old", "house"]
     project.write("lines.txt", "\n".join(" ".join(random.choice(words, 12)) for _ in range(200)))
@@ -94,14 +94,14 @@ def test_sizes_vocabulary_and_costs_match_the_model(project):
     with chdir(project.root):
         plan = project.plan()
     job = plan["load"]["small/released-llama/seed0"]
-    model = foreign.build("llama")
+    model = tiny_models.build("llama")
     assert job["spec"]["model"]["parameters"] == model.num_parameters() == job["cost"]["parameters"]
-    assert plan["data"]["llama"]["spec"]["tokenizer"]["vocabulary"] == foreign.VOCABULARY
+    assert plan["data"]["llama"]["spec"]["tokenizer"]["vocabulary"] == tiny_models.VOCABULARY
     assert plan["train"] == {}
     assert plan["prune"]["small/released-llama/seed0"]["cost"]["flops"] > 0
     assert "small/released-opt/seed0" in table(plan, seeds=True)
-    inner = model.num_parameters() - 2 * foreign.VOCABULARY * 32
-    products = 2 * (inner + foreign.VOCABULARY * 32) + 4 * 2 * 32 * 32
+    inner = model.num_parameters() - 2 * tiny_models.VOCABULARY * 32
+    products = 2 * (inner + tiny_models.VOCABULARY * 32) + 4 * 2 * 32 * 32
     run = ReleasedRun.model_validate(job["spec"])
     assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * products)
 
@@ -203,7 +203,7 @@ def test_invalid_released_runs_are_refused_by_the_plan(project):
 
 
 def test_models_that_differ_from_the_plan_or_cannot_be_pruned_are_refused_by_the_stage(done, tokenizer, capsys):
-    foreign.save("bloom", done.root / "bloom", tokenizer)
+    tiny_models.save("bloom", done.root / "bloom", tokenizer)
     sizes = {"layers": 3, "width": 32, "vocabulary": 290, "context": 64, "parameters": 1000}
     for changes, message in (
         ({"llama": {"sizes": sizes}}, "released.llama.sizes: layers is 2, not 3, parameters is"),

@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 
 import pytest
-from fixtures.own_process import own_process
+from fixtures.separate_process import separate_process
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +21,5 @@ def triton():
 @pytest.fixture(scope="session")
 def interpreted(triton):
     """Return a function that calls a test function in a process with TRITON_INTERPRET=1."""
-    with own_process(TRITON_INTERPRET="1") as call:  # Triton reads the variable when a kernel is defined
+    with separate_process(TRITON_INTERPRET="1") as call:  # Triton reads the variable when a kernel is defined
         yield call

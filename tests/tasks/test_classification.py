@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from fixtures.rows import measured
+from fixtures.rows import held_out_rows
 from PIL import Image
 from pydantic import ValidationError
 from torch.nn import functional as F
@@ -195,7 +195,7 @@ def test_the_published_recipe_equals_the_arguments_of_mae():
 
 def test_rows_of_test_images_contain_predictions(digits):
     task, model = TASKS[0], MODEL.build()
-    rows = [dict(zip(task.test_columns, row, strict=True)) for row in measured(task, model, digits)]
+    rows = [dict(zip(task.test_columns, row, strict=True)) for row in held_out_rows(task, model, digits)]
     images = load_images(digits, "test")
     assert [row["window"] for row in rows] == list(range(len(images)))
     assert [row["label"] for row in rows] == images.labels.tolist()

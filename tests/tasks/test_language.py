@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fixtures.rows import measured
+from fixtures.rows import held_out_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -86,7 +86,7 @@ def test_the_interface_of_tasks_gives_windows_of_the_stream(tmp_path, monkeypatc
     assert TASK.step_counts(spec, STREAM, 3, 7) == (batch[:, 1:].numel(), 3 * len(batch) * spec.flops(TASK.context))
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
     monkeypatch.setattr("formerlab.tasks.language.read_manifest", lambda folder: {"tokenizer": {"end_of_text": 16}})
-    rows = measured(TASK, model, tmp_path)
+    rows = held_out_rows(TASK, model, tmp_path)
     assert [row[:3] for row in rows] == [row[:3] for row in window_losses(model, STREAM, TASK.context)]
     assert [row[3] for row in rows] == [0, 0, 0, 1, 1, 1, 1]  # the third window predicts 13 to 18
     guessed = TASK.guessed_rows(spec, TASK.held_out(tmp_path))

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from fixtures.own_process import own_process
+from fixtures.separate_process import separate_process
 from torch import nn
 
 from formerlab.errors import UserError
@@ -80,7 +80,7 @@ def _a_step_imports_no_compiler():
 
 def test_a_step_imports_no_compiler():
     """torch's optimizer imports the compiler for its decorators, which takes a second per process."""
-    with own_process() as run:
+    with separate_process() as run:
         run(_a_step_imports_no_compiler)
 
 

@@ -4,7 +4,7 @@ import shutil
 import sys
 
 import torch
-from fixtures.own_process import own_process
+from fixtures.separate_process import separate_process
 from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
@@ -106,7 +106,7 @@ def _a_run_imports_no_compiler(data, out):
 
 
 def test_a_run_without_compile_imports_no_compiler(data, tmp_path):
-    with own_process() as call:
+    with separate_process() as call:
         call(_a_run_imports_no_compiler, data, tmp_path)
 
 

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 import torch
 from fixtures.fake_device import DEVICE, fake_device
-from fixtures.own_process import own_process
+from fixtures.separate_process import separate_process
 from small_runs import RUN, TOKENFORMER, rows, small
 from test_golden_trajectories import RUNS, data_of
 
@@ -36,7 +36,7 @@ KINDS = (
 @pytest.fixture(scope="module")
 def on_device():
     """Return a function that calls a test function in a process with the fake device."""
-    with own_process(fake_device) as call:
+    with separate_process(fake_device) as call:
         yield call
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fixtures.forked import run_forked
-from fixtures.rows import measured
+from fixtures.rows import held_out_rows
 from small_runs import bits, interrupted, rows, trained
 
 from formerlab.data import prepare
@@ -79,7 +79,7 @@ def finished(digits, tmp_path_factory):
 
 def test_test_rows_come_from_the_averaged_weights(finished, digits):
     model, run = load_model(finished)
-    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in measured(run.task, model, digits)]
+    expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in held_out_rows(run.task, model, digits)]
     for row, expected_row in zip(rows(finished, "test"), expected, strict=True):
         assert row == pytest.approx(expected_row, rel=1e-5)
     evaluated = rows(finished, "eval")

@@ -20,7 +20,7 @@ LATENT = {
     **{"num_key_value_heads": 4, "intermediate_size": 64, "first_k_dense_replace": 1},
 }
 """Latent attention of DeepSeek: keys have 16 channels and values 12."""
-SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+SPECIAL_TOKEN_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 
 
 def build(kind, **changes):
@@ -33,7 +33,7 @@ def build(kind, **changes):
         "qwen2": ("Qwen2", {"num_key_value_heads": 2, "intermediate_size": 64}),
         "mistral": ("Mistral", {"num_key_value_heads": 2, "intermediate_size": 64}),
         "cohere": ("Cohere", {"num_key_value_heads": 2, "intermediate_size": 64, "eos_token_id": 1}),
-        "smollm3": ("SmolLM3", {"num_key_value_heads": 2, "num_hidden_layers": 4} | SPECIAL),
+        "smollm3": ("SmolLM3", {"num_key_value_heads": 2, "num_hidden_layers": 4} | SPECIAL_TOKEN_IDS),
         "gemma3": ("Gemma3Text", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": CONTEXT}),
         "gemma2": ("Gemma2", {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),
         "neox": ("GPTNeoX", {"intermediate_size": 64}),
@@ -49,7 +49,7 @@ def build(kind, **changes):
     return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).double().eval()
 
 
-def letters(**options):
+def character_tokenizer(**options):
     """Return a tokenizer of single characters."""
     from transformers import PreTrainedTokenizerFast
 
@@ -62,7 +62,7 @@ def letters(**options):
 def save_with_tokenizer(folder):
     """Save a llama and a tokenizer of single characters; return the folder."""
     build("llama").save_pretrained(folder)
-    letters().save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
     return folder
 
 
