@@ -252,7 +252,7 @@ def _forest(
         axes.vlines(limit, *rows, color=GREY, linestyle="--", linewidth=1)
         if pd.notna(met):
             ends = axes.get_xlim()
-            axes.fill_betweenx(rows, limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=0.5)
+            axes.fill_betweenx(rows, limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=-1)
             axes.set_xlim(ends)
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     colours = common or {name: panel.plot_style(str(name), points)["color"] for name, points in means.groupby(panel.by)}
@@ -266,6 +266,19 @@ def _forest(
         plain = partial(np.format_float_positional, trim="-")
         axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 9)).replace("-", "\N{MINUS SIGN}"))
     return []
+
+
+def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
+    """Write the column `_verdict` at the right end of the rows of a forest plot, and their labels in bold.
+
+    `label` is the column with the labels of the rows.
+    """
+    labels, (low, high) = {text.get_text(): text for text in axes.get_yticklabels()}, axes.get_xlim()
+    axes.set_xlim(low, high + 0.2 * (high - low))
+    for name, verdict in rows.reindex(columns=[label, "_verdict"]).dropna().drop_duplicates().to_numpy():
+        at, across = (0.99, list(labels).index(name)), axes.get_yaxis_transform()
+        axes.text(*at, verdict.replace(" ", "\n"), ha="right", va="center", fontsize=7, transform=across)
+        labels[name].set_fontweight("bold")
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:

@@ -53,7 +53,7 @@ EDGES = (24, 16)
 """Letters per line of a series name beside its last point: wide, and narrow for panels side by side."""
 PUBLISHED_GROUND = "#f6f2e7"
 """Background colour of a panel with published values."""
-MET_GROUND = "#d9efdc"
+MET_GROUND = "#e2f3e4"
 """Background colour of the values that meet a claim."""
 PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
@@ -94,7 +94,7 @@ _GROUPS = {
     "streaming_llm positions=reindexed": _style("#A6A6A6", "h"),
     "Transformer, full budget; Transformer, 300B tokens": _style(BLACK, "o", "--"),
     "Transformer, tokens of a stage": _style(GREY, "X", ":"),
-    "Transformer from scratch; Transformer, not grown; self-attention; main": _style(BLACK, "o"),
+    "Transformer from scratch; Transformer, not grown; self-attention": _style(BLACK, "o"),
     "Tokenformer from scratch": _style(BLUE, "s", "--"),
     "grown, half the tokens; grown, 15B a stage": _style(BLUE, "v", ":"),
     "grown, twice the tokens; grown, 60B a stage": _style(BLUE, "P", "--"),

@@ -6,8 +6,8 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import held_out_losses
-from formerlab.report.style import NARROW
+from formerlab.report.runs import estimate, held_out_losses
+from formerlab.report.style import GREY, NARROW
 from formerlab.report.tables.combined import (
     INTERACTION,
     PAIRS,
@@ -19,13 +19,27 @@ from formerlab.report.tables.combined import (
     levels,
 )
 from formerlab.results.read import Results
+from formerlab.statistics import student
+
+_MORE = "Decay minus H2O"
+
+
+def _minus_h2o(pruned: DataFrame) -> DataFrame:
+    """Return the loss with Decay minus the loss with H2O, the mean of the four models: over seeds, then by seed."""
+    if pruned.empty:
+        return DataFrame()
+    values = (pruned.xs("decay", axis=1, level="policy") - pruned.xs("h2o", axis=1, level="policy")).mean(axis=1)
+    seeds = DataFrame({"seed": values.index.astype(float), "cost_nats": values.to_numpy()})
+    mean = DataFrame([estimate("cost_nats", student(values)) | {"seeds": len(values)}])
+    return pd.concat([mean, seeds]).assign(kind="difference", name=_MORE, policy=_MORE, source="ours")
 
 
 @plot(reads="test.csv prune.csv", draw=layout(
     Panel("effect_nats", "_label", by="_label", kind="forest", where={"kind": "effect"}, zero=0.0,
           title="Loss with minus loss without", xlabel="nats per token (left is better)"),
-    Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED]}, zero=0.0, name="inside",
-          title="Cache of 40 % minus full", xlabel="nats per token (left is better)"),
+    Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED, _MORE]}, zero=0.0,
+          name="legend", title="Cache of 40 % minus full", xlabel="nats per token (left is better)",
+          finish=lambda axes, _: [line.set_markersize(3) for line in axes.get_lines()]),
     width=NARROW, columns=1
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:
@@ -34,8 +48,8 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     tokens, and by parameter tokens, without and with averages, on the whole test text. The interaction is the
     difference between the two effects of averages, which equals the difference between the two effects of parameter
     tokens. Below: the loss that H2O and Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer
-    windows; the x axis has another range, and a bar that is not visible is shorter than its mark. Differences are
-    paired by seed. To see: if the interval of the interaction includes zero, these seeds do not show that one idea
+    windows, and Decay minus H2O, the mean of the four models; the x axis has another range. Differences are paired by
+    seed. To see: if the interval of the interaction includes zero, these seeds do not show that one idea
     changes the effect of another. The intervals are not corrected for multiple comparisons. No paper combines the
     three.
     """
@@ -51,10 +65,12 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     policies = mean["name"].map({label: policy for policy, label in PRUNED.items()})
     mean = mean.rename(columns=lambda name: name.replace("cost_", "_").replace("effect_", "cost_"))
     mean = mean.assign(name="mean of the four", policy=policies)
-    rows = pd.concat([rows, mean.loc[:, ~mean.columns.str.startswith("_")]], ignore_index=True)
-    styles = {name: style for name, (_, _, style) in PAIRS.items()} | {INTERACTION: "main"}
+    rows = pd.concat([rows, mean.loc[:, ~mean.columns.str.startswith("_")], _minus_h2o(pruned)], ignore_index=True)
+    styles, no_method = {name: style for name, (_, _, style) in PAIRS.items()}, [INTERACTION, _MORE]
     return rows.assign(
-        _policy=rows["policy"].map(PRUNED),
+        _policy=rows["policy"].map(PRUNED | {_MORE: _MORE}),
+        _color=rows["name"].map(dict.fromkeys(no_method, GREY)),
+        _marker=rows["name"].map(dict.fromkeys(no_method, "D")),
         _label=rows["name"].str.replace(", ", ",\n").str.replace(" with", "\nwith"),
         _style=rows["name"].map(styles).fillna(rows["policy"]),
     )

@@ -1,20 +1,22 @@
 """Figures of the translation study (arXiv:1706.03762)."""
 
 from functools import partial
+from textwrap import fill
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
-from formerlab.report.marks import heat
+from formerlab.report.marks import heat, write_verdicts
 from formerlab.report.panel import Panel, layout, setting
-from formerlab.report.runs import differences, held_out_losses
-from formerlab.report.style import BROWN, GREY, NARROW, PURPLE, WIDEST
-from formerlab.report.tables.blocks import with_pooled
-from formerlab.report.tables.transformer import LABELS, THEORY, complexity, published_variations, scores, slope
+from formerlab.report.runs import differences, held_out_losses, seed_count
+from formerlab.report.style import GREY, NARROW, WIDEST
+from formerlab.report.tables.blocks import claim_verdicts, negated, with_pooled
+from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -29,18 +31,22 @@ LEARNED = 0.02
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
       needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
-    _beside_base("loss_minus_base_nats", title="Loss minus base", xlabel="nats per word piece (left is better)"),
-    _beside_base("bleu_minus_base", title="BLEU minus base", xlabel="points (right is better)"),
+    _beside_base("lower_nats", title="Loss of base minus loss", xlabel="nats per word piece (right is better)",
+                 finish=write_verdicts),
+    _beside_base("bleu_minus_base", title="BLEU minus BLEU of base", xlabel="points (right is better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); thin bars: 95 % Student t interval of these seeds; thick "
+                        "bars (loss only): as used for verdicts; bold: a claim rests on the row, and asks for the "
+                        "green range."],
     width=NARROW, columns=1
 ))  # fmt: skip
 def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base model on the test split, as differences from it, after Table 3 of arXiv:1706.03762: loss
-    per word piece, never smoothed, and sacreBLEU (Student t intervals only), paired by seed. Hollow: the paper's values
-    for English to German on its development split, where base has eight heads. Dashed: one head and no dropout count as
-    worse right of the line, and learned positions count as equal to sinusoids between the two lines; the claim on label
-    smoothing is about the sign. To see: which changes are on the same side of zero as in the paper. Our models were
-    still learning when training ended, so variants that learn faster have the lower loss, and the claims get no
-    verdict.
+    per word piece, never smoothed, and sacreBLEU (Student t intervals only), paired by seed; right is better. Hollow:
+    the paper's values for English to German on its development split, where base has eight heads. Green: one head and
+    no dropout count as worse left of the line, learned positions count as equal to sinusoids between the two lines, and
+    the model without label smoothing has to have the lower loss, and the lower BLEU. To see: which changes are on the
+    same side of zero as in the paper. Our models were still learning when training ended, so variants that learn faster
+    have the lower loss, and the claims get no verdict.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "test")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})
@@ -54,10 +60,18 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([of_loss, of_bleu, published], ignore_index=True)
     limits = 0.25 * published.set_index("run")[_MINUS["loss_nats"]].reindex(["heads-1", "dropout-0"])
     limits["positions-learned"] = LEARNED
-    lower = rows["run"].eq("positions-learned") & rows["source"].eq("published")  # the line on the other side
+    limits["smoothing-0"] = 0.0
+    other = rows["run"].eq("positions-learned") & rows["source"].eq("published")  # the line on the other side
+    met = {"positions-learned": -LEARNED, "smoothing-0": np.inf}
+    verdicts = {run: claim.word for claim in claim_verdicts(results, STUDY, *CLAIMS).values() for run in claim.runs}
+    rows = negated(rows, _MINUS["loss_nats"], "lower_nats")
     order = rows["run"].map({run: number for number, run in enumerate(VARIANTS)}).fillna(len(VARIANTS))
     return rows.assign(
-        **{f"{_MINUS['loss_nats']}_limit": rows["run"].map(limits).mask(lower, -LEARNED)},
+        lower_nats_limit=(-rows["run"].map(limits))
+        .mask(rows["run"].eq("positions-learned"), LEARNED)
+        .mask(other, -LEARNED),
+        lower_nats_met=rows["run"].map(dict.fromkeys(limits.index, -np.inf) | met).mask(other),
+        _verdict=rows["run"].map(verdicts).where(rows["run"].ne("base")),
         _label=rows["run"].replace(LABELS, regex=True),
         _series=rows["source"].map({"ours": "ours", "published": "the paper's, 65M parameters"}),
         _style="Transformer",
@@ -70,13 +84,21 @@ _END = "<|endoftext|>"
 _MOST_HEADS = 4
 
 
+def attention_to_words(rows: DataFrame) -> "Series[float]":
+    """Return, by seed and head, the largest cross-attention to a piece of a source word, for the target piece where it
+    is the smallest. The full stop and the end are left out.
+    """
+    words = rows[rows["part"].eq("cross") & rows["key_token"].str.contains(r"\w") & rows["key_token"].ne(_END)]
+    words = words[words["query"] < words["query"].max() - 1]
+    return words.groupby(["seed", "head", "query"])["weight"].max().groupby(["seed", "head"]).min()
+
+
 def draw_attention(data: DataFrame) -> Figure:
-    """Draw the sharpest head of the cross-attention large, and all heads small, with a column per kind of attention."""
-    heads = sorted(data["head"].unique())
-    sharpest = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean()
-    sharp = heads[int(sharpest.argmax())]
+    """Draw one head of the cross-attention large, and all heads small, with a column per kind of attention."""
+    heads, sharp = sorted(data["head"].unique()), attention_to_words(data).idxmax()[1]
     figure = Figure((WIDEST, 4.4), layout="constrained")
-    note = f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence."
+    note = (f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence: the head that attends most "
+            "clearly to a word in every row. Small panels: queries down, keys across.")  # fmt: skip
     figure.set_label(note)
     left, right = figure.subfigures(1, 2, width_ratios=(9, 4))  # type: ignore[misc]
     large, small = left.subplots(), right.subplots(len(heads), len(_ATTENTIONS), squeeze=False)
@@ -89,7 +111,7 @@ def draw_attention(data: DataFrame) -> Figure:
     large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
               xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
     left.colorbar(image, ax=large, label="fraction of the attention", fraction=0.04)
-    left.supxlabel(note, x=0.01, ha="left", color=GREY, fontsize=7)
+    left.supxlabel(fill(note, 80), x=0.01, ha="left", color=GREY, fontsize=7)
     return figure
 
 
@@ -108,19 +130,19 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
-    the sharpest of the first four heads from decoder to encoder in the last layer; a row is a target piece, a column a
-    source piece. Small: these four heads in the encoder, in the decoder and from decoder to encoder (cross). To see:
-    which source piece each target piece is translated from, across the different word orders of the two languages.
+    in the last layer, of the first four heads of all seeds, the one that attends most clearly to a source word for each
+    target word; a row is a target piece, a column a source piece. Small: the four heads of this seed in the encoder, in
+    the decoder and from decoder to encoder (cross). To see: which source piece each target piece is translated from,
+    across the different word orders of the two languages.
     """
     rows = results.rows("attention.csv", STUDY, runs)
-    first = rows.iloc[0]
-    rows = rows[(rows["seed"] == first["seed"]) & (rows["sentence"] == first["sentence"])]
-    rows = rows[(rows["layer"] == rows["layer"].max()) & (rows["head"] < _MOST_HEADS)]
+    rows = rows[(rows["sentence"] == rows["sentence"].iloc[0]) & (rows["head"] < _MOST_HEADS)]
+    rows = rows[rows["layer"] == rows["layer"].max()]
+    rows = rows[rows["seed"] == attention_to_words(rows).idxmax()[0]]
     of_layer: DataFrame = rows.assign(source="ours").reset_index(drop=True)
     return of_layer
 
 
-_HUES = {"recurrent": PURPLE, "convolution": BROWN, "restricted": GREY}
 _EXPONENTS = {"multiply_adds": "_counted", "time_s": "_measured"}
 """Columns with the name of a series and its slope, by plotted column."""
 _length, _width = (partial(Panel, axis, where={"axis": axis}, xlabel=f"{word} {axis}", style="_operation", kind="band",
@@ -131,18 +153,20 @@ _length, _width = (partial(Panel, axis, where={"axis": axis}, xlabel=f"{word} {a
 @plot(reads="complexity.csv", draw=layout(
     _length("multiply_adds", by="_counted", title="Counted, width d = {d}", ylabel="multiply-adds"),
     _width("multiply_adds", by="_counted", title="Counted, length n = {n}", ylabel="multiply-adds"),
-    _length("time_s", by="_measured", title="Measured, width d = {d}", ylabel="time of a call (s)"),
-    _width("time_s", by="_measured", title="Measured, length n = {n}", ylabel="time of a call (s)"),
+    _length("_microseconds", by="_measured", title="Measured, width d = {d}", ylabel="time of a call (µs)"),
+    _width("_microseconds", by="_measured", title="Measured, length n = {n}", ylabel="time of a call (µs)"),
     notes=lambda rows: [
-        "At the lines: slopes; times: fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}; "
-        "the counts of recurrent (dashed) and restricted may coincide.".format_map(rows.iloc[0])
+        "At the lines: slopes, of times over the last doubling; times: fastest of several calls on one core; kernel "
+        f"k = {rows['k'].iloc[0]}, neighbourhood r = {rows['r'].iloc[0]}; the counts of recurrent (dashed) and "
+        "restricted may coincide."
     ]
 ))  # fmt: skip
 def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
     arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n
-    and width d. Both axes are logarithmic, so a slope is an exponent; the fitted slopes are beside the lines, with
-    the published exponents for the counts. The table transformer_layers has the errors of the slopes. To see:
+    and width d. Both axes are logarithmic, so a slope is an exponent. Beside the lines are the fitted slopes of the
+    counts, with the published exponents, and the slopes of the times between the two largest sizes. The table
+    transformer_layers has the slopes over all sizes, with errors. To see:
     self-attention is steepest in n, recurrence and convolution are steepest in d, and times follow the counts only
     where the counts are large.
     """
@@ -151,7 +175,8 @@ def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     exponents = THEORY.set_index("layer").to_dict()
     for (layer, axis), points in rows.groupby(["operation", "axis"]):
         for column, name in _EXPONENTS.items():
-            words = f"{points['_operation'].iloc[0]}\n{slope(points, str(axis), column)[0]:.2f}"
+            fitted = points if name == "_counted" else points.sort_values(str(axis)).tail(2)  # short calls are flat
+            words = f"{points['_operation'].iloc[0]}\n{slope(fitted, str(axis), column)[0]:.2f}"
             paper = f" (paper {exponents[f'counted_exponent_{axis}'][str(layer)]})" * (name == "_counted")
             rows.loc[points.index, name] = words + paper
-    return rows.assign(_color=rows["_operation"].map(_HUES))
+    return rows.assign(_microseconds=1e6 * rows["time_s"])

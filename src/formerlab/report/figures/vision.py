@@ -1,13 +1,17 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
+from functools import partial
+
+import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.marks import write_verdicts
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import differences
+from formerlab.report.runs import differences, seed_notes
 from formerlab.report.tables import vision as tables
-from formerlab.report.tables.blocks import with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.results.read import Results
 
 GROUPS = {
@@ -50,17 +54,20 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 
 @plot(reads="test.csv floors.csv", draw=layout(
     Panel(tables.COMPARED, "model", by="_series", kind="forest", facet="question", zero=0.0, name="legend",
-          xlabel="top-1 (points; right is better)"),
-    order="_rank"
+          same_limits="x", finish=partial(write_verdicts, label="model"), xlabel="top-1 (points; right is better)"),
+    notes=lambda rows: [note.rstrip(".") + "; bold: a claim rests on the row, and asks for the green range."
+                        for note in seed_notes(rows)[:1]] + seed_notes(rows)[1:],
+    columns=1, order="_rank"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
-    for each question with its own scale, paired by seed; right of zero is better. Hollow: the paper's values on
-    ImageNet-1K, each from a single run. Dashed: the limit of the claim, which is about ratios of error rates, at the
-    error rate of the model that is subtracted. A model equals the ViT if its interval is right of the dashed line; a
-    change counts if its interval is right of it. Growth has no claim. To see: whether a Tokenformer with as many
-    parameters reaches the ViT, whether exp is worse than GeLU, and whether a grown model beats its parent that was
-    trained further for equal FLOPs. The accuracies are in the CSV and in the table vision_table.
+    for each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
+    single run. Bold: rows on which a claim rests, with its verdict. Green: the range that the claim asks for. Claims
+    are about ratios of error rates; the limit is at the error rate of the model that is subtracted. A model equals the
+    ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of zero.
+    Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
+    than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies are
+    in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -76,14 +83,22 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     if "question" not in rows:
         return levels
     rank = {(question, label): number for number, (question, label, *_) in enumerate(tables.COMPARISONS)}
-    size = rows["run"].str.extract("-([BL]/16)")[0]
+    size, limits = rows["run"].str.extract("-([BL]/16)")[0], _limits(rows)
+    claims = claim_verdicts(results, tables.STUDY).values()
+    pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
+    grown = rows["run"].astype(str).str.startswith("grown-") & rows["question"].notna()
     further = rows["run"].eq("trained-on") & rows["question"].notna()
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
-        _series=("the paper, " + size).fillna("ours").mask(further, f"ours, {_FURTHER}"),
-        _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer").mask(further, _FURTHER),
+        _series=("the paper, " + size).fillna("ours").mask(further, f"ours, {_FURTHER}").mask(grown, "ours, grown"),
+        _style=rows["question"]
+        .map({tables.DEPTH: "DenseFormer 1x1"})
+        .fillna("Tokenformer")
+        .mask(further, _FURTHER)
+        .mask(grown, rows["model"]),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
-        **{f"{tables.COMPARED}_limit": _limits(rows)},
+        _verdict=[next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in pairs],
+        **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": np.where(limits.notna(), np.inf, np.nan)},
     )
 
 

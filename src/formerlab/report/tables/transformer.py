@@ -64,7 +64,7 @@ LABELS = {
     "-averaged": ", averaged checkpoints",
 }  # fmt: skip
 """Labels of the parts of run names that name a change from the base model, by pattern."""
-_CLAIMS = (
+CLAIMS = (
     *("transformer-single-head-worse", "transformer-dropout-helps", "transformer-label-smoothing-trade"),
     "transformer-learned-positions-equal",
 )
@@ -149,7 +149,7 @@ def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     ours = _minus_base(ours, measured.merge(test[columns], on=keys, how="outer"), **names)
     levels = test.groupby("run")[columns[2:]].mean().assign(test_perplexity=lambda rows: np.exp(rows["test_nats"]))
     ours = with_pooled(ours.join(levels, on="run"), results, STUDY, "run", "base", "test_minus_base_nats")
-    verdicts = {run: verdict.word for claim, verdict in claim_verdicts(results, STUDY, *_CLAIMS).items()
+    verdicts = {run: verdict.word for claim, verdict in claim_verdicts(results, STUDY, *CLAIMS).items()
                 for run in verdict.runs}  # fmt: skip
     changed = ~ours["run"].str.endswith("base")
     return ours.assign(verdict=ours["run"].map(verdicts).where(changed, None))

@@ -11,6 +11,7 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.figures.denseformer.inside import averages
+from formerlab.report.marks import write_verdicts
 from formerlab.report.names import TABLE_LABELS, data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
@@ -220,22 +221,12 @@ def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
     return {arm.run: words[claim].word for claim, name, arm in named if name == arms[claim] and arm.run}
 
 
-def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
-    """Write the verdict at the right in the rows on which a claim rests, and their labels in bold."""
-    labels, (low, high) = {label.get_text(): label for label in axes.get_yticklabels()}, axes.get_xlim()
-    axes.set_xlim(low, high + 0.2 * (high - low))
-    for name, verdict in rows.reindex(columns=["_label", "_verdict"]).dropna().drop_duplicates().to_numpy():
-        at, across = (0.99, list(labels).index(name)), axes.get_yaxis_transform()
-        axes.text(*at, verdict.replace(" ", "\n"), ha="right", va="center", fontsize=7, transform=across)
-        labels[name].set_fontweight("bold")
-
-
 def _finish_gain(axes: Axes, rows: DataFrame) -> None:
     """Write the percentage of perplexity below each tick, and the verdicts, and draw markers that hide no interval."""
     for line in axes.get_lines():
         line.set_markersize(3 if line.get_marker() == "s" else line.get_markersize())
     axes.xaxis.set_major_formatter(lambda nats, _: f"{nats:g}\n{_percent(nats):.0f} %".replace("-", "\N{MINUS SIGN}"))
-    _write_verdicts(axes, rows)
+    write_verdicts(axes, rows)
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
@@ -293,7 +284,7 @@ def _published_sparsity() -> DataFrame:
 
 @plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
       within_regime=True, draw=layout(
-    Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=_write_verdicts,
+    Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=write_verdicts,
           title="Lost gain of 1x1 (left: better)", xlabel="loss minus loss of 1x1\n(% of the gain of 1x1)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); {_BARS}, both divided by the mean gain of 1x1; "
                         "bold: a claim rests on the row, and asks for the green range; tinted: published."],
