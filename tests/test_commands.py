@@ -197,7 +197,7 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
         ),
     ],
 )
-def test_user_errors_give_one_line(project, capsys, words, line):
+def test_user_errors_give_a_one_line_error(project, capsys, words, line):
     assert refused(capsys, "status", *words).startswith(line)
 
 
@@ -226,7 +226,7 @@ def test_the_ui_refuses_a_remote_server(project, capsys):
     assert line.startswith("tracking_uri: http://127.0.0.1:9 is a server; open it in a browser")
 
 
-def test_a_file_at_the_path_of_a_folder_gives_one_line(project, capsys):
+def test_a_file_at_the_path_of_a_folder_gives_a_one_line_error(project, capsys):
     assert refused(capsys, "init", "config.yaml/mine").startswith("config.yaml/mine: Not a directory; choose another")
 
 

@@ -83,7 +83,7 @@ def test_equal_rows_give_equal_bytes(two_runs, folder):
         ("records.jsonl", b'{"id": "a"}\n{"id": "b"'),
     ],
 )
-def test_damaged_files_give_one_line(name, content, two_runs, folder):
+def test_damaged_files_give_a_one_line_error(name, content, two_runs, folder):
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(f"study/{name}: ")) as error:
         print(two_runs.records, two_runs.rows("any.csv", "study/a/seed0"))

@@ -209,7 +209,7 @@ def test_policies_are_parsed_from_specs_and_text(policy):
     assert read(policy_fields(text)) == policy
 
 
-def test_mistakes_give_one_line():
+def test_mistakes_give_a_one_line_error():
     q, k, v = tensors()
     for wrong in (Decay(protect="prompt"), H2O(variant="local_statistics")):
         for wrapped in (HeadAdaptive, Chunks):

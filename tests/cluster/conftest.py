@@ -6,13 +6,13 @@ If a program is missing, the tests are skipped with its name. If `.ci/run` has s
 import os
 
 import pytest
-from private_slurm import PrivateSlurm, missing
+from private_slurm import PrivateSlurm, reason_unavailable
 
 
 @pytest.fixture(scope="session")
 def installed():
     """Skip the test, or fail it under FORMERLAB_CI, if no private Slurm can run."""
-    if reason := missing():
+    if reason := reason_unavailable():
         if os.environ.get("FORMERLAB_CI"):
             pytest.fail(reason)
         pytest.skip(reason)

@@ -4,8 +4,8 @@
 checkpoint, writes the file `<...>.reached`, and waits for a request to stop. With `ignores_stop` it ignores this
 request. The file `<...>.open` releases the waiting process. The next process that trains the run does not pause. With
 `mistake` (UserError) or `crash` (RuntimeError), every process raises this error at the gate. Every process allocates
-`memory_mb` at the gate. With `waits_for_kill`, a resumed process then waits 3 s, so that Slurm kills it if the job has
-less memory.
+`memory_mb` at the gate. With `waits_for_kill`, a resumed process waits 3 s after the allocation, so that Slurm kills it
+if `memory_mb` exceeds the memory of the job.
 """
 
 import json

@@ -70,7 +70,10 @@ class GatedCheckout(Checkout):
         path.write_text(json.dumps({"step": GATE} | settings))
 
     def reached(self, run):
-        """Return the environment of the job that waits at the gate of a run, or None if no job waits."""
+        """Return variables and arguments of the process that reached the gate since `gate` was called, or None.
+
+        The variables are SLURM_JOB_ID and CUDA_VISIBLE_DEVICES.
+        """
         path = self.root / "gates" / f"{run}.reached"
         return json.loads(path.read_text()) if path.exists() else None
 

@@ -46,7 +46,7 @@ SlurmctldPidFile={folder}/run/slurmctld.pid
 SlurmdPidFile={folder}/run/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-# proctrack/pgid also kills processes of a job whose parents have ended, as cgroups do and linuxproc does not.
+# Like cgroups, proctrack/pgid also kills job processes whose parent process has ended; linuxproc leaves them.
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
@@ -95,7 +95,7 @@ StorageLoc=slurm_acct_db
 """
 
 
-def missing():
+def reason_unavailable():
     """Return the reason why no private Slurm can run here, or None."""
     missing_programs = [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
     if missing_programs:
@@ -200,7 +200,7 @@ class PrivateSlurm:
         """Start a requeued job after 10 s; by default Slurm waits two minutes.
 
         An immediate start can crash Slurm 22.05 (segmentation fault in build_job_info_resp): for some seconds the
-        controller still receives the end of the job from the node that failed.
+        failed node still sends the completion message of the job.
         """
 
         def state_of_job():

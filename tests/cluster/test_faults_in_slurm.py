@@ -149,8 +149,8 @@ def test_jobs_survive_a_killed_snakemake_and_are_not_started_twice(slurm, checko
     checkout.wait_for_end(status=1)
     message = f"train {run} is already running: Slurm job {job}. Wait for it or stop it with `scancel {job}`"
     assert message in checkout.log.read_text()
-    # With --nolock and --no-hooks Snakemake does not check, but the stage itself refuses and keeps the files of the
-    # run.
+    # With --nolock and --no-hooks Snakemake does not look for running jobs. The stage then refuses to start and leaves
+    # the files of the run unchanged.
     unchecked_call = checkout.snakemake("--cores", "1", "--nolock", "--no-hooks", "--force", target)
     assert "is already running here" in unchecked_call.stdout + unchecked_call.stderr
     checkout.root.joinpath("gates", f"{run}.open").touch()
@@ -161,7 +161,7 @@ def test_jobs_survive_a_killed_snakemake_and_are_not_started_twice(slurm, checko
     assert checkout.file_hashes(checkout.results / run) == checkout.uninterrupted_hashes(run)
 
 
-def test_sighup_to_snakemake_saves_and_stops_its_jobs_and_removes_the_lock(slurm, checkout):
+def test_after_sighup_to_snakemake_its_jobs_stop_the_lock_is_removed_and_runs_resume(slurm, checkout):
     (run,) = runs = checkout.runs[10:11]
     checkout.gate(run)
     checkout.start(slurm, runs)

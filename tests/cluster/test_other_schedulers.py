@@ -1,4 +1,4 @@
-"""The profile for schedulers other than Slurm, with a scheduler that runs its jobs in the background."""
+"""The profile for schedulers other than Slurm, with shell scripts that run jobs as background processes."""
 
 import importlib.util
 import os

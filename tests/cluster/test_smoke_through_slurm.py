@@ -24,19 +24,19 @@ CONFIG = {
     "scale": "smoke",
     "set": {f"scale.studies.{study}.only": names for study, names in RUNS.items()},
 }
-LAST = {"speed": "speed.json", "train": "run.json"}
+LAST_FILE = {"speed": "speed.json", "train": "run.json"}
 """The file that a stage writes last. Stages that are not listed write <stage>.json last."""
 
 
 def targets(plan):
     """Return the outputs of all cluster jobs. Rendering, claims and tracking run locally and have other tests."""
-    names = [f"{name}/{LAST.get(stage, f'{stage}.json')}" for stage in STAGES[1:] for name in plan[stage]]
+    names = [f"{name}/{LAST_FILE.get(stage, f'{stage}.json')}" for stage in STAGES[1:] for name in plan[stage]]
     return [f"{plan['results']}/{name}" for name in (*names, "exact.csv")]
 
 
 @pytest.fixture(scope="module")
 def finished_checkout(slurm, tmp_path_factory):
-    """Run all these jobs and return the checkout. Training jobs request a GPU, which is a fake device file."""
+    """Run the jobs of all targets and return the checkout. Training jobs request a GPU, which is a fake device file."""
     checkout = Checkout(tmp_path_factory.mktemp("checkout"))
     poll_often(checkout)
     short_waits = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")

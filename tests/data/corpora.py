@@ -22,7 +22,7 @@ def sentence(random):
 
 
 def document(seed, sentences=12):
-    """Return a document of paragraphs."""
+    """Return a document of `sentences` sentences in paragraphs of four."""
     random = Random(str(seed))
     return "\n\n".join(" ".join(sentence(random) for _ in range(4)) for _ in range(sentences // 4))
 
@@ -36,7 +36,7 @@ def write_text_folder(path, documents=60):
 
 
 def folder_data(path, **changes):
-    """Return the spec of a corpus in such a folder, which is split by a hash of the content."""
+    """Return the spec of a corpus in a folder of text files, which is split by a hash of the content."""
     settings: dict[str, object] = {
         "source": Files(paths=(str(path),)),
         "tokenizer": BytePairs(vocabulary=300),

@@ -74,7 +74,7 @@ def test_the_fingerprint_uses_name_and_revision_without_network():
     assert first != source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", revision="1")))
 
 
-def test_a_changed_folder_is_prepared_again(hub):
+def test_a_changed_folder_changes_the_fingerprint(hub):
     data = folder_data(Path("x"), source=Hub(name=str(hub)))
     fingerprint = source_fingerprint(data)
     assert source_fingerprint(data) == fingerprint
@@ -82,7 +82,7 @@ def test_a_changed_folder_is_prepared_again(hub):
     assert source_fingerprint(data) != fingerprint
 
 
-def test_a_folder_of_images_is_stamped_and_not_read(hub, monkeypatch):
+def test_a_folder_of_images_is_identified_by_file_sizes_and_times(hub, monkeypatch):
     """The images are not read, because there may be millions of them."""
     monkeypatch.setattr("formerlab.data.hub.file_hashes", lambda *_: pytest.fail("read"))
     source = ImageHub(name=str(hub))

@@ -166,7 +166,7 @@ def test_a_failure_prints_the_data_set_and_removes_incomplete_files(source, tmp_
     assert set(files(tmp_path)) <= {"mine/tokenizer.json", "mine/file_hashes.json"}
 
 
-def test_duplicate_files_are_in_the_message(tmp_path):
+def test_the_error_counts_duplicate_documents(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("alpha beta gamma delta")
     with pytest.raises(UserError, match=r"1 documents .*: 9 more repeat them and are dropped; add more text"):
@@ -237,8 +237,8 @@ def test_a_changed_stream_with_its_old_time_is_detected(out, tmp_path):
     verify(tmp_path)
 
 
-def test_a_new_check_reads_all_files(out, tmp_path, monkeypatch):
-    """Change a file without changing its times, as a disk fault does."""
+def test_verify_without_the_cache_reads_all_files(out, tmp_path, monkeypatch):
+    """File times are ignored (`stamp` is constant), as if a disk fault had changed the file."""
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr("formerlab.data.manifest.stamp", lambda status: [0])
     verify(tmp_path)

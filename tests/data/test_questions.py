@@ -38,7 +38,7 @@ ENTRY = Documented(
 )
 
 
-def test_candidates_of_entries():
+def test_entries_give_the_expected_question_candidates():
     assert list(summaries(ENTRY)) == [("def fit(X, y):", "Fit the linear model to the training data by least squares.")]
     assert list(next_sentences(ENTRY)) == []
     longer = Documented(

@@ -38,6 +38,6 @@ def test_an_error_is_raised_unchanged_and_stops_all_threads():
 
 
 @pytest.mark.parametrize("value", ["", " ", "0", "many", "-2"])
-def test_a_variable_that_is_not_a_number_is_ignored(value, monkeypatch):
+def test_an_invalid_thread_count_is_ignored(value, monkeypatch):
     monkeypatch.setenv("RAYON_NUM_THREADS", value)
     assert list(in_threads(abs, [-1, -2])) == [1, 2]

@@ -98,7 +98,8 @@ def tokenizer_of_family(family):
     letters = sorted(set("▁thecasd"))
     numbers = {token: number for number, token in enumerate(["<unk>", "the", *letters])}
     byte_tokens = {f"<0x{byte:02X}>": len(numbers) + byte for byte in range(256)}
-    lead_missing = {letter: number for number, letter in enumerate({*"the", "\u00b4"})}  # д is D0 B4
+    # UTF-8 of д is D0 B4; byte D0 has no token, byte B4 (´) has one
+    lead_missing = {letter: number for number, letter in enumerate({*"the", "\u00b4"})}
     models_of = {
         "dropping": models.BPE(numbers, []),
         "unknown": models.BPE(numbers, [], unk_token="<unk>", fuse_unk=True),

@@ -1,4 +1,4 @@
-"""A small decoder, a small tokenizer and questions on disk."""
+"""A small decoder, a small tokenizer, and questions as a task of lm-evaluation-harness."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def naive_log_prob(model, context, continuation) -> tuple[float, bool]:
 
 @pytest.fixture(scope="session")
 def harness_rows(model, tokenizer):
-    """Return the results of the loop of lm-evaluation-harness: (task, example, metric, value)."""
+    """Return a function that evaluates tasks with lm_eval and returns rows (task, example, metric, value)."""
     import lm_eval
     from lm_eval.api.model import TemplateLM
 

@@ -59,7 +59,7 @@ def test_probabilities_equal_the_definition(order):
     assert model.log_probabilities(windows) == pytest.approx(np.array(expected), abs=1e-12)
 
 
-def test_discounts_equal_equation_26():
+def test_discounts_equal_equation_26_of_chen_and_goodman():
     counts = [1] * 8 + [2] * 4 + [3] * 2 + [4]
     assert discounts(counts) == pytest.approx((1 - 2 * 0.5 * 4 / 8, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 * 1 / 2))
     assert discounts([1, 1, 3]) == FALLBACK

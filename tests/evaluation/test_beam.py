@@ -1,4 +1,4 @@
-"""Beam search equals searches without a cache, greedy search, brute force, and search without early stopping."""
+"""Beam search equals searches without a cache, greedy search, brute force, and search without a score bound."""
 
 import functools
 import itertools
@@ -18,24 +18,24 @@ TINY = Translator(vocabulary=4, layers=1, width=8, heads=1, context=10, embeddin
 def sources(vocabulary, lengths, seed=0):
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, vocabulary, (len(lengths), max(lengths)), generator=generator)
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return tokens.masked_fill(~real, END), real
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return tokens.masked_fill(~mask, END), mask
 
 
-def log_probability(model, source, real, target):
+def log_probability(model, source, mask, target):
     """Return the log-probability of a complete target including its end, without a cache."""
     row = torch.tensor([[END, *target]])
-    logits = model(source, real, row)[0].double()
+    logits = model(source, mask, row)[0].double()
     outputs = torch.tensor([*target, END])
     return torch.log_softmax(logits, dim=-1).gather(1, outputs[:, None]).sum().item()
 
 
 @torch.no_grad()
-def greedy(model, source, real, limit):
+def greedy(model, source, mask, limit):
     """Return the tokens of a sentence by greedy decoding without a cache."""
     tokens = []
     while len(tokens) < limit:
-        token = int(model(source, real, torch.tensor([[END, *tokens]]))[0, -1].argmax())
+        token = int(model(source, mask, torch.tensor([[END, *tokens]]))[0, -1].argmax())
         if token == END:
             break
         tokens.append(token)
@@ -46,24 +46,24 @@ def greedy(model, source, real, limit):
 @pytest.mark.parametrize("seed", range(2))
 def test_single_tokens_give_the_logits_of_a_whole_pass(seed):
     model = SPEC.build(seed).eval()
-    source, real = sources(12, [6, 3], seed)
+    source, mask = sources(12, [6, 3], seed)
     target = torch.randint(0, 12, (2, 9), generator=torch.Generator().manual_seed(seed))
-    encoded, cache = model.encode(source, real), KVCache(9)
+    encoded, cache = model.encode(source, mask), KVCache(9)
     steps = []
     for time in range(9):
         steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.append))
-    torch.testing.assert_close(torch.cat(steps, dim=1), model(source, real, target), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(source, mask, target), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_beam_one_is_greedy_for_any_batch_size(seed):
     model = SPEC.build(seed).eval()
     lengths = [5, 2, 7, 3, 3]
-    source, real = sources(12, lengths, seed)
+    source, mask = sources(12, lengths, seed)
     limits = [length + 6 for length in lengths]
-    beam_1, beam_3 = (beam_search(model, source, real, limits, END, beam=beam) for beam in (1, 3))
+    beam_1, beam_3 = (beam_search(model, source, mask, limits, END, beam=beam) for beam in (1, 3))
     for row, length in enumerate(lengths):
-        sentence = source[row : row + 1, :length], real[row : row + 1, :length]
+        sentence = source[row : row + 1, :length], mask[row : row + 1, :length]
         assert beam_1[row].tokens == greedy(model, *sentence, limits[row])
         (alone,) = beam_search(model, *sentence, limits[row : row + 1], END, beam=3)
         assert alone.tokens == beam_3[row].tokens
@@ -75,33 +75,33 @@ def test_beam_one_is_greedy_for_any_batch_size(seed):
 def test_a_wide_beam_equals_brute_force(seed):
     """Compare with the best of all targets of up to 4 tokens by normalised log-probability."""
     model, limit = TINY.build(seed).eval(), 4
-    source, real = sources(4, [3], seed)
+    source, mask = sources(4, [3], seed)
     targets = [t for length in range(limit + 1) for t in itertools.product((1, 2, 3), repeat=length)]
-    totals = {t: log_probability(model, source, real, t) for t in targets}
+    totals = {t: log_probability(model, source, mask, t) for t in targets}
     for alpha in (0.0, 0.6, 1.5):
         scores = {t: total / length_penalty(len(t) + 1, alpha) for t, total in totals.items()}
         best = max(scores, key=scores.__getitem__)
-        (hypothesis,) = beam_search(model, source, real, [limit], END, beam=4**limit, alpha=alpha)
+        (hypothesis,) = beam_search(model, source, mask, [limit], END, beam=4**limit, alpha=alpha)
         assert tuple(hypothesis.tokens) == best, alpha
         assert hypothesis.score == pytest.approx(scores[best], abs=1e-4), alpha
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(4))
-def test_early_stopping_gives_the_same_result(seed):
+def test_stopping_by_the_score_bound_gives_the_same_result(seed):
     """The reference searches one sentence in plain Python.
 
     It stops at the limit or after `beam` finished hypotheses.
     """
     model = SPEC.build(seed).eval()
-    source, real = sources(12, [6], seed)
+    source, mask = sources(12, [6], seed)
 
     @functools.cache
     def next_tokens(*tokens):
-        return torch.log_softmax(model(source, real, torch.tensor([[END, *tokens]]))[0, -1], dim=-1).tolist()
+        return torch.log_softmax(model(source, mask, torch.tensor([[END, *tokens]]))[0, -1], dim=-1).tolist()
 
     for alpha in (0.0, 0.6, 1.0):
-        (hypothesis,) = beam_search(model, source, real, [12], END, beam=3, alpha=alpha)
+        (hypothesis,) = beam_search(model, source, mask, [12], END, beam=3, alpha=alpha)
         expected = plain_search(next_tokens, 12, 3, alpha)
         assert hypothesis.tokens == expected[1], alpha
         assert hypothesis.score == pytest.approx(expected[0], abs=1e-4), alpha

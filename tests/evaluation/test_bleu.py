@@ -1,4 +1,4 @@
-"""BLEU from the rows of sentences equals the score of the corpus, and each metric preprocesses text as documented."""
+"""BLEU from n-gram counts of sentences equals the corpus score, and each metric preprocesses text as documented."""
 
 import numpy as np
 import pytest

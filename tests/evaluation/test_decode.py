@@ -1,4 +1,4 @@
-"""The rows of the stage `decode`. All of its caches compute the same attention."""
+"""The rows of the stage `decode`. DynamicKVCache gives the logits of KVCache."""
 
 from itertools import product
 
@@ -103,7 +103,7 @@ def test_a_text_beyond_the_context_of_a_released_model_is_refused():
 
 
 @pytest.mark.parametrize("items", ["a", "abc"])
-def test_every_turn_contains_all_items_and_starts_with_another_item(items):
+def test_every_repetition_measures_all_items_in_rotated_order(items):
     turns = list(interleaved(items, 4))
     for repetition in range(5):
         positions, order = zip(*(turn[1:] for turn in turns if turn[0] == repetition), strict=True)

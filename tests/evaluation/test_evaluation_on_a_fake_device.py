@@ -92,9 +92,10 @@ def check_pruning(folder):
     for name in COLUMNS:
         assert_rows_close(read(folder / "cpu" / name), read(folder / DEVICE / name))
     assert not [synchronisation for synchronisation in synchronisations if "/cache/" in synchronisation]
-    # three synchronisations per configuration and batch: policies, alphas, one-shot choices
+    # Losses are read in three synchronisations per batch, for each configuration, each alpha in the calibration, and
+    # each of the three choices of alpha.
     losses = [synchronisation for synchronisation in synchronisations if "/scoring.py" in synchronisation]
-    assert len(losses) == 3 * (1 + len(SWEEP.configurations((0.4,))) - 1 + 2 + 3)
+    assert len(losses) == 3 * (len(SWEEP.configurations((0.4,))) + len(SWEEP.alphas) + 3)
     assert len(synchronisations) - len(losses) < 60, Counter(synchronisations)
 
 

@@ -25,7 +25,10 @@ def text():
 
 @pytest.fixture(scope="module")
 def count():
-    """Return a fast token count of a text: words, groups of three digits, and single punctuation marks."""
+    """Return a fast function that counts tokens.
+
+    Tokens are pieces of up to five letters, pieces of up to three digits, and single punctuation marks.
+    """
     return lambda text: len(re.findall(r"[a-zA-Z]{1,5}|\d{1,3}|[^\w\s]", text))
 
 
@@ -66,7 +69,9 @@ def test_needles_occur_once_and_only_requested_needles_are_answers(name, hidden,
 def test_variables_form_one_chain_in_order(length, text, count):
     for example in examples("variable_tracking", length, 3, count, text):
         *solved, question = example.input.split("Memorize and track")[1:]
-        assert len(solved) == (length >= SOLVED_LENGTH), "a solved example precedes longer texts"
+        assert len(solved) == (length >= SOLVED_LENGTH), (
+            "texts of at least SOLVED_LENGTH tokens start with a few-shot example"
+        )
         assigned = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", question)
         assert [name for name, _ in assigned] == example.outputs
         assert [value for _, value in assigned][1:] == example.outputs[:-1]

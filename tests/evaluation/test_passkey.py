@@ -27,7 +27,10 @@ def test_the_number_is_hidden_at_the_requested_depth(tokenizer):
 
 
 class Copier(torch.nn.Module):
-    """A model that copies the token after the longest earlier occurrence of its last 2 to 8 tokens, if it sees it."""
+    """An induction model.
+
+    It copies the token that follows the longest earlier occurrence of its last 2 to 8 tokens, if that token is visible.
+    """
 
     def __init__(self, vocabulary):
         super().__init__()

@@ -54,7 +54,7 @@ def test_spread_windows_are_distinct_and_include_both_ends(stream):
 def test_the_mode_and_gradients_of_the_model_are_restored(stream):
     model = Decoder(vocabulary=290, layers=1, width=8, heads=1, context=16, dropout=0.5).build()
     model.train()
-    model.blocks[0].eval()  # a frozen layer
+    model.blocks[0].eval()  # a layer in evaluation mode
     modes = [module.training for module in model.modules()]
     first, second = (window_losses(model, stream, 16) for _ in range(2))
     assert first == second  # no dropout

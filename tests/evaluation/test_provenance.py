@@ -1,3 +1,5 @@
+"""Measured FLOP/s, model FLOPs utilisation and peak memory."""
+
 import pytest
 import torch
 

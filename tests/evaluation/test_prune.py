@@ -210,13 +210,13 @@ def test_scores_are_weighted_means_of_attention(model, stream):
 @pytest.mark.parametrize(
     "policy", [HeadAdaptive(policy=H2O(), safeguard=0.0), Pyramid(policy=H2O(), layers=2, last=0.5)]
 )
-def test_divided_budgets_count_the_keys_of_all_layers_without_empty_slots(model, stream, policy):
+def test_the_cache_size_of_allocation_policies_is_the_mean_over_layers_without_padding(model, stream, policy):
     windows = Windows(model, stream, 20, [1, 3], batch=2)
     rows = list(one_shot_losses([Configuration(policy, 0.4)], windows))
     assert [row[4] for row in rows if row[0] != "full"] == [0.4, 0.4]
 
 
-def test_one_shot_losses_are_of_the_tokens_after_the_prompt(model, stream):
+def test_one_shot_losses_average_the_tokens_after_the_prompt(model, stream):
     configurations = [Configuration(SnapKV(), 0.4), Configuration(Decay(), 1.0)]
     rows = list(one_shot_losses(configurations, Windows(model, stream, 20, [1, 3], batch=2)))
     losses = {(row[0], row[6]): row[8] for row in rows}

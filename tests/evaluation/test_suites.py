@@ -88,7 +88,7 @@ def test_rows_have_stable_examples_and_their_own_number_of_choices(model, tokeni
     assert {row.task_version for row in rows} == {"1.0"}
 
 
-def test_a_limit_takes_a_sample_of_all_files(tmp_path):
+def test_the_order_of_examples_mixes_all_files(tmp_path):
     for name in "ab":
         rows = [{"text": f"some words {number}"} for number in range(50)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -235,25 +235,27 @@ def harness_questions(folder, tokenizer, rows):
     return Questions(load_tasks([str(path)]), tokenizer)
 
 
-def test_a_task_of_the_harness_has_its_metrics_and_solved_examples(model, tokenizer, tmp_path):
+def test_a_harness_task_keeps_its_metrics_and_few_shot_examples(model, tokenizer, tmp_path):
     questions = harness_questions(tmp_path, tokenizer, [OPENBOOK, OPENBOOK | {"question_stem": "the dog"}] * 2)
     rows = list(questions.scores(model))
     assert {row.metric for row in rows} == {"acc", "acc_norm"}
     assert len(rows) == 2 * 4
-    assert questions.questions[0].task.instances[0].args[0].count("\n\n") == 1  # one solved example
+    assert questions.questions[0].task.instances[0].args[0].count("\n\n") == 1  # one few-shot example
     with pytest.raises(UserError, match="no task 'openbookqqa'"):
         load_suites({"x": HarnessSuite(task="openbookqqa")})
 
 
 @pytest.mark.parametrize("rows", ["{not json\n", "\n", [OPENBOOK, OPENBOOK | {"answerKey": "E"}]])
-def test_damaged_rows_of_the_harness_give_one_line(tokenizer, tmp_path, rows):
+def test_damaged_rows_of_the_harness_give_a_one_line_error(tokenizer, tmp_path, rows):
     with pytest.raises(UserError, match=r"suite openbookqa: (the questions cannot be loaded|a row is invalid) \("):
         harness_questions(tmp_path, tokenizer, rows)
 
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
-def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
-    examples = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines separate solved examples
+def test_few_shot_examples_precede_the_question(model, tokenizer, tmp_path, form):
+    examples = [
+        row for row in ROWS[form] if "\n\n" not in row.get("text", "")
+    ]  # blank lines separate few-shot examples
     rows = [json.dumps(row | {"id": f"{form}-{index}"}) + "\n" for index, row in enumerate(examples * 4)]
     (tmp_path / "asked.jsonl").write_text("".join(rows[: len(examples)]))
     (tmp_path / "solved.jsonl").write_text("".join(rows[len(examples) :]))
@@ -279,7 +281,7 @@ def test_solved_examples_precede_the_question(model, tokenizer, tmp_path, form):
         return
     for context in {context for context, _ in requests(one_shot) if context}:
         first, second = context.split("\n\n")
-        assert not first.startswith(second), "a question is not a solved example of itself"
+        assert not first.startswith(second), "a question is not its own few-shot example"
 
 
 @pytest.mark.parametrize(

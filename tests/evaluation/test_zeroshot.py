@@ -1,4 +1,4 @@
-"""Answers match lm-evaluation-harness for every batch size and attention function."""
+"""Answers match a naive scorer at every batch size, with the full and the pruned cache."""
 
 import json
 import math
@@ -70,7 +70,9 @@ def test_log_probabilities_do_not_depend_on_the_batch(model, tokenizer, policy):
     alone, together = (answer_requests(model, requests, batch=batch, attend_for=attend_for) for batch in (1, 4))
     log_probs = [answer.log_prob for answer in alone]
     assert [answer.log_prob for answer in together] == pytest.approx(log_probs, abs=1e-5)
-    assert [answer[1:] for answer in together] == [answer[1:] for answer in alone], "fractions refer to true lengths"
+    assert [answer[1:] for answer in together] == [answer[1:] for answer in alone], (
+        "cache sizes are fractions of the lengths without padding"
+    )
     lengths = [len(tokenizer.encode("".join(text)).ids) + (text[0] == "") - 1 for text in texts]
     if policy is None:
         expected = [naive_log_prob(model, tokenizer.encode(a).ids or [0], tokenizer.encode(b).ids) for a, b in texts]

@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """Return the folder of a run as training leaves it, with its data."""
+    """Return the folder of a run with untrained weights and a record of a finished run; the data are beside it."""
     root = tmp_path_factory.mktemp("results")
     (root / "lines.txt").write_text("\n".join(" ".join(WORDS[i % 7 : i % 7 + 9]) + f" {i}" for i in range(200)))
     source = Files(paths=(str(root / "lines.txt"),), documents="line")
@@ -62,7 +62,10 @@ def task():
 
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory):
-    """Let the harness define only a group of two generative tasks, with questions in a file; return its folder."""
+    """Replace the task definitions of the harness by a group `birds` of two generative tasks.
+
+    Yields the folder of the definitions.
+    """
     import lm_eval.tasks
 
     folder = tmp_path_factory.mktemp("tasks") / "birds"

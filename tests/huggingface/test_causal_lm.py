@@ -133,7 +133,8 @@ def test_unsupported_models_are_refused(kind, changes, message):
     if kind in ("mpt", "mamba") and TRANSFORMERS.startswith("4."):
         pytest.skip("transformers 4 does not run MPT in double precision and does not name the layer types of Mamba")
     model = build(kind, **changes)
-    if not changes:  # released models of these types have no such setting, and a context does not help
+    if not changes:
+        # Released models of these types have no such setting; an argument `context` does not help them.
         del model.config.max_position_embeddings
     with pytest.raises(UserError, match=message):
         CausalLM(model)

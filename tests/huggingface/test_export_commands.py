@@ -133,7 +133,7 @@ def test_answers_match_the_harness(folders, task):
         ("released", {}, "released: not a causal language model of transformers"),
     ],
 )
-def test_mistakes_give_one_line(model, settings, message, folders):
+def test_mistakes_give_a_one_line_error(model, settings, message, folders):
     (folders / "strange").mkdir(exist_ok=True)
     (folders / "strange/config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(UserError, match=message) as error:

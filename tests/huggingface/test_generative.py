@@ -104,7 +104,7 @@ def test_a_group_of_the_harness_is_answered_task_by_task(folder, birds, tmp_path
         ([*WORDS, "--policies", "pyramid(h2o) layers=9"], "the model has 2 layers; give layers=2"),
     ],
 )
-def test_mistakes_give_one_line_before_the_first_answer(folder, tmp_path, capsys, monkeypatch, words, message):
+def test_mistakes_give_a_one_line_error_before_the_first_answer(folder, tmp_path, capsys, monkeypatch, words, message):
     monkeypatch.setattr(pruned_lm, "task_scores", lambda *_, **__: pytest.fail("a task was answered"))
     assert main(["answer-tasks", folder, "--out", str(tmp_path / "rows.csv"), *words]) == EXIT_USER_ERROR
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]

@@ -233,7 +233,7 @@ def test_hidden_states_are_block_inputs_and_the_final_norm_output(kind, tmp_path
     generated = loaded.generate(prompt, output_hidden_states=True, **options)
     assert [len(states) for states in generated.hidden_states] == [len(out.hidden_states)] * 3
     loaded.config.output_hidden_states, loaded.config.return_dict = True, False
-    assert len(loaded(prompt)) == 3, "logits, cache and hidden states"
+    assert len(loaded(prompt)) == 3, "the tuple has logits, cache and hidden states"
 
 
 def test_logits_to_keep_accepts_indices(tmp_path):
@@ -303,7 +303,7 @@ def test_the_tokenizer_is_exported(tokenizer, tmp_path):
     assert loaded.batch_decode(generated, skip_special_tokens=True)[1].startswith("the dog ran to a mat")
 
 
-def test_mistakes_give_one_line(tmp_path):
+def test_mistakes_give_a_one_line_error(tmp_path):
     model, folder = build(position=Learned()), tmp_path / "model"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")

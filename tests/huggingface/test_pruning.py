@@ -154,7 +154,7 @@ def test_calls_match_a_simulation_and_have_no_gradient(models):
 
 
 def test_consecutive_positions_are_accepted(models):
-    """Covers positions that start at 9, and left padding with arbitrary positions."""
+    """Covers positions that start at 9, and the positions that transformers gives to left padding (1)."""
     model, text = models["llama"], tokens(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     padded_positions = {"position_ids": (mask.cumsum(1) - 1).masked_fill(mask == 0, 1), "attention_mask": mask}
@@ -296,7 +296,10 @@ LONG = tokens(1, tiny_models.CONTEXT)
     ids=repr,
 )
 def test_an_evicted_attention_sink_is_reported_once(policy, losses, remedy, monkeypatch):
-    """The measured losses are of the policy, of the policy with four protected tokens, and of the full cache."""
+    """`losses` are the losses under three caches, in nats.
+
+    They are the policy, the policy with four protected tokens, and the full cache.
+    """
     model, measured = build("llama"), []
     remaining = iter(losses)
     monkeypatch.setattr(

@@ -37,7 +37,7 @@ def folder(tokenizer, tmp_path):
         ),
     ],
 )
-def test_missing_sources_give_one_line(model, message):
+def test_missing_sources_give_a_one_line_error(model, message):
     with pytest.raises(UserError, match=message) as error:
         load_any(model)
     assert "\n" not in str(error.value)
@@ -64,7 +64,7 @@ def test_attention_flops_count_the_channels_of_the_heads(kind, changes, width, m
         ("gpt2", {"n_head": 0}, "not a causal language model of transformers"),
     ],
 )
-def test_a_configuration_without_sizes_gives_one_line(kind, changes, message, tmp_path):
+def test_a_configuration_without_sizes_gives_a_one_line_error(kind, changes, message, tmp_path):
     from transformers import AutoConfig
 
     AutoConfig.for_model(kind, n_layer=1, n_layers=1, **changes).save_pretrained(tmp_path)
@@ -75,7 +75,7 @@ def test_a_configuration_without_sizes_gives_one_line(kind, changes, message, tm
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
-def test_truncated_weights_and_lfs_pointers_give_one_line(folder, tmp_path, content):
+def test_truncated_weights_and_lfs_pointers_give_a_one_line_error(folder, tmp_path, content):
     copy = shutil.copytree(folder, tmp_path / "copy")
     full = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(full[: len(full) // 2] if content is None else content)

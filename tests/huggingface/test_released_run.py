@@ -100,10 +100,10 @@ def test_sizes_vocabulary_and_costs_match_the_model(project):
     assert plan["train"] == {}
     assert plan["prune"]["small/released-llama/seed0"]["cost"]["flops"] > 0
     assert "small/released-opt/seed0" in table(plan, seeds=True)
-    inner = model.num_parameters() - 2 * tiny_models.VOCABULARY * 32
-    products = 2 * (inner + tiny_models.VOCABULARY * 32) + 4 * 2 * 32 * 32
+    block_parameters = model.num_parameters() - 2 * tiny_models.VOCABULARY * 32
+    matmul_flops = 2 * (block_parameters + tiny_models.VOCABULARY * 32) + 4 * 2 * 32 * 32
     run = ReleasedRun.model_validate(job["spec"])
-    assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * products)
+    assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * matmul_flops)
 
 
 def test_all_stages_accept_a_released_model_as_a_finished_run(done):

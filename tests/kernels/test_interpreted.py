@@ -74,7 +74,7 @@ def test_pruned_attention_computes_in_float32(interpreted):
 
 
 def test_evicting_the_largest_logit_does_not_underflow(interpreted):
-    """After the key with the largest logit is evicted within a block, exponentials relative to its logit underflow."""
+    """Exponentials relative to the largest logit of a block would underflow after the eviction of its key."""
     inputs = prompt(Local(), 6, [20], 1, 1, 16)
     inputs.k[:, :, 0] = 1000 * inputs.q[:, :, 7:16].mean(2)
     inputs.k[:, :, 9] = 1000 * inputs.q[:, :, 16:].mean(2)
@@ -99,7 +99,7 @@ def check_reductions(heads, queries):
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_each_query_needs_one_reduction_per_head_and_one_minimum(interpreted, heads):
+def test_each_query_needs_one_reduction_per_head_and_each_eviction_one_minimum(interpreted, heads):
     interpreted(check_reductions, heads, 16)
 
 
@@ -116,7 +116,7 @@ def test_ties_evict_the_older_key(interpreted):
 
 
 def check_nan_key():
-    """A key with NaN is evicted after some queries, and every query retains the budget."""
+    """A key with NaN is evicted after some queries, and every query sees at most budget + 1 keys."""
     from formerlab.cache import triton_engine
 
     inputs = prompt(Decay(), 6, [24], 1, 1, 16)

@@ -42,7 +42,7 @@ def test_the_kernels_match_the_formula_and_its_gradient(dtype, tokens, spread):
     assert torch.equal(scores, backward_scores)
     assert all(tensor[1].eq(0).all() for tensor in (z, factor, scores, gradient))
     assert (scores - expected).norm() <= 8 * eps * expected.norm()
-    upstream_norm = (upstream * factor).norm()  # the error is relative to dS, because terms cancel
+    upstream_norm = (upstream * factor).norm()  # relative to the gradient of the scores, because terms cancel
     assert (gradient - expected_gradient).norm() <= 8 * eps * (expected_gradient.norm() + upstream_norm)
 
 

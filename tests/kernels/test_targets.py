@@ -16,7 +16,10 @@ from formerlab.cache.policies.policy import Prompt
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100, B200."""
 ALL = os.environ.get("FORMERLAB_ALL_TARGETS") == "1"
-"""Whether to test every combination of target, dtype and size, instead of each of them at least once."""
+"""Whether to test every combination of target, dtype and size.
+
+By default each target and each dtype is tested at least once, at a small or medium size.
+"""
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 
@@ -41,7 +44,10 @@ class Driver:
 
 @pytest.fixture
 def built(triton, monkeypatch, tmp_path):
-    """Return a function that runs a function and returns the kernels that it launches, compiled for a target."""
+    """Return compiled(capability, function, *arguments).
+
+    It calls `function` and returns its kernels, compiled for `capability` without launching them.
+    """
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
@@ -66,7 +72,9 @@ def check(kernels, capability, dtype):
     (kernel,) = kernels
     assert f".target sm_{capability}" in kernel.asm["ptx"]
     assert kernel.asm["cubin"][:4] == b"\x7fELF"
-    assert kernel.metadata.shared <= 99 * 1024, "the smallest limit of shared memory per block on these GPUs"
+    assert kernel.metadata.shared <= 99 * 1024, (
+        "99 KiB is the limit per block of sm_86 and sm_89, so that the kernels also fit consumer GPUs"
+    )
     limit = 160 if dtype == torch.float32 else 80  # bytes; float32 products do not use tensor cores
     assert spilled(kernel.asm["ptx"], capability) <= limit
 
@@ -111,7 +119,7 @@ def test_pruned_attention_compiles_for_all_targets(built, capability):
 
 
 @pytest.mark.parametrize("warps", [8, 16])
-def test_pruned_attention_compiles_with_all_compared_warps(built, warps):
+def test_pruned_attention_compiles_with_the_warp_counts_of_the_benchmark(built, warps):
     case = pruned_attention, Decay(), torch.bfloat16, 4, 2, 256, 80
     check(built(90, with_warps(warps, partial(*case))), 90, torch.bfloat16)
 

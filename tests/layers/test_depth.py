@@ -78,7 +78,7 @@ def test_mixers_that_need_a_width_refuse_to_build_without_it():
 
 
 @every_mixer
-def test_documented_mixers_start_bit_identical_to_the_plain_stack(spec):
+def test_mixers_start_bit_identical_to_the_plain_stack_exactly_if_documented(spec):
     x, updates = inputs()
     mixed, plain = (stack(built(depth), x, updates) for depth in (spec, Identity()))
     starts_plain = {
@@ -128,7 +128,7 @@ def test_the_residual_stream_keeps_its_dtype(spec, dtype):
 
 @every_mixer
 def test_autocast_keeps_the_residual_stream_in_float32(spec):
-    """The sums of the released DenseFormer become bfloat16 under autocast."""
+    """In the released code of DenseFormer the sums become bfloat16 under autocast."""
     mixer = built(spec, perturbed=True)
     x, updates = inputs()
     updates = [update.bfloat16() for update in updates]
@@ -172,7 +172,7 @@ def test_recorded_weights_equal_the_mixing_weights(spec):
 
 @every_mixer
 def test_indices_of_sub_layers_and_blocks_start_at_1(spec):
-    """A mixer that counts from 0 would compute other averages, so it raises an error."""
+    """A caller that counts from 0 would get other averages, so the mixer refuses index 0."""
     acts_on_additions = type(built(spec)).add is not Mixer.add
     for call, count, unit in (("add", 2 * LAYERS, "sub-layer"), ("mix", LAYERS, "block")):
         if (call == "add") != acts_on_additions or type(spec) is Identity:

@@ -22,14 +22,14 @@ LAYERS = 3
 
 
 def static_reference(mixer, index, streams):
-    """Eq. 1 of arXiv:2409.19606: A_m (n x 1), A_r (n x n), B (1 x n)."""
+    """Return A_m (n x 1), A_r (n x n) and B (1 x n) of eq. 1 in arXiv:2409.19606."""
     del streams
     weights = mixer.static[index - 1]
     return weights[:, :1], weights[:, 1:-1], weights[:, -1:].T
 
 
 def dynamic_reference(mixer, index, streams):
-    """Eq. 10-13 of arXiv:2409.19606."""
+    """Return A_m, A_r and B of eq. 10-13 in arXiv:2409.19606."""
     n = len(streams)
     normed = (streams - streams.mean(1, keepdim=True)) / (streams.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
     w_m, w_r, w_beta = mixer.dynamic[index - 1].T.split((1, n, 1), dim=1)
@@ -43,7 +43,7 @@ def dynamic_reference(mixer, index, streams):
 
 
 def manifold_reference(mixer, index, streams):
-    """Eq. 7-9 of arXiv:2512.24880, with the residual matrix transposed to replace A_r."""
+    """Return A_m, A_r and B by eq. 7-9 of arXiv:2512.24880. The transposed residual matrix replaces A_r."""
     n = len(streams)
     flat = streams.reshape(1, -1)
     normed = flat / (flat.square().mean() + 1e-5).sqrt()

@@ -76,7 +76,7 @@ def test_values_and_gradients_match_the_formula(batch, tau):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lean_pattention_saves_half_the_activations_of_an_mlp(dtype):
-    """Lean Pattention saves the normalised products and one number per row, the MLP two numbers per hidden unit."""
+    """Lean Pattention saves the normalised products and a number per row; an MLP saves two numbers per hidden unit."""
     inputs = random_inputs(16, dtype=dtype)
     assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
     assert 0 < saved_bytes(lean_pattention, inputs) - 16 * TOKENS * dtype.itemsize <= 16 * 4

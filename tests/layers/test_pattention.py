@@ -1,4 +1,4 @@
-"""Pattention (arXiv:2410.23168): formula, invariances, gradients."""
+"""Pattention (arXiv:2410.23168): the formula, and finite results for zero rows."""
 
 import math
 
@@ -18,7 +18,7 @@ def gelu(z):
 
 
 def reference(score, products, tau):
-    """Return the published formulas, row by row (sections 1.1 and 1.3 of the paper's appendix and code)."""
+    """Return the scores by the published formulas (sections 1.1 and 1.3 of the paper's appendix and code)."""
     if score == "l2_gelu":
         return gelu(tau * products / products.square().sum(-1, keepdim=True).sqrt())
     if score == "l2":

@@ -56,20 +56,20 @@ UNIONS_BY_FIELD = {
 
 def combinations():
     """Return decoders that cover every pair of variants of two fields, chosen greedily."""
-    choices, met = [defaults(union) for union in UNIONS_BY_FIELD.values()], set()
-    for new in range(len(UNIONS_BY_FIELD) * (len(UNIONS_BY_FIELD) - 1) // 2, 0, -1):
-        for parts in itertools.product(*choices):
-            pairs = set(itertools.combinations(enumerate(parts), 2)) - met
-            if len(pairs) >= new:
-                met |= pairs
-                yield tiny(**dict(zip(UNIONS_BY_FIELD, parts, strict=True)))
+    choices, covered_pairs = [defaults(union) for union in UNIONS_BY_FIELD.values()], set()
+    for minimum in range(len(UNIONS_BY_FIELD) * (len(UNIONS_BY_FIELD) - 1) // 2, 0, -1):
+        for variants in itertools.product(*choices):
+            new_pairs = set(itertools.combinations(enumerate(variants), 2)) - covered_pairs
+            if len(new_pairs) >= minimum:
+                covered_pairs |= new_pairs
+                yield tiny(**dict(zip(UNIONS_BY_FIELD, variants, strict=True)))
 
 
 def single_options():
     """Return every option of every field."""
     for name, union in UNIONS_BY_FIELD.items():
-        for part in settings(union):
-            yield tiny(**{name: part})
+        for variant in settings(union):
+            yield tiny(**{name: variant})
     yield tiny(projection=Pattention(tokens=5), feedforward=Pattention(tokens=7), depth=DepthWeightedAverage(period=2))
     yield tiny(tied=False)
     yield tiny(logit_scale="inverse_sqrt_width", embedding_std=1.0)
@@ -81,8 +81,8 @@ COMBINATIONS = list(dict.fromkeys([*combinations(), *OPTIONS]))
 
 
 def name(spec):
-    parts = "-".join(label(getattr(spec, part)) for part in UNIONS_BY_FIELD)
-    return parts + ("" if spec.tied else "-untied")
+    variants = "-".join(label(getattr(spec, field)) for field in UNIONS_BY_FIELD)
+    return variants + ("" if spec.tied else "-untied")
 
 
 every_combination = pytest.mark.parametrize("spec", COMBINATIONS, ids=name)
@@ -118,13 +118,13 @@ def test_closed_forms_match_pytorch_counts(spec):
 
 
 @pytest.mark.parametrize(
-    ("field", "part"),
-    [(field, part) for field, union in UNIONS_BY_FIELD.items() for part in settings(union)],
+    ("field", "variant"),
+    [(field, variant) for field, union in UNIONS_BY_FIELD.items() for variant in settings(union)],
     ids=label,
 )
-def test_shared_modules_start_with_equal_values(field, part):
-    """Comparisons paired by seed: modules that two models share start with equal values."""
-    plain, changed = tiny().build(7).state_dict(), tiny(**{field: part}).build(7).state_dict()
+def test_shared_modules_start_with_equal_values(field, variant):
+    """For comparisons that are paired by seed, modules that two models share start with equal values."""
+    plain, changed = tiny().build(7).state_dict(), tiny(**{field: variant}).build(7).state_dict()
     differs = {"projection": "attention.", "feedforward": "feedforward.", "norm": "norm.", "depth": "mixer."}
     shared = [name for name in plain.keys() & changed.keys() if differs.get(field, "position.") not in name]
     assert "embedding" in shared

@@ -63,7 +63,7 @@ def norm_names(norm, prefix):
 
 
 QWEN = {"heads": 4, "key_heads": 2, "query_key_norm": RMSNorm(eps=1e-5)}
-"""Cases with grouped keys and values, and with normalised queries and keys."""
+"""Grouped-query attention with normalised queries and keys."""
 
 
 def test_qwen_gives_the_same_logits():

@@ -153,7 +153,7 @@ def test_fields_of_the_spec_are_keyword_arguments():
 
 @pytest.mark.parametrize("name", TOKENFORMERS)
 def test_costs_match_table_3(name):
-    """2 N T + 4 L d T^2, and 2 V d per token for the logits (2410.23168, Table 3)."""
+    """Costs are 2 N T + 4 L d T^2, and 2 V d per token for the logits (2410.23168, Table 3)."""
     spec, time = PUBLISHED[name].model_copy(update={"final_norm": PLAIN}), 1024
     token_token = 4 * spec.layers * spec.width * time**2
     assert spec.flops(time, head=False) == 2 * spec.params(embedding=False) * time + token_token
@@ -162,6 +162,6 @@ def test_costs_match_table_3(name):
 
 @pytest.mark.parametrize(("width", "published"), [(768, 3.69), (1416, 6.80), (2104, 10.10)])
 def test_attention_costs_match_table_8(width, published):
-    """In units of 10^4 T^2 (2410.23168, Table 8, which truncates one digit)."""
+    """Costs are in units of 10^4 T^2 (2410.23168, Table 8, which truncates one digit)."""
     spec = Decoder(width=width, heads=width // 4)
     assert round(spec.attention_flops(1024) / 1024**2 / 1e4, 2) == published

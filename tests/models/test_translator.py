@@ -102,7 +102,7 @@ def copy_norms(ours, torch_norms):
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_the_function_matches_torch_transformer(order):
+def test_the_model_matches_torch_transformer(order):
     """Equal weights give equal outputs for padded sentences, with norms and biases away from initial values."""
     spec = small(order=order)
     model = spec.build(1).eval()

@@ -82,7 +82,7 @@ def texts(project):
 
 
 @pytest.mark.parametrize("paths", ["texts", "texts/*.txt", "texts/**"])
-def test_a_broken_link_gives_one_line(project, texts, paths):
+def test_a_broken_link_gives_a_one_line_error(project, texts, paths):
     (texts / "gone.txt").symlink_to("/nowhere")
     project.merge_into(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
     with pytest.raises(UserError) as caught:

@@ -48,12 +48,12 @@ TASKS = [
 ]
 
 
-def ready(batch):
+def on_cpu(batch):
     return batch.to(torch.device("cpu"))
 
 
 def same(first, second):
-    first, second = ready(first), ready(second)
+    first, second = on_cpu(first), on_cpu(second)
     return torch.equal(first.images, second.images) and torch.equal(first.targets, second.targets)
 
 
@@ -67,7 +67,7 @@ def test_a_batch_depends_only_on_seed_and_step(task, digits):
     assert same(task.step_batches(first, 3, 2)[0], late)
     assert not same(task.step_batches(first, 3, 3)[0], late)
     assert not same(task.step_batches(first, 4, 2)[0], late)
-    assert ready(late).images.shape == (8, 1, 8, 8)
+    assert on_cpu(late).images.shape == (8, 1, 8, 8)
 
 
 def test_worker_processes_make_the_same_batches(digits):
@@ -81,7 +81,7 @@ def test_worker_processes_make_the_same_batches(digits):
         torch.set_num_threads(threads)
     assert (alone.workers, shared.workers) == (0, 2)
     indices = [np.array([1, 2, 6, 3]), np.arange(4, 8)]
-    for draw, position in ((5, 40), (6, 48)):  # resumed from a checkpoint
+    for draw, position in ((5, 40), (6, 48)):  # start at step 5, as after resuming from a checkpoint
         pairs = zip(*(data.batches_of(1, draw, position, indices, None) for data in (alone, shared)), strict=True)
         assert all(same(*pair) for pair in pairs)
 
@@ -141,8 +141,8 @@ def test_augmented_images_equal_timm_bit_for_bit(digits):
             images, targets = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)(torch.stack(transformed), labels)
         for micro_batch, rows in zip(micro_batches, ([0, 1, 6, 7], [2, 3, 4, 5]), strict=True):
             assert micro_batch.augmented.pixels.dtype == torch.uint8
-            assert torch.equal(ready(micro_batch).images, images[rows])
-            assert torch.equal(ready(micro_batch).targets, targets[rows])
+            assert torch.equal(on_cpu(micro_batch).images, images[rows])
+            assert torch.equal(on_cpu(micro_batch).targets, targets[rows])
             assert len(micro_batch.augmented.noise) > 0
         pasted += micro_batches[0].mix.box is not None
     assert 0 < pasted < 4
@@ -156,9 +156,9 @@ def test_a_run_continues_at_the_end_of_its_ancestors(task, digits):
     assert (start.chain_steps, start.steps, start.position) == (50, 50, 400)
     assert same(task.step_batches(data, 0, 3, start)[0], task.step_batches(data, 0, 53)[0])
     larger = task.model_copy(update={"batch": 12})
-    batch = ready(larger.step_batches(larger.load(digits, "train"), 0, 3, start)[0])
+    batch = on_cpu(larger.step_batches(larger.load(digits, "train"), 0, 3, start)[0])
     if task.augmentation is None:
-        labels = [label for step in range(60) for label in ready(task.step_batches(data, 0, step)[0]).targets.tolist()]
+        labels = [label for step in range(60) for label in on_cpu(task.step_batches(data, 0, step)[0]).targets.tolist()]
         assert batch.targets.tolist() == labels[400 + 36 : 400 + 48]
     assert larger.position_after(data, start, 3).position == 400 + 36
 
@@ -217,7 +217,7 @@ def test_rows_of_test_images_contain_predictions(digits):
 def test_validation_measures_match_their_columns(digits):
     task, model = TASKS[0], MODEL.build()
     batches = task.model_copy(update={"valid_images": 12}).valid_batches(load_images(digits, "valid"))
-    batches = list(map(ready, batches))
+    batches = list(map(on_cpu, batches))
     assert sum(len(batch.targets) for batch in batches) == 12
     with torch.no_grad():
         tokens, loss, top1, top5 = task.measure(model, batches[0])
@@ -228,7 +228,7 @@ def test_validation_measures_match_their_columns(digits):
     assert top1 <= top5 <= 1
 
 
-def test_the_average_of_weights_equals_timm():
+def test_the_ema_of_weights_equals_timm():
     from timm.utils import ModelEmaV3
 
     task, model, averaging = Classification(average=0.9), MODEL.build(), {}

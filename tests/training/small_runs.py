@@ -91,7 +91,7 @@ def interrupted(
             trained(run, data, out, parent, **settings)
 
 
-def bits(out: Path) -> dict[str, str]:
+def hashes(out: Path) -> dict[str, str]:
     """Return the hashes of all results that must not depend on interruptions."""
     return {name: sha256(out / name) for name in SAME_BITS}
 

@@ -49,7 +49,7 @@ def run(name, parent=None, **changes):
 
 
 def test_a_chain_of_runs_reads_the_data_of_one_long_run(data, tmp_path, train_batches):
-    """Continued and grown runs read the next windows, with new dropout seeds."""
+    """Continued runs read the next windows, with new dropout seeds."""
     for name, parent in (("a", None), ("b", "a"), ("c", "b")):
         trained(run(name, parent), data, tmp_path / name, parent and tmp_path / parent)
     assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(12))
@@ -87,7 +87,7 @@ def test_a_run_continues_the_first_data_set_after_a_run_on_a_second(data, other,
     assert second.epochs_cumulative == second.epochs == pytest.approx(3 * 32 / (len(load_stream(other, "train")) - 1))
 
 
-def test_a_resumed_run_continues_in_its_stretch(data, tmp_path, monkeypatch, train_batches):
+def test_a_resumed_continued_run_reads_the_next_windows(data, tmp_path, monkeypatch, train_batches):
     trained(run("a"), data, tmp_path / "a")
     interrupted(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
     trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import RUN, TOKENFORMER, VOCABULARY, bits, interrupted, rows, small, trained
+from small_runs import RUN, TOKENFORMER, VOCABULARY, hashes, interrupted, rows, small, trained
 
 from formerlab.errors import UserError
 from formerlab.growth.stage import Growth
@@ -33,7 +33,7 @@ def diverged(data, tmp_path_factory):
 
 def record_of(out):
     def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not valid JSON")
 
     return json.loads((out / "run.json").read_text(), parse_constant=refuse)
 
@@ -59,7 +59,7 @@ def test_a_diverged_run_records_finite_rows_and_the_loss_of_a_uniform_guess(dive
 def test_a_resumed_run_diverges_in_the_same_step_with_identical_bits(diverged, data, tmp_path, monkeypatch):
     interrupted(monkeypatch, 3, DIVERGING, data, tmp_path)
     trained(DIVERGING, data, tmp_path)
-    assert bits(tmp_path) == bits(diverged)
+    assert hashes(tmp_path) == hashes(diverged)
 
 
 def test_growing_from_a_diverged_run_is_refused(data, tmp_path):
@@ -90,7 +90,7 @@ def test_late_reads_give_the_same_step_and_weights(diverged, data, tmp_path, mon
     assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
-def test_a_run_stopped_before_divergence_is_read_ends_as_diverged(data, tmp_path, monkeypatch):
+def test_a_stop_request_before_the_divergence_check_gives_a_diverged_run(data, tmp_path, monkeypatch):
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare, checks = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100}), count()
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == 20 else None)

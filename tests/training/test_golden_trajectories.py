@@ -5,9 +5,9 @@ values, other batches), renew the trajectories from the root of the checkout and
 
     PYTHONPATH=src python tests/training/test_golden_trajectories.py
 
-On the machine type and build of torch that `golden.json` names, results are bit-identical; on other machines losses
-are close: with other vector instructions and sums they were within 2e-5, in bfloat16 within 4e-3. The hash covers
-tensors regardless of their names and order, so moving or renaming a module needs no renewal.
+On the machine type and build of torch that `golden.json` names, results are bit-identical. On other machines, relative
+differences of up to 2e-5 (bfloat16: 4e-3) were measured, because vector instructions and the order of sums differ. The
+hash covers tensors regardless of their names and order, so moving or renaming a module needs no renewal.
 """
 
 import hashlib
@@ -71,21 +71,21 @@ def run(model, task=TEXT, **changes):
     return small(model=model, task=task, steps=30, log_every=1, evaluate_every=15, **changes)
 
 
-def decoder(**parts):
-    return run(PLAIN.model_copy(update=parts))
+def decoder(**changes):
+    return run(PLAIN.model_copy(update=changes))
 
 
-def images(**parts):
-    return run(IMAGES.model_copy(update=parts), PICTURES, optimizer=LayerwiseAdamW(lr=0.003))
+def images(**changes):
+    return run(IMAGES.model_copy(update=changes), PICTURES, optimizer=LayerwiseAdamW(lr=0.003))
 
 
-def translator(**parts):
-    model = Translator(vocabulary=30, layers=2, width=16, heads=2, context=24, dropout=0.1, **parts)
+def translator(**changes):
+    model = Translator(vocabulary=30, layers=2, width=16, heads=2, context=24, dropout=0.1, **changes)
     return run(model, Translation(tokens=60, valid_pairs=6))
 
 
 NO_GAIN = LayerNorm(gain=False, bias=False)
-TOKEN_PARTS = {"norm": NO_GAIN, "projection": Pattention(tokens=6), "feedforward": Pattention(tokens=10)}
+TOKENFORMER_LAYERS = {"norm": NO_GAIN, "projection": Pattention(tokens=6), "feedforward": Pattention(tokens=10)}
 RUNS = {
     "decoder": decoder(),
     "decoder bfloat16": run(PLAIN, precision="bfloat16"),
@@ -95,7 +95,7 @@ RUNS = {
     "decoder sinusoidal": decoder(position=Sinusoidal(), logit_scale="inverse_sqrt_width"),
     "tokenformer": run(TOKENS),
     "tokenformer bfloat16": run(TOKENS, precision="bfloat16"),
-    "tokenformer softmax": decoder(**TOKEN_PARTS | {"projection": Pattention(tokens=6, score="softmax")}),
+    "tokenformer softmax": decoder(**TOKENFORMER_LAYERS | {"projection": Pattention(tokens=6, score="softmax")}),
     "dwa 1x1": decoder(depth=DepthWeightedAverage()),
     "dwa 2x3 late": run(
         PLAIN.model_copy(update={"depth": DepthWeightedAverage(dilation=2, period=3)}),
@@ -112,9 +112,9 @@ RUNS = {
     "hyper-connections dynamic": decoder(depth=DynamicHyperConnections()),
     "hyper-connections manifold": decoder(depth=ManifoldHyperConnections()),
     "translator": translator(),
-    "translator pre pattention dwa": translator(order="pre", depth=DepthWeightedAverage(), **TOKEN_PARTS),
+    "translator pre pattention dwa": translator(order="pre", depth=DepthWeightedAverage(), **TOKENFORMER_LAYERS),
     "vision": images(),
-    "vision pattention": images(**TOKEN_PARTS),
+    "vision pattention": images(**TOKENFORMER_LAYERS),
 }
 
 
@@ -144,9 +144,9 @@ def data_of(run, folder):
     pixels.tofile(folder / "pixels.bin")
     entry = {"images": 40, "file": "pixels.bin", "labels": "labels.npy"}
     form = {"side": 8, "channels": 1, "storage": "pixels"}
-    actual = ImageSet(folder, entry, form, (0.4,), (0.3,), tuple("abcd"))
-    preprocessing = Preprocessing(side=8, mean=actual.mean, std=actual.std, crop=1.0)
-    return TrainingImages(actual, run.task.augmentation, preprocessing, run.task.batch), actual
+    image_set = ImageSet(folder, entry, form, (0.4,), (0.3,), tuple("abcd"))
+    preprocessing = Preprocessing(side=8, mean=image_set.mean, std=image_set.std, crop=1.0)
+    return TrainingImages(image_set, run.task.augmentation, preprocessing, run.task.batch), image_set
 
 
 def trained(run, model=None):
@@ -166,7 +166,7 @@ def trained(run, model=None):
 
 
 def _written(loss):
-    """Return nine digits, which distinguish all float32 numbers."""
+    """Round to nine significant digits, which distinguish all float32 numbers."""
     return float(f"{loss:.9g}")
 
 
@@ -196,7 +196,7 @@ def test_a_run_follows_its_golden_trajectory(name):
 
 
 def test_golden_runs_learn_and_the_grown_run_starts_at_its_parents_loss():
-    """Otherwise a trajectory would not test training."""
+    """A run whose loss does not fall would not test training."""
     runs = json.loads(GOLDEN.read_text())["runs"]
     assert set(runs) == set(NAMES)
     for name, run in runs.items():

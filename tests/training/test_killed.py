@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import MODEL, bits, interrupted, small, trained, write_plan
+from small_runs import MODEL, hashes, interrupted, small, trained, write_plan
 
 from formerlab.results.notes import read_note, stage_note
 from formerlab.training.record import CHECKPOINT
@@ -54,11 +54,11 @@ def processes():
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_bits(data, tmp_path_factory):
-    """Return the bits of the uninterrupted run without checkpoints."""
-    out = tmp_path_factory.mktemp("whole")
+def uninterrupted_hashes(data, tmp_path_factory):
+    """Return the hashes of the uninterrupted run without checkpoints."""
+    out = tmp_path_factory.mktemp("uninterrupted")
     trained(RUN, data, out)
-    return bits(out)
+    return hashes(out)
 
 
 def train_command(run, data, folder, **changes):
@@ -76,13 +76,13 @@ def out(tmp_path):
     return tmp_path / "results" / RUN.id
 
 
-def test_the_documented_command_trains(command, out, uninterrupted_bits):
+def test_the_documented_command_trains(command, out, uninterrupted_hashes):
     done = subprocess.run(
         [sys.executable, "-m", "formerlab", *command], env=ENVIRONMENT, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert "train study/run/seed3  step 12/12" in done.stderr
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +94,15 @@ def calls(processes, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, command, out, uninterrupted_bits, calls):
-    """The first kill hits anywhere in the run. In some cases two more kills hit the resumed run."""
+def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, command, out, uninterrupted_hashes, calls):
+    """The first kill hits a random call in the first 90 % of the run. Two seeds also kill the resumed run twice."""
     moments = random.Random(seed)
     first = processes.run(*command, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
     for _ in range(2 if seed < 2 else 0):
         assert processes.run(*command, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
     assert processes.run(*command)["status"] == 0
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
     assert not list(out.rglob("*.tmp"))
     assert not (out / "checkpoint").exists()
 
@@ -116,8 +116,13 @@ def fsyncs(processes, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
-def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, command, out, uninterrupted_bits, fsyncs):
-    """os.fsync is called for run.yaml, for checkpoints with four tables, six tables, the weights and the record."""
+def test_a_run_killed_before_each_rename_is_bit_identical(
+    written, processes, command, out, uninterrupted_hashes, fsyncs
+):
+    """os.fsync is called for every file.
+
+    First come run.yaml and each checkpoint with its four tables, then six tables, the weights and the record.
+    """
     curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
     last = [*curves, "test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
     names = ["run.yaml", *["last.pt", *curves] * ((fsyncs - len(last)) // 5), *last]
@@ -126,12 +131,12 @@ def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, co
     assert not (out / written).exists()
     assert [path.name for path in out.rglob(f".{written}.*.tmp")]
     assert processes.run(*command)["status"] == 0
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
     assert not list(out.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
-def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, command, out, uninterrupted_bits):
+def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, command, out, uninterrupted_hashes):
     stopped = processes.run(*command[:4], signal=signal, function="train_batch", at_call=6)
     assert stopped["status"] == 75
     assert f"study/run/seed3: stopped after step 6 of 12 ({signal}); run again to continue" in stopped["output"]
@@ -140,7 +145,7 @@ def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, comm
     again = processes.run(*command[:4])
     assert again["status"] == 0
     assert "continuing after step 6" in again["output"]
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
     assert not (out / ".train.state.json").exists()
 
 
@@ -154,8 +159,8 @@ def test_a_second_process_prints_the_process_that_trains_the_run(processes, comm
 
 
 @pytest.mark.parametrize(("function", "status"), [("test_rows", 75), ("save_file", 0), ("hashes_of_rows", 0)])
-def test_a_signal_during_the_test_saves_the_run_and_a_later_signal_lets_it_finish(
-    function, status, processes, command, out, uninterrupted_bits
+def test_a_signal_during_the_test_saves_the_run_and_a_signal_after_the_test_lets_it_finish(
+    function, status, processes, command, out, uninterrupted_hashes
 ):
     ended = processes.run(*command, signal="SIGTERM", function=function, at_call=2 if status else 1)
     assert ended["status"] == status
@@ -164,22 +169,22 @@ def test_a_signal_during_the_test_saves_the_run_and_a_later_signal_lets_it_finis
         again = processes.run(*command, at_call=0, function="test_rows")
         groups = int(re.search(r"2 of (\d+) groups", ended["output"])[1])
         assert (again["status"], again["calls"]) == (0, groups - 2)
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
 
 
-def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, command, out, uninterrupted_bits):
+def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, command, out, uninterrupted_hashes):
     stopped = processes.run(*command, "--time-limit", "0.000001", "--margin", "0")
     assert stopped["status"] == 75
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
     assert processes.run(*command, "--time-limit", "1000")["status"] == 0
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
 
 
 @pytest.mark.parametrize(("largest_file", "stays_out"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
 def test_a_full_disk_is_reported_and_the_same_call_continues(
-    largest_file, stays_out, processes, data, tmp_path, uninterrupted_bits
+    largest_file, stays_out, processes, data, tmp_path, uninterrupted_hashes
 ):
-    """The disk is full at the checkpoint after the sixth step or, without checkpoints, at the results."""
+    """The disk is full at the first checkpoint after resuming from step 6 or, without checkpoints, at the weights."""
     command = train_command(RUN, data, tmp_path)
     out = tmp_path / "results" / RUN.id
     if stays_out == CHECKPOINT:
@@ -202,7 +207,7 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(
     again = processes.run(*command)
     assert again["status"] == 0, again["output"]
     assert ("continuing after step 6" in again["output"]) == (stays_out == CHECKPOINT)
-    assert bits(out) == uninterrupted_bits
+    assert hashes(out) == uninterrupted_hashes
 
 
 def stopped_with_two_checkpoints(patch, data, out):
@@ -212,7 +217,7 @@ def stopped_with_two_checkpoints(patch, data, out):
 
 @pytest.mark.parametrize("damage", ["overwritten", "empty"])
 def test_after_a_damaged_checkpoint_the_previous_one_is_used(
-    damage, data, tmp_path, uninterrupted_bits, monkeypatch, capsys
+    damage, data, tmp_path, uninterrupted_hashes, monkeypatch, capsys
 ):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     path = tmp_path / CHECKPOINT
@@ -225,14 +230,14 @@ def test_after_a_damaged_checkpoint_the_previous_one_is_used(
     assert f"{path}: damaged" in output
     assert "resuming from the previous checkpoint, previous.pt" in output
     assert "continuing after step 3" in output
-    assert bits(tmp_path) == uninterrupted_bits
+    assert hashes(tmp_path) == uninterrupted_hashes
 
 
 def test_a_run_killed_between_the_renames_of_a_save_uses_the_previous_checkpoint(
-    data, tmp_path, uninterrupted_bits, monkeypatch, capsys
+    data, tmp_path, uninterrupted_hashes, monkeypatch, capsys
 ):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     trained(RUN, data, tmp_path)
     assert "continuing after step" in capsys.readouterr().err
-    assert bits(tmp_path) == uninterrupted_bits
+    assert hashes(tmp_path) == uninterrupted_hashes

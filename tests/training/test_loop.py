@@ -54,9 +54,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_on_a_fake_device.py covers all kinds
+@pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_on_a_fake_device.py has more kinds
 def test_late_reads_are_bit_identical(kind, monkeypatch):
-    """As on a GPU, where the optimizer decides whether it takes a step."""
+    """On a GPU the optimizer skips non-finite gradients without a synchronisation; here the CPU does the same."""
     at_once = done(KINDS[kind])
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     assert same(at_once, done(KINDS[kind]))
@@ -75,7 +75,7 @@ def test_every_checkpoint_resumes_to_the_same_result():
 
 
 def test_slow_checkpoints_are_saved_less_often(monkeypatch):
-    """Every clock call takes 1 s and every save 100 s. Saving once per minute would take half of the time."""
+    """Every clock call takes 1 s and every save 100 s. Saving once per minute would take more than half of the time."""
     clock, saving = [0.0], []
 
     def read_clock():
@@ -101,8 +101,8 @@ def test_training_rows_have_the_loss_and_gradient_norm_before_the_step():
     loss = run.task.losses(model, windows)[0]
     loss.backward()
     norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in model.parameters()))
-    ((_, _, found_loss, _, found_norm),) = done(run).rows["train"]
-    assert (found_loss, found_norm) == (loss.item(), pytest.approx(norm, rel=1e-5))
+    ((_, _, logged_loss, _, logged_norm),) = done(run).rows["train"]
+    assert (logged_loss, logged_norm) == (loss.item(), pytest.approx(norm, rel=1e-5))
 
 
 def test_validation_rows_have_the_loss_of_fixed_windows_without_dropout():

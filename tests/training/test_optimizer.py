@@ -54,7 +54,7 @@ def test_weight_decay_by_parameter_group(mixing, kind, of):
 
 @BOTH
 @pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True)])
-def test_mixing_weights_have_their_learning_rate_and_first_step(step, trained, kind, of):
+def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step, trained, kind, of):
     """The settings depend only on the step."""
     model = of.build()
     spec = kind(lr=0.1, mixing_lr_factor=0.25, mixing_start_step=3)

@@ -37,7 +37,7 @@ def test_the_record_has_the_code_data_and_machine(record, finished, data):
 
 @pytest.mark.parametrize("model", [MODEL, TOKENFORMER], ids=["transformer", "tokenformer"])
 def test_parameters_tokens_and_flops_match_counts(model, data, tmp_path, monkeypatch):
-    """Tokens are the inputs of the loss; FLOPs are three times PyTorch's count of a forward pass."""
+    """Tokens are the targets of the loss; FLOPs are three times PyTorch's count of a forward pass."""
     run, predicted, loss = small(model=model), [], LanguageModeling.losses
 
     def loss_and_count(task, model, windows):
@@ -55,7 +55,7 @@ def test_parameters_tokens_and_flops_match_counts(model, data, tmp_path, monkeyp
 
 
 def test_extra_entries_are_in_the_record_from_the_start(data, tmp_path):
-    """A run that is killed after writing its record is complete."""
+    """The record is written once with all entries, so a run that is killed just after is complete."""
     assert trained(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
 
 

@@ -24,11 +24,11 @@ from formerlab.training.stage import train_stage
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
-WHOLE = small(
+BASE_RUN = small(
     model=MODEL.model_copy(update={"dropout": 0.1, "depth": DepthWeightedAverage()}),
     task=LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=6),
 )
-RUN = WHOLE.model_copy(update={"optimizer": AdamW(lr=0.01, mixing_start_step=5)})
+RUN = BASE_RUN.model_copy(update={"optimizer": AdamW(lr=0.01, mixing_start_step=5)})
 """A run whose mixing weights are trained from step 5 on."""
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"} | {"OMP_NUM_THREADS": "1"}
 
@@ -73,13 +73,13 @@ def test_two_machines_with_fsdp_match_one_process(train, data, tmp_path):
     srun.chmod(0o755)
     path = f"{srun.parent}:{os.environ['PATH']}"
     environment = {"SLURM_JOB_ID": "7", "PATH": path, "SRUN_CALLS": str(calls)}
-    done = train(run=WHOLE, nodes=2, sharded=True, environment=environment)
+    done = train(run=BASE_RUN, nodes=2, sharded=True, environment=environment)
     assert done.returncode == 0, done.stderr
     assert calls.read_text().count("\n") == 1
     assert calls.read_text().startswith(
         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
     )
-    assert_matches_one_process(tmp_path / "results" / WHOLE.id, data, tmp_path, WHOLE)
+    assert_matches_one_process(tmp_path / "results" / BASE_RUN.id, data, tmp_path, BASE_RUN)
 
 
 FAULTY = """
@@ -110,7 +110,7 @@ def test_a_failed_process_ends_the_other_and_its_error_is_shown(failure, train, 
     error, status, line = FAILURES[failure]
     (tmp_path / "sitecustomize.py").write_text(FAULTY.format(error=error))
     began = time.monotonic()
-    done = train(run=WHOLE, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    done = train(run=BASE_RUN, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     assert time.monotonic() - began < 300, "the process that did not fail waited for the failed process"
     assert done.returncode == status, done.stderr
     last = done.stderr.splitlines()[-1]
@@ -118,7 +118,7 @@ def test_a_failed_process_ends_the_other_and_its_error_is_shown(failure, train, 
     if status == 2:
         assert all(word in last for word in ("task.accumulate", "checkpoint_activations", "gpus", "2.00 GiB"))
     assert "process 1 of 2 failed" in done.stderr
-    note = json.loads((tmp_path / "results" / WHOLE.id / ".train.state.json").read_text())
+    note = json.loads((tmp_path / "results" / BASE_RUN.id / ".train.state.json").read_text())
     assert (note["state"], note["mistake"]) == ("failed", status == 2)
     assert note["reason"] in last
 

@@ -39,7 +39,7 @@ PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
 def run_as_one_of_three(rank, ports, data, folder):
     """Take part in every phase that includes this rank.
 
-    A phase begins after all processes have finished the last phase.
+    A phase begins when all processes have finished the previous phase.
     """
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):

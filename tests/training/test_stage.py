@@ -6,7 +6,7 @@ import sys
 import torch
 from fixtures.separate_process import separate_process
 from safetensors.torch import load_file
-from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
+from small_runs import MODEL, RUN, hashes, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
 from formerlab.data.manifest import read_manifest
@@ -51,9 +51,9 @@ def test_the_test_text_of_the_tokenizers_data_set_is_also_measured(finished, dat
     shutil.copytree(data, tmp_path / "other")
     manifest = read_manifest(data)
     spec = manifest["spec"] | {"tokenizer": {"kind": "of", "data": "other"}}
-    shutil.copytree(data, tmp_path / "own")
-    write_record(tmp_path / "own" / "manifest.json", manifest | {"spec": spec})
-    trained(RUN, tmp_path / "own", tmp_path / "run")
+    shutil.copytree(data, tmp_path / "copy")
+    write_record(tmp_path / "copy" / "manifest.json", manifest | {"spec": spec})
+    trained(RUN, tmp_path / "copy", tmp_path / "run")
     assert rows(finished, "lender_test") == []
     assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
 
@@ -75,15 +75,15 @@ def test_depth_rows_contain_the_mixing_weights_of_every_evaluation(finished, dat
 
 def test_a_run_stopped_twice_is_bit_identical(data, tmp_path, monkeypatch, capsys):
     run = small(precision="bfloat16", model=MODEL.model_copy(update={"dropout": 0.2}))
-    once, often = tmp_path / "once", tmp_path / "often"
-    first = trained(run, data, once)
-    interrupted(monkeypatch, 0, run, data, often)
-    interrupted(monkeypatch, 7, run, data, often)
-    assert not (often / "run.json").exists()
-    second = trained(run, data, often)
+    uninterrupted, interrupted_run = tmp_path / "uninterrupted", tmp_path / "interrupted"
+    first = trained(run, data, uninterrupted)
+    interrupted(monkeypatch, 0, run, data, interrupted_run)
+    interrupted(monkeypatch, 7, run, data, interrupted_run)
+    assert not (interrupted_run / "run.json").exists()
+    second = trained(run, data, interrupted_run)
     assert "continuing after step 7" in capsys.readouterr().err
-    assert bits(often) == bits(once)
-    assert {path.name for path in often.iterdir()} == {path.name for path in once.iterdir()}
+    assert hashes(interrupted_run) == hashes(uninterrupted)
+    assert {path.name for path in interrupted_run.iterdir()} == {path.name for path in uninterrupted.iterdir()}
     assert second["final"] == first["final"]
 
 
@@ -119,7 +119,7 @@ def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, fi
 
     monkeypatch.setattr(torch.Tensor, "normal_", sampled)
     trained(RUN, data, tmp_path)
-    assert bits(tmp_path) == bits(finished)
+    assert hashes(tmp_path) == hashes(finished)
 
 
 def test_times_accumulate_over_starts(data, tmp_path, monkeypatch):

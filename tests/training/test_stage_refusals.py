@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import RUN, bits, interrupted, small, trained, write_plan
+from small_runs import RUN, hashes, interrupted, small, trained, write_plan
 
 from formerlab.__main__ import main
 from formerlab.errors import UserError
@@ -21,7 +21,7 @@ def train(run, code, data, out, **settings):
 @pytest.fixture
 def copied_run(finished, tmp_path):
     """Return a copy of the finished run, which a test may change."""
-    return shutil.copytree(finished, tmp_path / "own")
+    return shutil.copytree(finished, tmp_path / "copy")
 
 
 def times(folder):
@@ -42,7 +42,7 @@ def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(why, finished,
     assert why in output
     assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == content
     trained(RUN, data, tmp_path)
-    assert bits(tmp_path) == bits(finished)
+    assert hashes(tmp_path) == hashes(finished)
     assert not (tmp_path / "checkpoint.superseded").exists()
 
 
@@ -77,7 +77,7 @@ def test_the_command_trains_a_stale_run_again(edited, lr, copied_run, data, tmp_
     assert main(words) == 0
     assert "running again, because its result is stale (changed since: configuration)" in capsys.readouterr().err
     trained(run, data, tmp_path / "fresh")
-    assert bits(out) == bits(tmp_path / "fresh")
+    assert hashes(out) == hashes(tmp_path / "fresh")
 
 
 def test_token_streams_that_differ_from_the_manifest_are_refused(data, tmp_path):
@@ -106,13 +106,13 @@ def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, 
         (copied_run / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     trained(RUN, data, copied_run)
     assert f": {name}" in capsys.readouterr().err
-    assert bits(copied_run) == bits(finished)
+    assert hashes(copied_run) == hashes(finished)
 
 
 def test_a_run_without_the_needed_optimizer_file_is_trained_again(copied_run, finished, data):
     trained(RUN, data, copied_run, keep_optimizer=True)
     assert (copied_run / "optimizer.pt").exists()
-    assert bits(copied_run) == bits(finished)
+    assert hashes(copied_run) == hashes(finished)
     times_before = times(copied_run)
     trained(RUN, data, copied_run, keep_optimizer=True)
     assert times(copied_run) == times_before

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fixtures.forked import run_forked
 from fixtures.rows import held_out_rows
-from small_runs import bits, interrupted, rows, trained
+from small_runs import hashes, interrupted, rows, trained
 
 from formerlab.data import prepare
 from formerlab.data.images import ImageData
@@ -92,10 +92,10 @@ def test_test_rows_come_from_the_averaged_weights(finished, digits):
 def test_a_resumed_vision_run_is_bit_identical(augmentation, digits, tmp_path, monkeypatch):
     mixing = {"augmentation": augmentation, "mixup": 0.8 if augmentation else 0.0}
     run = changed(task=RUN.task.model_copy(update=mixing))
-    trained(run, digits, tmp_path / "whole")
+    trained(run, digits, tmp_path / "uninterrupted")
     interrupted(monkeypatch, 3, run, digits, tmp_path / "stopped")
     trained(run, digits, tmp_path / "stopped")
-    assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+    assert hashes(tmp_path / "stopped") == hashes(tmp_path / "uninterrupted")
 
 
 def grown(growth, tokens=(9, 15)):
@@ -152,8 +152,8 @@ def train_with_a_signal_while_images_are_read(rank, digits, out):
 
 def test_a_signal_to_a_job_and_its_workers_saves_after_the_step(digits, tmp_path):
     run_forked(1, train_with_a_signal_while_images_are_read, digits, tmp_path / "stopped")
-    trained(RUN, digits, tmp_path / "whole")
-    assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+    trained(RUN, digits, tmp_path / "uninterrupted")
+    assert hashes(tmp_path / "stopped") == hashes(tmp_path / "uninterrupted")
 
 
 class HangingWorker(TrainingImages):
@@ -173,18 +173,18 @@ class KilledWorker(HangingWorker):
     ends = True
 
 
-def hindered(rank, images, asked_to_stop, error, reason, digits, out):
+def train_without_images(rank, images, asked_to_stop, error, reason, digits, out):
     """Train with missing images, then to the end with all images."""
-    made_ahead = images._from_workers
+    read_ahead = images._from_workers
 
-    def made(images, *words):
+    def read_and_stop(images, *words):
         if asked_to_stop and words[1] == 2:
             Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return made_ahead(images, *words)
+        return read_ahead(images, *words)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classification, "TrainingImages", images)
-        patch.setattr(images, "_from_workers", made)
+        patch.setattr(images, "_from_workers", read_and_stop)
         patch.setattr(image_batches, "POLL_SECONDS", 2.0)
         patch.setattr(image_batches, "TIMEOUT_SECONDS", 600.0 if asked_to_stop else 0.1)
         with pytest.raises(error, match=reason):
@@ -201,9 +201,9 @@ def hindered(rank, images, asked_to_stop, error, reason, digits, out):
     ],
 )
 def test_missing_images_stop_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
-    run_forked(1, hindered, images, asked_to_stop, error, reason, digits, tmp_path / "hindered")
-    trained(RUN, digits, tmp_path / "whole")
-    assert bits(tmp_path / "hindered") == bits(tmp_path / "whole")
+    run_forked(1, train_without_images, images, asked_to_stop, error, reason, digits, tmp_path / "train_without_images")
+    trained(RUN, digits, tmp_path / "uninterrupted")
+    assert hashes(tmp_path / "train_without_images") == hashes(tmp_path / "uninterrupted")
 
 
 def test_insufficient_shared_memory_is_reported_before_workers_start(digits, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ def no_torchrun(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["", " ", "1"])
-def test_an_empty_world_size_means_one_process(value, monkeypatch):
+def test_an_empty_world_size_or_one_means_one_process(value, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", value)
     assert world_size() == 1
     monkeypatch.setenv("RANK", value.strip("1"))
@@ -22,7 +22,7 @@ def test_an_empty_world_size_means_one_process(value, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.0"])
-def test_a_world_size_that_is_not_a_number_is_refused(value, monkeypatch):
+def test_an_invalid_world_size_is_refused(value, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", value)
     with pytest.raises(UserError, match=f"WORLD_SIZE={value}: set it to the number of processes"):
         world_size()

@@ -256,8 +256,8 @@ def test_files_that_are_not_read_as_images_are_counted(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     gallery = ImageFolders(train=str(tmp_path)).open()
     assert {image.name for image in gallery.splits["train"]} == set(formats)
-    what = ".heic 2, in no class 1, no ending 1"
-    assert gallery.notes == (f"train: 4 files are not read as images ({what}); remove or convert them",)
+    ignored_endings = ".heic 2, in no class 1, no ending 1"
+    assert gallery.notes == (f"train: 4 files are not read as images ({ignored_endings}); remove or convert them",)
 
 
 def labelled(path, names, labels, count=12):
@@ -296,7 +296,7 @@ def test_labels_other_than_one_class_are_refused(label, tmp_path):
         prepared(settings(source), tmp_path / "out")
 
 
-def test_webdataset_through_datasets(tmp_path):
+def test_webdataset_archives_are_read_through_datasets(tmp_path):
     (tmp_path / "rows").mkdir()
     with tarfile.open(tmp_path / "rows/train-000.tar", "w") as archive:
         for number in range(12):
