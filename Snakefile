@@ -68,7 +68,10 @@ rule all:
 if workflow.is_main_process:
     for number, default_handler in (
         (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),  # nohup sets SIG_IGN; keep this handler
+        (
+            signal.SIGHUP,
+            signal.SIG_DFL,
+        ),  # under nohup the handler is SIG_IGN, which stays
     ):
         if signal.getsignal(number) == default_handler:
             signal.signal(number, interrupt)

@@ -7,7 +7,7 @@ Implementations: `ours` (gathered gradients, native kernel) and `loop` (x = x + 
 blocks, weights and batch; only the mixer differs. A round runs every variant once; the order rotates from round to
 round. A ratio compares times of the same round. The benchmark prints the median over rounds and its 95 % interval by
 order statistics. `step` is a training step. `alone` is the forward and backward pass of the mixer, with x + 1 as a
-block. `saved` counts the bytes of saved activations, without parameters.
+block. `saved` counts the bytes of saved activations, without parameters and the text.
 """
 
 import argparse

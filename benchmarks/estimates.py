@@ -8,9 +8,9 @@ tensors. Both columns are for steps without compilation; compiled steps also sto
 mixers of published models.
 `moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
 the bytes of the plain model. The plan estimates the hours of a depth mixer from its estimate of these bytes.
-`launches`: two counts. Without compilation: kernel launches per decoded token. For a compiled static step
-(`cache/static.py`): kernels per layer after inductor's fusion for a CPU, where a norm takes two kernels. The plan does
-not estimate launches.
+`launches` has two counts: kernel launches per decoded token without compilation, and kernels per layer of a compiled
+static step (`cache/static.py`) after inductor's fusion for a CPU (a norm takes two). The plan does not estimate
+launches.
 
 The script measures no times, since bandwidth and launch times need a GPU.
 """
@@ -49,7 +49,7 @@ from formerlab.tasks.translation import ASSUMED_LENGTH, SentenceBatch
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[1]
-BATCH, TIME = 7, 31  # no weight has a multiple of 7 x 31 numbers
+BATCH, TIME = 7, 31  # no weight has a multiple of 7 x 31 elements; activations have
 WITHOUT_BASE_MEMORY = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_mb=0, memory_factor=1)
 """Hardware without base memory, so that `memory_bytes` returns only the bytes of the training step."""
 
@@ -201,7 +201,7 @@ def rows(quantities, runs):
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
         two, four = (counted_bytes(small.model_copy(update={"layers": n}), moved=False)[0] for n in (2, 4))
         elements = activation_elements(64, small.projection, small.feedforward, small.depth)
-        yield "saved", name, "bytes per block and channel", 2 * elements / 64, (four - two) / 128
+        yield "saved", name, "bytes per token, block and channel", 2 * elements / 64, (four - two) / 128
     bytes_of_plain = None
     for name, model in models.items() if "moved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})

@@ -6,7 +6,7 @@ All variants call `generate` of transformers with greedy decoding and the same r
 seconds until the first token, the tokens per second after it, and the bytes of keys and values at the end. A round runs
 every variant once; the order rotates from round to round. A ratio compares times of the same round. kvpress and our
 SnapKV compress the prompt after prefill. Our other policies evict at every step, also during prefill. kvpress 0.5.5
-requires transformers below 5.3, which is older than the locked version.
+requires transformers < 5.3; the lock file has a newer version.
 """
 
 import statistics

@@ -49,7 +49,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
 
 
 def peak_rates(options: Options) -> Lines:
-    """Yield the peak rates of matrix products and copies."""
+    """Yield the peak rates of matrix products (TFLOP/s) and of copies (GB/s)."""
     n, copied = full_or_rehearsal({"n": 8192, "bytes": 2**30}, {"n": 819, "bytes": 2**26}).values()
     for dtype in (torch.bfloat16, torch.float32):
         a, b = (torch.randn(n, n, dtype=dtype, device=DEVICE) for _ in range(2))
@@ -148,7 +148,10 @@ def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]
 
 
 def decoding(options: Options) -> Lines:
-    """Yield the time per decoded token with full and pruned caches, and with transformers' compiled static cache."""
+    """Yield the time per decoding step (one token of every sequence), in ms.
+
+    Caches are full, pruned, and the compiled static cache of transformers.
+    """
     size = full_or_rehearsal(
         {"prompt": 1024, "rounds": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2}
     )

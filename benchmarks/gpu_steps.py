@@ -107,7 +107,7 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 def tokenformer(options: Options) -> Lines:
     """Yield the step times of the 354M Tokenformer, and then the kernels that take the most time.
 
-    The steps run with inductor's kernels, and with inductor's multi-kernels.
+    There are two cases: inductor's default kernels, and its multi-kernels.
     """
     if options.case is None:
         cases = {"as usual": {}, "multi-kernels": {"TORCHINDUCTOR_MULTI_KERNEL": "1"}}

@@ -6,8 +6,8 @@
 (a), the baseline, is a bias-free Linear-GELU-Linear of the same shape; (b) is the formula as in the official code. A
 round runs every variant once; the order rotates from round to round. A ratio compares times of the same round. The
 benchmark prints the median over rounds and its 95 % interval by order statistics. Memory is the bytes of saved
-activations, without inputs and parameters. All variants run in one process whose allocator keeps freed memory.
-Otherwise page faults would take half of the measured time.
+activations, without parameters; for a layer, also without its inputs. All variants run in one process whose allocator
+keeps freed memory. Otherwise page faults would take half of the measured time.
 """
 
 import argparse

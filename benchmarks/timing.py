@@ -26,7 +26,7 @@ def option_parser(description: str, rounds: int, threads: int = 2) -> argparse.A
 
 
 def begin(options: argparse.Namespace, *notes: str) -> None:
-    """Set the threads of torch, and print device, threads, torch version and load of the machine, then `notes`."""
+    """Set the threads of torch, and print device, threads, torch version, load and number of rounds, then `notes`."""
     import torch
 
     from formerlab.training.provenance import device_name

@@ -3,8 +3,8 @@
 
     python examples/own_mixer.py [TEXT] [--steps 300]
 
-All three models start from the same weights and read the same batches, as in one_decoder.py. CONTRIBUTING.md shows how
-to add a mixer that configurations can select by name.
+All three models start from the same weights and read the same batches (`train` of one_decoder.py). CONTRIBUTING.md
+shows how to add a mixer that configurations can select by name.
 """
 
 import torch

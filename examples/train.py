@@ -3,7 +3,8 @@
 
     python examples/train.py README.md [--steps 300] [--projection linear|pattention] [--depth plain|dwa]
 
-The model predicts bytes. The script prints the held-out loss in nats per byte, and a continuation of the text.
+The model predicts bytes. The script prints the held-out loss in nats per byte, the first 128 bytes of the
+text, and 80 sampled bytes.
 """
 
 import argparse
@@ -19,7 +20,10 @@ WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 64, 4, 4, 128, 16
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward layer; `projection` builds the linear maps or Pattention layers."""
+    """Pre-norm attention and feed-forward layer; `projection` builds most of their layers.
+
+    These are the layers for q, k and v, the attention output and the first feed-forward map. The second is nn.Linear.
+    """
 
     def __init__(self, projection: Linear | Pattention) -> None:
         super().__init__()
@@ -73,7 +77,7 @@ def generate(model: Decoder, text: bytes, count: int) -> str:
 
 
 def main() -> None:
-    """Train, report the held-out loss, and continue the text."""
+    """Train, report the held-out loss, and sample a continuation of the first 128 bytes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("--steps", type=int, default=300)

@@ -27,12 +27,12 @@ PANELS = (
 
 
 def text(x: float, y: float, content: str, size: int = 13, colour: str = "#1f2328", style: str = "") -> str:
-    """Return a line of text."""
+    """Return an SVG <text> element; positions and sizes are in units of the view box (1000 x 310)."""
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" {style}>{escape(content)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, colour: str, fill: str = "none", style: str = "") -> str:
-    """Return a rectangle."""
+    """Return an SVG <rect> element; positions and sizes are in units of the view box (1000 x 310)."""
     return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" stroke="{colour}" fill="{fill}" {style}/>'
 
 

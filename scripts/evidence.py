@@ -57,7 +57,10 @@ class StudyQueue:
         self.failed: set[str] = set()
 
     def runs(self) -> dict[str, Any]:
-        """Return the requested training jobs and their ancestors, by descending priority."""
+        """Return the requested training jobs and their ancestors.
+
+        They are in the order of the scale's key `only`, parents first.
+        """
         jobs = {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
         selected = {
             name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)
@@ -101,10 +104,11 @@ class StudyQueue:
         print(f"{stage} {name}: {'done' if result.returncode == 0 else f'failed, see {log}'}", flush=True)
         return result.returncode == 0
 
-    def next(self) -> tuple[str, list[str]] | None:
-        """Return the next run of the queue that can start, with its remaining stages, or None if no run remains.
+    def start_next_run(self) -> tuple[str, list[str]] | None:
+        """Mark the next run that can start as running, and return it with its remaining stages.
 
-        Wait while all remaining runs depend on runs that are in progress.
+        Return None if no run remains. Wait while all remaining runs depend on runs that are in progress. Runs whose
+        parent failed are marked as failed.
         """
         with self.changed:
             while True:
@@ -130,7 +134,7 @@ class StudyQueue:
 
     def work(self) -> None:
         """Run the remaining runs and their measurements."""
-        while (run := self.next()) is not None:
+        while (run := self.start_next_run()) is not None:
             name, stages = run
             done = all(self.call(stage, name) for stage in stages)
             with self.changed:

@@ -9,14 +9,14 @@
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
 #    Question suites also need lm-eval and its dependencies. Runs on several GPUs need torch 2.13 or later. If packages
 #    are missing, the script lists them and exits.
-# 2. The GPU benchmark (benchmarks/gpu.py) runs for BENCHMARK_S seconds: kernel tests; peak FLOP/s and memory bandwidth;
+# 2. The GPU benchmark (benchmarks/gpu.py) runs for at most BENCHMARK_S seconds: kernel tests; peak FLOP/s and memory bandwidth;
 #    timings of kernels, training steps and decoding; failure tests. The script skips it if OUT/gpu.txt exists.
 # 3. In the remaining time, the script runs the missing jobs of `python -m formerlab plan --shell`: timings, then the
 #    first seed of every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops
 #    before the time limit, and the next call resumes it.
 # The script writes these files to the folder OUT:
 #   rows.tar.gz     all metrics tables, records and YAML files, without the prepared data
-#   resume-*.tar    all checkpoints and weights, in archives of at most PART_MB; a larger file has its own archive
+#   resume-*.tar    all checkpoints and weights, in archives of at most ARCHIVE_MB; a larger file has its own archive
 #   gpu.txt         one line per number of the benchmark, written as soon as the number is measured
 #   gpu.log         errors of the benchmark
 #   tests.log       output of the kernel tests
@@ -28,7 +28,7 @@ budget=${1:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 out=${2:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 scale=${3:-workstation}
 margin=${MARGIN_S:-60}    # seconds reserved for packing
-archive_mb=${PART_MB:-15} # maximum size in MB of a resume-*.tar with several files
+archive_mb=${ARCHIVE_MB:-15} # maximum size in MB of a resume-*.tar with several files
 benchmark_s=${BENCHMARK_S:-560}
 input_folder=${CARRIED:-carried}
 python=${PYTHON:-python3}

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Install torch and torchvision at the versions of a lock file, in the build that fits this machine.
 #
-#   scripts/install_torch.sh .venv requirements.lock    (called by scripts/setup.sh)
+#   scripts/install_torch.sh .venv requirements.lock    (called by scripts/setup.sh and scripts/test_range.sh)
 #
 # TORCH_INDEX  package index; default: torch's index of CPU builds, if this machine has neither an NVIDIA GPU nor Slurm
 #              (other nodes of a cluster may have GPUs).
 #
-# If the index does not answer within seconds or does not have the version, this script installs nothing, and setup.sh
-# installs torch from the configured package index.
+# If the index does not answer within seconds or does not have the version, this script installs nothing, and the
+# caller installs torch from the configured package index.
 set -euo pipefail
 python=$1/bin/python lock=$2
 cpu_builds=https://download.pytorch.org/whl/cpu

@@ -27,9 +27,9 @@ compile "$work/run"
 
 {
     cat <<'HEADER'
-# Exact versions of everything formerlab runs with, for Python 3.11 to 3.13 on Linux (x86-64 and arm64). The Makefile and
-# environment.yml both install from here. Written by `make lock`: edit the ranges in pyproject.toml instead, then run it
-# (`make lock UPGRADE=1` moves every pin to the newest release).
+# Exact versions of all run-time dependencies, for Python 3.11 to 3.13 on Linux (x86-64 and arm64). The Makefile and
+# environment.yml install them. `make lock` writes this file; do not edit it. To change a version, edit the ranges in
+# pyproject.toml and run `make lock` (`make lock UPGRADE=1` moves every pin to the newest release).
 #
 # torch has no local version tag and there are no hashes, so that any build of the pinned torch version, such as a CPU
 # build, satisfies its pin. The CUDA libraries and Triton are left out: the CUDA build of torch pins its own.

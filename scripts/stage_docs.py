@@ -101,7 +101,8 @@ def api() -> str:
     lines = [
         "# API",
         "",
-        "`import formerlab` provides the public API. The other sections list variants of keys, functions and classes.",
+        "`import formerlab` provides the public API. The other sections list the classes that a configuration key "
+        "accepts, and further functions and classes.",
     ]
     sections = {"Public API": [f"{module}.{name}" for name, module in formerlab._MODULES.items()]}
     for title, unions in UNIONS.items():

@@ -39,7 +39,8 @@ pip install --progress-bar off --upgrade --upgrade-strategy eager --constraint "
     { tail -n 20 "$environment/install.log" >&2; exit 1; }
 pip freeze | grep -iE '^(torch|torchvision|transformers|timm|lm_eval|datasets|mlflow|numpy|pandas|snakemake)=='
 
-# `-o addopts=` replaces the options of pyproject.toml, because old releases of jaxtyping do not have the plugin in them.
+# `-o addopts=` replaces the options of pyproject.toml, because these options load a pytest plugin that
+# old releases of jaxtyping do not have.
 exec "$python" -m pytest -p no:cacheprovider -o addopts='-q --strict-markers' -m 'not slow' tests/layers tests/cache \
     tests/models tests/test_growth*.py tests/kernels tests/huggingface tests/training/test_optimizer.py tests/data/test_hub.py \
     tests/evaluation/test_zeroshot.py tests/evaluation/test_suites.py tests/test_tracking.py tests/test_torchvision_shim.py

@@ -42,8 +42,8 @@ TOPICS = {
 
 HEAD = """# Where is the formula?
 
-Every variant's docstring begins with its formula and source, followed by the shapes of inputs and outputs. \
-`scripts/write_formulas.py` writes this page from the docstrings.
+The docstring of every variant begins with its formula or rule, and the source. `scripts/write_formulas.py` writes \
+this page from the docstrings.
 """
 SOURCE = re.compile(r"\(((?:[^()]|\([^()]*\))*(?:arXiv:\d|\beq\. \d|official)(?:[^()]|\([^()]*\))*)\)")
 """Matches parentheses that name an article, an equation or official code."""

@@ -366,7 +366,7 @@ def test_the_message_of_a_damaged_database_says_to_delete_it(tmp_path):
     content = database.read_bytes()
     for damaged in (b"no database at all" * 1000, content[:4096] + b"\xff" * (len(content) - 4096)):
         database.write_bytes(damaged)
-        with pytest.raises(UserError, match=rf"results are complete, delete {database} and sync again"):
+        with pytest.raises(UserError, match=rf"results are not affected, delete {database} and sync again"):
             synced(tmp_path)
 
 

@@ -196,7 +196,7 @@ def minutes(stage):
 # Without this patch, Snakemake deletes the files of a job before it starts and after it fails, even while another process
 # runs the same job.
 async def keep_files(job, *arguments):
-    """Delete nothing."""
+    """Keep the files of the job."""
 
 
 Job.remove_existing_output = Job.cleanup = keep_files
@@ -252,12 +252,12 @@ def submitted_before(job):
 
 def refuse_running_jobs():
     """Raise WorkflowError if another process runs a job of this call, for example after Snakemake was killed."""
-    stages = {
+    job_ids = {
         (job.rule.name, job_name(job.wildcards)): submitted_before(job)
         for job in workflow.dag.needrun_jobs()
         if job.rule.name in STAGES
     }
-    if busy := already_running(stages, STALENESS.folder, ROOT):
+    if busy := already_running(job_ids, STALENESS.folder, ROOT):
         raise WorkflowError(busy)
 
 
@@ -268,7 +268,7 @@ def draw_jobs():
 
 
 def track_after_training():
-    """Track the runs in MLflow after a call that includes training but not the rule `track`."""
+    """Track the runs in MLflow after a call that trains or loads models but does not include the rule `track`."""
     rules_of_call = {job.rule.name for job in workflow.dag.jobs}
     untracked = "track" not in rules_of_call and rules_of_call & {*MAKING}
     if PLAN["tracking_uri"] and untracked:
@@ -283,7 +283,7 @@ def raise_for_failed_figures():
         raise WorkflowError(f"{problem}: python -m formerlab status says why; {remedy}")
 
 
-# The numbers of received signals (SIGINT and SIGHUP). After SIGTERM, Snakemake waits for running jobs.
+# The numbers of received signals (SIGINT and SIGHUP). Snakemake itself handles SIGTERM, and waits for running jobs.
 SIGNALS = []
 
 

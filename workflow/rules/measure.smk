@@ -12,7 +12,7 @@ for name, stage in MEASURED.items():
             multiext(f"{RESULTS}/{{id}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{id}}.log",
-        priority: 1000000  # before training, so that no long measurement runs alone at the end
+        priority: 1000000  # before most training, so that no long measurement runs alone at the end
         threads: PLAN["threads"]
         resources:
             mem_mb=memory(name, common_memory),
@@ -26,7 +26,7 @@ for name, stage in MEASURED.items():
 
 
 # Speed and decoding of the runs of a study, timed on an idle machine. A local job takes all cores of Snakemake, and a
-# Slurm job an exclusive node. For other schedulers, the submit command must request an exclusive node (docs/cluster.md).
+# Slurm job an exclusive node. Other schedulers give no exclusive node (docs/cluster.md).
 for name, stage in TIMED.items():
 
     rule:

@@ -1,5 +1,5 @@
-# Write all runs to MLflow. If the server cannot be reached, the job still succeeds and counts a failed sync. This number
-# is a parameter of the rule, so the next call repeats the sync.
+# Write all runs to MLflow. If the server cannot be reached, the job still succeeds, and increments the number of failed
+# syncs. The number is a parameter of the rule, so the next call repeats the sync.
 
 from formerlab.plan.staleness import failed_syncs
 

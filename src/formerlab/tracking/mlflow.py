@@ -1,9 +1,9 @@
 """Write the metrics of runs to MLflow.
 
 Each study at a scale is an experiment with one MLflow run for its figures, one MLflow run per configuration, and one
-nested MLflow run per seed. The tag `formerlab.key` identifies an MLflow run. An MLflow run is updated only if its tag
-`formerlab.content` differs from the hash of the current content. A sync writes this tag last, so the next sync repeats
-an interrupted update.
+nested MLflow run per seed. The tag `formerlab.key` identifies an MLflow run. Metrics, parameters and files are updated
+only if the tag `formerlab.content` differs from the hash of the current content. A sync writes this tag last, so the
+next sync repeats an interrupted update. Weights have the tag `formerlab.weights`.
 """
 
 import logging
@@ -53,8 +53,8 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
 
     `figures` is the folder of rendered figures and tables. With `weights`, the weights of finished runs become
     artifacts. Returns `status`, `uri`, the number of records (`runs`), the created, updated and unchanged MLflow runs,
-    and in `refused` a message for every run with damaged rows or with rows that were left out. Raises UserError for any
-    other failure.
+    and in `refused` a message for every configuration with damaged rows, and for every stage of a run whose rows were
+    left out. Raises UserError for any other failure.
     """
 
     def unreadable(stage: str, name: str) -> str:
@@ -80,7 +80,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         except Exception as error:  # any error of MLflow, its database or the network
             damaged = uri.startswith("sqlite:") and any(message in str(error) for message in _DAMAGED_DATABASE_MESSAGES)
             remedy = f"delete {connect(uri)[1]} and sync again" if damaged else "sync again"
-            raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, {remedy}") from None
+            raise UserError(f"tracking at {uri} failed ({reason(error)}); results are not affected, {remedy}") from None
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class _Store:
         for name in run.data.tags.keys() - tags.keys():
             if name.startswith("claim."):
                 self._client.delete_tag(run_id, name)
-        # Shift the points to the start time in MLflow, because every training attempt has a different start time.
+        # The MLflow run keeps the start time of the first attempt, so times of a later attempt are shifted to it.
         self._write(run_id, entry, tags, run.info.start_time - entry.started_ms)
         self._client.set_tag(run_id, "formerlab.content", content)
         return run_id

@@ -42,14 +42,14 @@ COSTS = {
 }
 """Keys of run.json that become metrics, with the name of the metric and the divisor for its unit.
 
-MLflow sorts metrics by name. These names come after `test/loss_nats`.
+MLflow sorts metrics by name. These names come after `test/loss_nats`, so that MLflow shows the loss first.
 """
 FOLDERS = {".png": "figures", ".pdf": "figures", ".csv": "tables", ".html": "tables", ".md": "tables"}
 """Artifact folder in MLflow by file extension."""
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 """Status of a run in MLflow; any other status becomes KILLED."""
 AVERAGED_TABLES = {file: table for file, table in TABLES.items() if table.value}
-"""Row files whose means become metrics."""
+"""Metrics tables whose means become MLflow metrics, by file."""
 CURVES = {"train.csv": ("loss_nats", "lr", "grad_norm"), "timing.csv": ("tokens_per_s", "memory_bytes")}
 """Columns that become curves, by file."""
 
@@ -73,7 +73,7 @@ class Entry:
     def thinned(self) -> DataFrame:
         """Return at most MAX_POINTS points of each curve: every n-th point and the last point.
 
-        n is the smallest sufficient power of two. If a curve gets longer, points that were left out before stay left
+        n is a power of two. If a curve gets longer, points that were left out before stay left
         out, so the MLflow run can be updated in place.
         """
         curves = self.points.groupby("name", sort=False)["step"]
