@@ -33,11 +33,12 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.style import BLACK, GREY, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
-from formerlab.report.tables.blocks import with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 
 _LOWEST = "Transformer from scratch"
+_CLAIM = "tokenformer-growth-saves-cost"
 CLAIMED_RATIO = 0.5
 """Largest ratio of FLOPs that the paper claims."""
 _PUBLISHED = (
@@ -86,6 +87,7 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
     for at, row in enumerate(rows.to_dict("records")[::-1]):
         words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.1f}, {flops_ratio_pooled_high:.1f}]".format_map(row)
         words = words if pd.notna(row["flops_ratio_pooled_low"]) else f"{row['flops_ratio']:.2f}"
+        words += f", {row['_verdict']}" if pd.notna(row.get("_verdict")) else ""
         axes.annotate(
             words, (1, at), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center"
         )
@@ -96,7 +98,7 @@ def draw_cost(data: DataFrame) -> Figure:
     data.attrs["marks"] = {"bars", "dots"}
     notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
     low = bool(len(ratios)) * (0.25 * len(ratios) + 0.95) + 0.25
-    height = low + 3.2
+    height = low + 3.4
     figure = Figure((WIDEST, height), label=" ".join(notes))
     note = f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}"
     figure.text(0.012, 0.03 / height, fill(note, 130), color=GREY, fontsize=7)
@@ -107,7 +109,7 @@ def draw_cost(data: DataFrame) -> Figure:
          "published", 5.2, 1.72, "training cost (TPU v4 hours,\nlargest Transformer = 1)"),
     ):  # fmt: skip
         rows = data[data["source"].eq(source) & data["_series"].notna()]
-        axes = figure.add_axes((x / WIDEST, (low + 0.6) / height, wide / WIDEST, 2.3 / height))
+        axes = figure.add_axes((x / WIDEST, (low + 0.6) / height, wide / WIDEST, 2.5 / height))
         labels = mark(axes, panel, rows, {})[0] if len(rows) else []
         axes.set(xlabel=words, ylabel=panel.ylabel)
         axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
@@ -116,7 +118,7 @@ def draw_cost(data: DataFrame) -> Figure:
         label_at_edge(axes, [label for label in labels if label.text not in named], 14)
     if len(ratios):
         panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
-        axes = figure.add_axes((1.9 / WIDEST, 0.75 / height, 3.7 / WIDEST, 0.25 * len(ratios) / height))
+        axes = figure.add_axes((1.9 / WIDEST, 0.75 / height, 3.4 / WIDEST, 0.25 * len(ratios) / height))
         mark(axes, panel, ratios, {})
         axes.set(title="Cost relative to a Transformer of equal loss (dashed: the claim, at most 0.5)",
                  xlabel="FLOPs, ancestors included (left is cheaper)")  # fmt: skip
@@ -145,7 +147,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
         frames.append(lowest.assign(_series=_LOWEST).drop(columns="lowest"))
-        arms = registered_arms("tokenformer-growth-saves-cost", results.scale).arms.values()
+        arms = registered_arms(_CLAIM, results.scale).arms.values()
         ratios = tokenformer_envelope.rows(results, runs).assign(source="ours", part="ratio")
         claimed = ratios[ratios["run"].isin([arm.run for arm in arms])]
         ratios["series"] = ratios["run"].map(rows.drop_duplicates("run").set_index("run")["series"])
@@ -155,7 +157,9 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         paper = published_ratio().assign(series="grown as published", _row="paper, 1.4B, TPU hours")
         names = ratios["series"] + ratios["run"].str.extract(_STAGE)[0].radd(", ").fillna("")
         ratios["_row"] = names.where(ratios["run"].isin(claimed["run"]), PARENT)
-        columns = ["source", "part", "run", "series", "_row", *expand_columns("flops_ratio[]+")]
+        verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
+        ratios["_verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdict})
+        columns = ["source", "part", "run", "series", "_row", "_verdict", *expand_columns("flops_ratio[]+")]
         frames.append(pd.concat([ratios, paper])[columns].assign(flops_ratio_limit=CLAIMED_RATIO))
     published = published_points(*_PUBLISHED)
     rows = pd.concat([*frames, published.assign(_series=published["series"])], ignore_index=True)

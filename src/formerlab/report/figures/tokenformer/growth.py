@@ -25,7 +25,7 @@ from formerlab.report.studies.tokenformer import (
     mean_curves,
 )
 from formerlab.report.style import HOLLOW, PUBLISHED_GROUND, PUBLISHED_INK, plot_style
-from formerlab.report.tables.blocks import in_words, pooled_estimate, with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate, with_pooled
 from formerlab.report.tables.tokenformer.models import published_gap, tokenformer_modern
 from formerlab.results.read import Results
 
@@ -41,6 +41,7 @@ ARMS = {
 
 
 _CLAIM = "tokenformer-continued-training-lower"
+_GAP_CLAIM = "tokenformer-gap-shrinks-with-training"
 ITEMS = {"first_step": "first step", "area_under_curve": "mean of the curve", "last_step": "last step"}
 """Labels of the items of the claim on new text."""
 _DRAWN = [name for run, name in ARMS.items() if "ungrown" not in run and "hypercloning" not in run]
@@ -60,7 +61,7 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
           title="Below 0, growing helps", xlabel="step on the second domain",
           ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim: tokens minus Net2Net", finish=_limit_to_later_steps,
+          zero=0.0, title="Claim: tokens minus Net2Net ({_verdict})", finish=_limit_to_later_steps,
           xlabel="loss (nats; left: tokens better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: 95 % Student t interval over seeds; bars: 95 % interval "
                         "with the spread of similar runs, as used for verdicts."],
@@ -90,12 +91,20 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     rows["_series"] = (rows["variant"] + first.fillna("")).where(rows["step"].gt(0) & rows["variant"].isin(_DRAWN))
     reader, registered = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_CLAIM, results.scale)
     signs = {"tokenformer": 1.0, "tokenformer_ungrown": -1.0, "rival": -1.0, "rival_ungrown": 1.0}
+    verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
     for item, label in ITEMS.items():
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
         if value:
             value["tokens_minus_net2net_nats"] = value.pop("tokens_minus_net2net_nats_pooled")
-            row = {"source": "ours", "part": "claim", "run": "continued-tokenformer", "_item": label, "_order": 9}
+            row = {
+                "source": "ours",
+                "part": "claim",
+                "run": "continued-tokenformer",
+                "_item": label,
+                "_order": 9,
+                "_verdict": verdict,
+            }
             rows = pd.concat([rows, DataFrame([row | {"_style": "grown with zero keys"} | value])], ignore_index=True)
     return rows.reindex(columns=[*rows, *{"_item", "_style", "tokens_minus_net2net_nats"}.difference(rows)])
 
@@ -105,7 +114,7 @@ def _write_changes(axes: Axes, rows: DataFrame) -> None:
     tokens = np.unique(rows["tokens"])
     axes.set_xticks(tokens, map(format_count, tokens), minor=False)
     axes.minorticks_off()
-    left, right = axes.get_xlim()
+    left, right = 0.75 * tokens.min(), 1.25 * tokens.max()
     axes.axvspan(right, right * (right / left) ** 0.4, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
     axes.set_xlim(left, right * (right / left) ** 0.4)
     middle, across = right * (right / left) ** 0.2, axes.get_xaxis_transform()
@@ -157,7 +166,10 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     )
     longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
     changes = changes.assign(source="ours", part="change", run=longest)
-    words = [f"{row['arm']} Transformer: change\n{in_words(row, 'difference_nats')}" for _, row in changes.iterrows()]
+    verdict = claim_verdicts(results, STUDY, _GAP_CLAIM)[_GAP_CLAIM]
+    ends = changes["run"].isin(verdict.runs).map({True: f", claim {verdict.word}", False: ""})
+    values = [in_words(row, "difference_nats") for _, row in changes.iterrows()]
+    words = [f"change ({arm}){end}\n{value}" for arm, end, value in zip(changes["arm"], ends, values, strict=True)]
     rows["_change"] = rows.get("_text", texts).map(dict(zip(texts, words, strict=True)))
     rows = pd.concat([rows, changes.reindex(columns=rows.columns)], ignore_index=True)
     return rows.assign(_style=TOKENFORMER)

@@ -154,12 +154,12 @@ def mark_context(axes: Axes, rows: DataFrame) -> None:
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
     Panel("length", "flops_relative", by="_series", style="family", log="x", kind="band", finish=mark_context, zero=1.0,
-          name="inside", title="Longer texts: a Tokenformer of fixed width needs fewer FLOPs",
+          name="inside", title="Below 1, a Tokenformer of fixed width needs fewer FLOPs",
           xlabel="length of the text (tokens)",
           ylabel="FLOPs of a Tokenformer, relative\nto a Transformer of equal size",
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"),
     notes=lambda _: ["computed from the formula, not measured; hollow: sizes of the paper (Table 8); "
-                     "at the smallest size both widths are equal, so the ratio is 1 by construction."],
+                     "a size whose two widths are equal has a ratio of 1 and is not drawn."],
     width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
@@ -206,10 +206,11 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     rivals = widths.reindex(rows.set_index(keys[:2]).index).astype("Int64").astype(str).to_numpy()
     owner = rows["source"].map({"ours": "ours", "published": "paper"})
     names = rows["size"] + ", " + owner + ": width " + rows["width"].astype(str) + " against " + rivals
-    return rows.assign(
+    rows = rows.assign(
         flops_relative=relative,
         _series=names.where(differs & rows["family"].eq("Tokenformer")),
         _context=rows["run"].map(contexts),
-        _marker=rows["size"].map({"354M": "s", "757M": "D"}),
         _data_set="",
     )
+    number = rows.groupby("source")["_series"].transform(lambda series: pd.factorize(series)[0])
+    return rows.assign(_marker=number.map(dict(enumerate("sD^vPX"))))
