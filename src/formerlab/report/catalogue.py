@@ -36,8 +36,9 @@ class Declaration(NamedTuple):
 
     rows: "Callable[..., DataFrame]"
     """Returns the rows (of a table: only our rows), given the results and the names of the finished runs among `runs`,
-    and the `study` if the declaration has `studies`. It is called only if a file of `reads` has rows. Columns whose
-    names begin with _ are for the figure and are not written to the CSV."""
+    and the `study` if the declaration has `studies`. It is called only if a file of `reads` has rows or, if only
+    run.json is read, if there is a run. Columns whose names begin with _ are for the figure and are not written to the
+    CSV."""
     draw: Any = None
     """Renders the rows of a figure (`panel.layout`)."""
     published: "Callable[[], DataFrame] | None" = None
@@ -50,7 +51,7 @@ class Declaration(NamedTuple):
     """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
     argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""
     answer: "Callable[[DataFrame], str] | None" = None
-    """Returns one sentence with the result, which stands below the title of a table, or "" if rows are missing. Its
+    """Returns one sentence with the result, which is shown below the title of a table, or "" if rows are missing. Its
     argument is our rows with their labels."""
 
 
@@ -95,14 +96,14 @@ class CatalogueEntry:
     """Key of the spec, such as optimizer.lr. A run is shown only if the spec of another run differs in this key alone.
     """
     needs: Sequence[str] = ()
-    """The figure is rendered only at scales with a run that matches one of these patterns."""
+    """The figure or table is rendered only at scales with a run that matches one of these patterns."""
     within_regime: bool = False
     """Whether all comparisons are within a regime, so that the figure may show runs of several regimes."""
 
     def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure of one study shows one regime, unless it compares within each regime. The regime must have a run that
+        A figure shows the runs of one regime unless `within_regime` is true. The regime must have a run that
         matches `needs`. If several regimes do, the figure shows the regime with the most runs of the study.
         """
         of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}

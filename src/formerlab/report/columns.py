@@ -171,9 +171,10 @@ def _end(name: str, value: float, places: int) -> str:
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:
     """Return the decimals of a column.
 
-    Nats have three, points have one. With intervals: two digits of their median half width, but at most three digits of
-    the median value. Without intervals: the fewest decimals that show all numbers exactly; if there are none, one more
-    digit than the leading one of the median standard error, or three digits.
+    Columns in nats have three decimals, columns in points have one. With intervals: two digits of their median half
+    width, but at most three digits of the median value. Without intervals: the fewest decimals that show all numbers
+    exactly. If three decimals are not enough, show two significant digits of the median standard error; without
+    standard errors, show three significant digits of the median value.
     """
     if (fixed := 3 if "nats" in name else 1 if "points" in name else None) is not None:
         return fixed
@@ -201,7 +202,11 @@ def _exponent(value: float) -> int:
 
 
 def number(name: str, value: float, places: int) -> str:
-    """Return a number with `places` decimals; counts have three digits, and a rounded -0 has no sign."""
+    """Return a number with `places` decimals; a rounded -0 has no sign.
+
+    Learning rates and counts have three significant digits. FLOPs from 1e6 have an exponent; `places` is the number of
+    decimals of their mantissa.
+    """
     if name in ("lr", "learning_rate"):
         return f"{value:.3g}"
     if name.startswith(("parameters", "tokens")):

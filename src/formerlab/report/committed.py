@@ -77,7 +77,7 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
             current = all(exist) and same_rows(files[-1], rows)
             if current and has_rows and entry.kind == "table":  # the captions of figures are not committed
                 texts = files[0].read_text(encoding="utf-8"), table_texts(entry, results, rows)[0]
-                current = len({re.sub(r"\d", "", text) for text in texts}) == 1  # the rows have the digits
+                current = len({re.sub(r"\d", "", text) for text in texts}) == 1  # the CSV comparison covers the numbers
             if current if has_rows else not any(exist):
                 continue
             changed.append(str(files[0].relative_to(root)))

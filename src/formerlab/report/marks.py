@@ -29,8 +29,8 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str])
     """Draw the rows of one panel. Return the names to write beside it, and the drawn means for `mark_outside`.
 
     `common` maps the y categories that adjacent forest plots share to colours, from top to bottom; it is empty if they
-    share none. The column `_at` has the positions after offsets: x of points (also in the rows for `panel.finish`), y
-    of a forest plot.
+    share none. The column `_at` has the plotted position after the offset: the x of points, or the y of a forest plot.
+    `panel.finish` gets it for points only.
     """
     if panel.kind == "heat":
         shades = LinearSegmentedColormap.from_list("", ["white", panel.plot_style("", rows)["color"]])
@@ -64,7 +64,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str])
 
 
 def _draw_legend(axes: Axes, panel: "Panel", means: DataFrame) -> None:
-    """Draw a legend in the upper right of a panel, and extend the y axis so that it covers no points."""
+    """Draw a legend in the upper right of a panel, and extend the y axis so that the legend covers no points."""
     handles, (low, high) = panel.handles(means), axes.get_ylim()
     room = 0.15 * len(handles) * axes.figure.dpi / axes.bbox.height
     axes.set_ylim(low, low + (high - low) / (1 - room))

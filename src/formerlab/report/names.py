@@ -64,7 +64,10 @@ RELEASED_NAMES = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
 
 
 def data_set_label(name: str, released: str | None, scale: str) -> str:
-    """Return the label of a data set in the scale file, after removing the suffix `released`, the name of a model."""
+    """Return the label that the scale file gives a data set.
+
+    `released` is the name of a released model, which is removed from the end of the data set name.
+    """
     name = name.removesuffix(released).strip("-") or "text" if released else name
     return _scale_labels(scale).get(name, name)
 

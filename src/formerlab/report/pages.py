@@ -1,4 +1,4 @@
-"""Tables for readers, and self-contained HTML pages without scripts and fonts.
+"""Tables for readers, and self-contained HTML pages without scripts or fonts.
 
 The content may come from other people's results, so all of it is escaped.
 """
@@ -69,7 +69,7 @@ def takeaway(caption: str) -> str:
 
 
 def bullets(caption: str) -> list[str]:
-    """Return the sentences of a caption without its title, in the parts that ` - ` begins."""
+    """Return a caption without its title, split into list items at ` - `."""
     text = caption.removeprefix(caption_title(caption)).lstrip(",.:;? ")
     return [part[:1].upper() + part[1:] for part in f" {text}".split(" - ") if part.strip()]
 

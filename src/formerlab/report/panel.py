@@ -2,11 +2,11 @@
 
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
 `<y>_pooled_high` are the ends of the pooled interval that verdicts use (`blocks.with_pooled`, thick bar). `<x>_limit`
-of a forest plot is the value at which the criterion of a claim changes (dashed). The values from there to `<x>_met`,
-which may be infinite, meet the claim (shaded). Rows with a `seed` are the values of
-single seeds, which are dots or thin lines beside their mean. `source` is `ours` or `published`. Rows without an x are
-horizontal lines; rows without a series are not drawn. Published values are on a tinted background. A figure is at most
-7 inches wide with 8-point text, and names its data set and models.
+of a forest plot is the threshold of the claim, drawn as a dashed line. The values from there to `<x>_met`, which may be
+infinite, meet the claim (shaded). Rows with a `seed` are the values of single seeds, which are dots or thin lines
+beside their mean. `source` is `ours` or `published`. Rows without an x are horizontal lines in line and band panels;
+forest plots omit them. Rows without a series are not drawn. Published values are on a tinted background. A figure is at
+most 7 inches wide with 8-point text, and names its data set and models.
 
 Some columns are only for the figure: `_style` overrides the name by which the plot style of a series is looked up;
 `_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
@@ -67,8 +67,9 @@ class Panel:
     zero: float | None = None
     """Value of a reference line."""
     outlier_factor: float = 0.0
-    """Outlier factor. Values above `zero` (by default the minimum) by more than this factor times the 75 % quantile of
-    the distances are outside the limits: an arrow has the value. 0 turns this off."""
+    """Outlier factor. A value is outside the axis limits if its distance from `zero` (default: the minimum) exceeds
+    this factor times the 75 % quantile of all such distances. An arrow at the edge shows the value. 0 turns this
+    off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "inside", "none"] = "edge"
@@ -84,7 +85,7 @@ class Panel:
     ticks: Callable[[float], str] | None = None
     """Formats the values of x; each value then has a tick."""
     ends: bool = False
-    """If true, draw no bands, and the last point of each curve with its interval to the right of all curves."""
+    """If true, omit the bands and draw the last point of each curve, with its interval, to the right of all curves."""
 
     colours: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""
@@ -160,7 +161,7 @@ def layout(
 ) -> Callable[[DataFrame], Figure]:
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
-    `columns` is the number of panels side by side. `height` of a panel and `width` of the figure are in inches.
+    `columns` is the largest number of panels side by side. `height` of a panel and `width` of the figure are in inches.
     `notes` returns notes on the shown rows for the caption; the first is also written below the panels. The caption
     also lists the series in `wanted` that have no rows.
     """
@@ -239,7 +240,7 @@ def _figure(
 
 
 def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
-    """Give the panels that ask for it the same limits; axes are linear if a value of any panel has no logarithm."""
+    """Give the panels that ask for it the same limits; all these axes are linear if one cannot be logarithmic."""
     alike = defaultdict(list)
     for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
         alike[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
@@ -255,7 +256,7 @@ def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -
 
 
 def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
-    """Map the y categories that a line of panels shares to colours, in the order of all rows; {} without `share_y`."""
+    """Map the y categories shared by a row of panels to colours, in the order of all rows; {} without `share_y`."""
     first, colours = line[0][0], dict[Any, str]()
     for panel, rows in line if first.share_y else ():
         colours |= {name: panel.plot_style(str(name), points)["color"] for name, points in rows.groupby(panel.y)}

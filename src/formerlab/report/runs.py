@@ -205,8 +205,8 @@ def difference(
 ) -> dict[Any, Any]:
     """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
 
-    Return {} if a is b or the runs share no seed. With `results`, the key `interval` says what the interval
-    is over: seeds, or, if the runs share only one seed, windows or images, without the variance between seeds.
+    Return {} if a is b or the runs share no seed. With `results`, the key `interval` names the unit of the interval:
+    seeds, or test windows or images if the runs share a single seed. The latter excludes the variance between seeds.
     """
     values = subtract(by_seed(rows, a, value), by_seed(rows, b, value))
     interval = student(values)
@@ -234,7 +234,10 @@ def with_difference(
     value: str = "loss_nats",
     results: Results | None = None,
 ) -> DataFrame:
-    """Return rows with the columns of `difference`, from the runs in the columns `a` and `b`; empty without a pair."""
+    """Return rows with the columns of `difference`, from the runs in the columns `a` and `b`.
+
+    The cells are empty if one of the runs is missing.
+    """
     pairs = rows[[a, b]].to_numpy()
     differences = [difference(losses, first, second, name, value, results) for first, second in pairs]
     columns = [*expand_columns(f"{name}[]"), *(["interval"] if results else [])]
@@ -351,5 +354,5 @@ def seed_notes(rows: DataFrame) -> list[str]:
 
 
 def format_count(value: float, digits: int = 2) -> str:
-    """Return a count with few significant digits and the suffix k, M or B."""
+    """Return a count with `digits` significant digits and the suffix k, M or B."""
     return count(float(f"{value:.{digits}g}"))

@@ -1,11 +1,12 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
-The main variants have one hue in all figures: Transformers black, Tokenformers blue (light blue if grown with zero
-keys, pink if a parent is trained further), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green
-(hollow and dashed if half of the budget is recent), H2O vermilion, TOVA violet. The green is much darker than the greys
-and vermilion, so that readers who see no green can tell them apart. Other variants are grey, with names or markers that
-differ. Settings of one variant are shades of its colour. Published values are hollow on a tinted background. A grown
-model is a triangle, and its parent is a circle.
+The main variants have one hue in all figures: Transformers, the full cache and its bound black, Tokenformers blue
+(light blue if grown with zero keys, pink if a parent is trained further), DenseFormers orange or brown,
+Hyper-Connections teal, Decay dark green (hollow and dashed if half of the budget is recent), H2O vermilion, TOVA
+violet. The green is much darker than the greys and vermilion, so that readers who see no green can tell them apart.
+Other variants are grey, with names or markers that differ. Settings of one variant are shades of its colour. Published
+values are hollow on a tinted background. A model that grows as published is a triangle, other ways to grow have other
+markers, and the parent is a circle.
 """
 
 import textwrap
@@ -25,8 +26,8 @@ from formerlab.report.names import color_and_marker
 
 BLACK, GREY, RUST, GREEN = "#222222", "#595959", "#8C3B00", "#005C3E"
 BLUE, ORANGE, _, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
-"""The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text uses
-`ink(colour)`, a darker shade of the colour of its series.
+"""The colour-blind palette of seaborn, without its yellow, light pink and grey, which are too light, and its green.
+Text uses `ink(colour)`, a darker shade of the colour of its series.
 """
 
 SETTINGS: dict[Any, Any] = {

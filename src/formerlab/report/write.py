@@ -54,7 +54,7 @@ def draw(name: str, results: Results, out: Path, *, skip_empty: bool = False, pd
     """Render one figure or table into the folder `out` and return the written files.
 
     If our runs have no rows, the files say which rows are missing; with `skip_empty`, earlier files are removed instead
-    and no files are written. Without `pdf`, an earlier PDF is removed.
+    and no files are written. Without `pdf`, an earlier PDF is removed. Raises UserError for an unknown name.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
@@ -129,8 +129,8 @@ def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bo
     """Render figures and tables, warn about excluded rows, and return the files by name, or None if rendering failed.
 
     A failure does not stop the others, and each reason is printed once. Existing files of a failed figure or table are
-    kept, and missing files are created with an error message, since Snakemake requires all outputs. Raises NoRoom if
-    the disk is full.
+    kept, and missing files are created, with an error message except in the CSV, since Snakemake requires all outputs.
+    Raises NoRoom if the disk is full.
     """
     files, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
@@ -155,7 +155,10 @@ def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bo
 
 
 def _write_missing_files(entry: CatalogueEntry, out: Path) -> None:
-    """Write the missing files of a figure or table that could not be rendered; they contain an error message."""
+    """Write the missing files of a figure or table that could not be rendered.
+
+    The CSV is empty; the other files contain an error message.
+    """
     message = f"{entry.name} could not be rendered; `python -m formerlab status` says why."
     for path in (path for file in entry.outputs if not (path := out / file).exists()):
         if path.suffix in (".pdf", ".png"):
@@ -295,7 +298,10 @@ def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> 
 
 
 def _origin(entry: CatalogueEntry, results: Results) -> str:
-    """Return a line on the models (for released ones, the weights and the window length of losses) and the scale."""
+    """Return a line with the models and the scale.
+
+    A released model is listed with its weight precision and, for losses, the window length.
+    """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]

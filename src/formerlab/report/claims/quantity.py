@@ -1,7 +1,7 @@
 """Quantities with an uncertainty: linear combinations of run metrics, paired means over examples, agreement of seeds.
 
-protocol.statistics in claims.yaml states the rules. Resamples depend only on the number of examples, so all arms of a
-claim share them and differences stay paired.
+protocol.statistics in claims.yaml states the rules. Resamples depend only on the number of examples and the position of
+the task, so all arms of a claim share them and differences stay paired.
 """
 
 import math
@@ -20,8 +20,8 @@ from formerlab.report.studies.two_fold import half_indices, split_halves, two_fo
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, sample_variances, student
 
 MIN_UNITS = 20
-"""Fewer documents than this number do not enter the interval (min_documents). With fewer examples, Student's t replaces
-the bootstrap (min_examples)."""
+"""With fewer documents than this, the interval covers seeds only (min_documents). With fewer examples, Student's t
+replaces the bootstrap (min_examples)."""
 MONTE_CARLO_GUARD = 3
 """Monte Carlo standard errors by which an interval end is moved outward before a comparison (monte_carlo_guard)."""
 BATCHES = 20

@@ -21,8 +21,8 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 POOLED = {"pooled intervals": ("diff", "logratio")}
-"""Criterion functions that a change of the statistics affects, by the name of the change. The changelog names the
-functions of other changes."""
+"""Criterion functions affected by a change of the statistics, by the title of the change in the changelog. Other
+changes name their functions in the title."""
 
 
 class ClaimsSection(Spec):
@@ -76,7 +76,7 @@ class Condition(ClaimsSection):
 
 
 class Claim(ClaimsSection):
-    """A claim of a paper or of its critics."""
+    """A claim of a paper, of a third party, or of this project."""
 
     id: str
     """Name of the claim; its prefix is the study."""
@@ -174,7 +174,7 @@ def read_claims() -> ClaimRegistry:
 
 
 def read_claim(name: str) -> Claim:
-    """Return the registered claim with this id."""
+    """Return the registered claim with this id. Raises StopIteration if there is no such claim."""
     return next(claim for claim in read_claims().claims if claim.id == name)
 
 
@@ -220,7 +220,7 @@ class Arm(Spec):
         if self.alpha is not None and self.alphas:
             raise ValueError("alpha and alphas exclude each other")
         if self.chosen and len(self.alphas) < 2:
-            raise ValueError(f"chosen: {self.chosen} needs two alphas to choose among")
+            raise ValueError(f"chosen: {self.chosen} needs at least two alphas")
         return self
 
 
@@ -241,5 +241,5 @@ class ClaimArms(Spec):
         return self.arms if item is None else self.arms | self.items.get(item, {})
 
     def named(self) -> list[tuple[str, Arm]]:
-        """Return the name and runs of every arm: of those that all items share, then item by item."""
+        """Return (name, arm) pairs: the arms shared by all items, then the arms of each item."""
         return [pair for arms in (self.arms, *self.items.values()) for pair in arms.items()]

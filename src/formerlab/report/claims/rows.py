@@ -146,7 +146,7 @@ class ClaimRows:
         values, name = means.apply(np.log) if logarithm else means, f"{'ln ' * logarithm}{metric} {at} {run}"
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
-        if at != "end" or unit is None:  # the rows have no column of documents, pairs or images
+        if at != "end" or unit is None:  # units: only for documents, pairs or images of the test split
             return RunMetric(name, values)
         units = weighted_means(rows, ["seed", unit]).unstack()
         weights = rows[rows["seed"] == means.index[0]].groupby(unit)["tokens"].sum().to_numpy(float)

@@ -25,7 +25,7 @@ Outcome = Literal["agrees", "contradicts", "cannot_tell", "not_tested", "holds",
 Numbers = Mapping[str, float]
 """Results of an exact check by name: `item/name` if they differ by item, `slope:cost:size` for slopes."""
 MIN_SEEDS = 3
-"""Smallest number of seeds for a verdict that uses value, diff or ratio (min_seeds)."""
+"""Smallest number of seeds for a verdict that uses value, diff, ratio, logratio or correlation (min_seeds)."""
 
 
 class Item:

@@ -48,8 +48,8 @@ def losses(results: Results, study: str, runs: Sequence[str], policies: Sequence
     budget.
 
     `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` is the loss minus the loss of H2O
-    (half recent) at the same budget. Both are paired on the windows that both policies read, also in different runs,
-    and have 95 % intervals (`pruning.paired_losses`).
+    (half recent) at the same budget. Both are paired on the windows on which both were evaluated, even if in
+    different runs, and have 95 % intervals (`pruning.paired_losses`).
     """
     rows = results.rows("prune.csv", study, runs)
     texts = text_labels(results, study, runs)

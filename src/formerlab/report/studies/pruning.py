@@ -53,7 +53,8 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     """Return one row per run, policy, alpha, recent fraction and budget, with its loss over all seeds and windows.
 
     `increase_nats` is the loss minus the loss of the full cache on the same windows of the same model. Its 95 %
-    interval is over windows, and over seeds if there are at least two (`statistics.mean_ends`). `perplexity_low` and
+    interval is over documents if there are at least MIN_UNITS, otherwise over windows, and over seeds if there are at
+    least two. `perplexity_low` and
     `perplexity_high` add this interval to the loss of the full cache, so they show the uncertainty of the comparison.
     Without rows of the full cache, the difference and these ends are empty.
     """
@@ -130,8 +131,8 @@ def _student_ends(
 ) -> tuple[Float[np.ndarray, " arms"], Float[np.ndarray, " arms"]]:
     """Return the ends of Student's t interval over units, and over seeds if there are at least two.
 
-    The percentiles of a bootstrap are too narrow for fewer than MIN_UNITS units (`examples` in claims.yaml). A single
-    unit has no interval.
+    The percentiles of a bootstrap are too narrow for fewer than MIN_UNITS units (protocol.statistics.examples in
+    claims.yaml). A single unit has no interval.
     """
     mean, half = by_seed.mean(axis=1), np.full(len(by_seed), np.nan)
     if differences.shape[-1] > 1:
@@ -270,9 +271,9 @@ _DECODE_KEYS = ["run", "sequences", "length"]
 def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, number of sequences, cache and length with medians and quartiles over repetitions.
 
-    `tokens_per_s` counts the tokens of all sequences. Three columns divide by our full cache in the same repetition:
-    `speed_ratio` the decoding speed, `prompt_ratio` the time to read the prompt (if it was measured), and `cache_share`
-    the bytes of keys and values.
+    `tokens_per_s` counts the tokens of all sequences. Three columns are relative to our full cache in the same
+    repetition: `speed_ratio` (decoding speed), `prompt_ratio` (time to process the prompt, if measured), and
+    `cache_share` (bytes of keys and values).
     """
     rows = results.rows_of("decode.csv", study)
     rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]

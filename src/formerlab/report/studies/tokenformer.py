@@ -45,7 +45,7 @@ WAYS_TO_GROW = {
 }
 """Labels of the two main ways to grow."""
 PARENT = "parent"
-"""Series of the models that grew and that did not grow themselves."""
+"""Series of the ungrown parents of grown models."""
 LENGTHS = ("short", "medium", "long")
 """Lengths of one stage from one parent. Medium has 4 times and long has 8 times the tokens of short."""
 GROWTH_PATTERNS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
@@ -56,7 +56,7 @@ FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
 """Name prefixes of the Transformers trained from scratch, each with a full schedule.
 
 Other comparisons also use `modern-chosen` and `long-modern-chosen`, the smallest models of the shortest and longest
-budget, so they lack the prefix `envelope-`.
+budget, so they do not have the prefix `envelope-`.
 """
 
 
@@ -106,8 +106,8 @@ def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return losses on comparable text, at the learning rates that the claims use.
 
-    If the learning rate of any run that starts from a parent ends at 0, leave out those whose rate does not
-    (TokenFormer, arXiv:2410.23168, section 4.1).
+    If any run that starts from a parent ends at learning rate 0, drop the runs from a parent that do not (TokenFormer,
+    arXiv:2410.23168, section 4.1).
     """
     losses = with_registered_rates(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
@@ -184,8 +184,8 @@ def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) 
 def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
     """Pair each grown run (`run`) with its parent trained further (`rival`) on the same text for equal FLOPs (5 %).
 
-    Of several learning rates it takes the run with the lowest validation loss; runs with at least two seeds come first.
-    `records` has a row per run, indexed by run.
+    If several learning rates were tried, use the run with the lowest validation loss, among runs with at least two
+    seeds if there are any. `records` has a row per run, indexed by run.
     """
     losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
     arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
@@ -242,7 +242,7 @@ def published_ratio() -> DataFrame:
 
 
 class Shape(NamedTuple):
-    """FLOPs of a forward pass over T tokens: 2 N T + 4 L d T^2 (arXiv:2410.23168, Table 3).
+    """Sizes of a model. A forward pass over T tokens has 2 N T + 4 L d T^2 FLOPs (arXiv:2410.23168, Table 3).
 
     N = 2 L d (n_q + n_k + n_v + n_o + n_ff) counts parameters without embedding and norms. A d x d matrix has as many
     parameters as d / 2 parameter tokens, so the formula also gives the 12 L d^2 parameters of a Transformer.

@@ -24,7 +24,10 @@ def half_indices(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, "
 def choose_alphas(
     grids: Mapping[str, Grid], halves: Mapping[str, Int[ndarray, " examples"]], *, common: bool
 ) -> dict[str, Choice]:
-    """Return the index of the alpha that is chosen for each half of the examples, by task."""
+    """Return the index of the chosen alpha for each half of the examples, by task.
+
+    It has the highest accuracy on the other half.
+    """
     accuracies = {
         task: np.stack([grid[:, :, halves[task] != half].mean(axis=2) for half in (0, 1)], axis=-1)
         for task, grid in grids.items()

@@ -24,7 +24,7 @@ from formerlab.statistics import CONFIDENCE
 def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return our rows in a block per data set and learning rate schedule, each with the baselines of its data set.
 
-    The regime of a baseline is its data set alone. Published rows have no regime and stay as they are.
+    The regime of a baseline is its data set alone. Published rows are returned unchanged.
     """
     if "regime" not in rows or rows["source"].eq("published").any():
         return rows
@@ -101,7 +101,10 @@ class ClaimVerdict(NamedTuple):
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
-    """Return the verdict on each claim (by default, on all claims of the study), without runs if no run was planned."""
+    """Return the verdict on each claim, by default on all claims of the study with registered arms.
+
+    The set of runs is empty if the claim is not tested.
+    """
     arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
     verdicts = dict.fromkeys(claims or arms, ClaimVerdict("not tested", frozenset()))
     for claim in (claim for claim in read_claims().claims if claim.id in verdicts and claim.id in arms):
@@ -136,7 +139,7 @@ def negated(rows: DataFrame, name: str, new: str) -> DataFrame:
 
 
 def with_verdict(row: "Series[Any]") -> str:
-    """Return the verdict of a row in round brackets, or "" if no claim rests on it."""
+    """Return the verdict of a row in round brackets, or "" if no claim uses the row."""
     return f" ({row['verdict']})" if isinstance(row["verdict"], str) else ""
 
 

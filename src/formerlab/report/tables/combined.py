@@ -35,7 +35,7 @@ MODELS = {
 }
 """Label, and signs of projection and averages, by run."""
 PRUNED = {"h2o": "H2O", "decay": "Decay"}
-"""Policies beside the full cache."""
+"""Policies other than the full cache."""
 BEYOND = "beyond the sum"
 """The last words of the label of an interaction."""
 

@@ -37,13 +37,17 @@ from formerlab.results.schema import DECODE, FORWARD, TRAINING
 STUDY = "denseformer"
 _ENDS = ("", "_low", "_high")
 _OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
-"""Settings with their own plain Transformer; runs of other settings are compared with the one of the main setting."""
+"""Settings with their own plain Transformer.
+
+Runs of all other settings are compared with the plain Transformer of the main setting.
+"""
 
 
 def plains(records: DataFrame) -> dict[str, str]:
     """Return, by run, the plain Transformer of the same depth, data, batch and backbone, if any.
 
-    Of several, it is the one with the run's learning rate, otherwise the first. Setting `modern` needs an equal rate.
+    If there are several, prefer the one with the same learning rate, otherwise take the first. Runs of setting `modern`
+    require the same learning rate.
     """
     plain: dict[tuple[str, ...], str] = {}
     keys: dict[str, tuple[str, ...]] = {}
@@ -61,7 +65,7 @@ def plains(records: DataFrame) -> dict[str, str]:
 @cached_reader
 def gains(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per run, sorted by depth: its loss, its spec, and its gain, the loss of the plain Transformer minus
-    its own, in nats and paired by seed. `interval` says what the interval of the gain is over.
+    its own, in nats and paired by seed. `interval` names the unit of the interval (seeds or test windows).
     """
     losses = held_out_losses(results, STUDY)
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "device", "spec."))]
@@ -78,7 +82,7 @@ def registered_plains(results: Results) -> dict[str, str]:
 
 
 def speeds(results: Results) -> DataFrame:
-    """Return a row per timed run: median and quartiles of the times and of the bytes of each measure.
+    """Return a row per timed run: median and quartiles of the times and the median of the bytes.
 
     Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
     `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
@@ -103,8 +107,8 @@ _NAMES = {
 
 
 def published_models(*tables: str) -> DataFrame:
-    """Return tables of the paper, a row per table, model and setting. `run` is the printed name, which `variant` and
-    `layers` divide, and `perplexity_se` the published standard error. A forward pass has 64 sequences.
+    """Return tables of the paper, a row per table, model and setting. `run` is the printed name; `variant` and `layers`
+    are its two parts, and `perplexity_se` the published standard error. A forward pass has 64 sequences.
     """
     by = ("table_or_figure", "model", "setting")
     rows = published_rows(DENSEFORMER, *tables, by=by, names=_NAMES, factors={"parameters": 1e6})
@@ -228,7 +232,10 @@ _READS = {
 
 
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a block per depth and text with more models than 1x1 and the plain Transformer, or the published ones."""
+    """Return one block per depth and text that has at least three models including 1x1.
+
+    For published rows, return one block.
+    """
     if rows["source"].eq("published").any():
         levels = rows.assign(is_reference=rows["variant"].eq(_DENSE)).rename(columns={"setting": "training"})
         levels = levels.replace({"published_nats": 0.0}, np.nan).sort_values(["training", "perplexity"])

@@ -63,7 +63,7 @@ LABELS = {
     r"^smoothing-(\d)": r"label smoothing 0.\1", r"^positions-(\w+)": r"\1 positions",
     "-averaged": ", averaged checkpoints",
 }  # fmt: skip
-"""Labels of the parts of run names that name a change from the base model, by pattern."""
+"""Patterns in run names and their labels; each names a change from the base model."""
 CLAIMS = (
     *("transformer-single-head-worse", "transformer-dropout-helps", "transformer-label-smoothing-trade"),
     "transformer-learned-positions-equal",

@@ -80,7 +80,7 @@ _FAIR = (
 )
 """Comparisons of equal FLOPs that the table adds."""
 _AS_GOOD = ("tokenformer-matched", "vit")
-"""The comparison whose claim is about the first error over the second; all other claims are about the inverse."""
+"""A comparison whose claim is about the first error over the second; most claims are about the inverse."""
 PAIR = ["question", "model", "run", "compared_with"]
 
 

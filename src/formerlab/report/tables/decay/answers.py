@@ -27,7 +27,7 @@ _CONDITIONS = {
 }
 """Condition of the questions, with a field for the budget, by prefix of the name of a run."""
 _NAMED = (*SUITES, "copa", "sciq", "blimp")
-"""Sets with a published name. A run that answers them shows no others."""
+"""Sets with a published name. If a run has any of these sets, its other sets are omitted."""
 _MEAN = "mean"
 _POLICIES = {"Full": "Full", "H2O 20+20": "H2O", "Decay 0+40": "Decay 0.2"}
 _OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"

@@ -15,7 +15,7 @@ STUDY = "decay"
 _SWEPT = r"Decay 0\.([13-8]|9$)"
 """Matches the values of alpha that tables for readers leave out."""
 _BOUNDS = ("Full", "Ideal")
-"""Policies that no cache of the budget can run."""
+"""Upper bounds: no cache of this budget can implement these policies."""
 
 
 def _by_budget(rows: DataFrame, value: str) -> DataFrame:

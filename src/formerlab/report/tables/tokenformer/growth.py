@@ -141,7 +141,7 @@ _NEW_TEXT = "tokenformer-continued-training-lower"
 
 
 def _methods(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the models on new text with the lowest loss first, as losses minus the loss without growth."""
+    """Return the models on new text, sorted by the loss minus the loss of the same family without growth."""
     rows = negated(rows, "validation_gain_nats", "minus_ungrown_nats")
     rows = negated(rows, "minus_net2net_nats", "behind_net2net_nats")
     ungrown = rows["run"].str.endswith("-ungrown")
@@ -208,7 +208,7 @@ def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
 def _published_costs() -> DataFrame:
     """Return the perplexities of Tables 6 and 7 with the TPU hours of Fig 3, a row per size, and the ratio of hours."""
     points = published_points(*(("Fig 3", series) for series in _SERIES)).replace({"series": _SERIES})
-    points = points[~points["run"].str.endswith(" 124M")]  # before growth; other training tokens
+    points = points[~points["run"].str.endswith(" 124M")]  # not grown, and trained on a different number of tokens
     points = points.assign(size=points["run"].str.split().str[1])
     wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
     units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
@@ -220,7 +220,10 @@ _COST = "tokenformer-growth-saves-cost"
 
 
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per stage with each way to go on, or the published costs."""
+    """Return a row per stage with columns for grown, zero keys and trained further.
+
+    For published rows, return the published costs.
+    """
     if rows["source"].eq("published").any():
         ratio = rows["flops_ratio"].iloc[0]
         return {
