@@ -19,7 +19,7 @@ PANELS = (
     ("Parameter tokens", "Tokenformer", RED,
      "vision-matches-vit-equal-parameters", "error rate / error rate of a ViT"),
     ("Averages over depth", "DenseFormer", GREEN,
-     "denseformer-gain-persists-with-training", "perplexity relative to the plain model"),
+     "denseformer-better-at-equal-depth", "perplexity relative to the plain model"),
     ("KV-cache eviction", "Decay", BLUE,
      "decay-beats-h2o", "accuracy minus accuracy of H2O"),
 )  # fmt: skip

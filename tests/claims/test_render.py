@@ -11,7 +11,7 @@ from fixtures.rows import make_decay, make_tokenformer
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_blocks
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, readme_blocks, studies
+from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, readme_findings
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
@@ -106,37 +106,16 @@ def test_a_verdict_on_one_model_states_the_model(tmp_path, scale, run, expected)
     assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
 
-def table_of_the_readme(by_scale):
-    table = readme_blocks(by_scale)[1].partition("</summary>")[2].partition("</details>")[0]
-    return [line for line in table.splitlines() if line.startswith("|")]
+def rows_of_the_readme(by_scale):
+    """Return the rows of the table of findings and of the folded table."""
+    tables = readme_findings(by_scale).split("<details>")
+    return [[line for line in table.splitlines() if line.startswith("| ")][2:] for table in tables]
 
 
-def test_the_findings_of_the_readme_have_verdict_and_number_of_their_table_row():
-    block, _ = readme_blocks(verdicts_by_scale(ROOT))
-    findings = re.findall(r"^- (\S) \*\*[^(]+ \((.*?)\)\.\*\* (.*)$", block, re.MULTILINE)
-    lines = [line for line in README_CLAIMS.values() if line.topic]
-    assert len(findings) == len(lines) == 5
-    assert [sentence for *_, sentence in findings if re.search(r"[{}]", sentence)] == []
-    signs = [SIGNS[outcome] for outcome in README_ORDER]
-    assert [sign for sign, *_ in findings] == sorted((sign for sign, *_ in findings), key=signs.index)
-    rows = [row.removeprefix("| ").split(" | ") for row in table_of_the_readme(verdicts_by_scale(ROOT))[2:]]
-    by_claim = {cells[1].partition("<br>")[0].strip("*"): cells for cells in rows}
-    for line in lines:
-        verdict, _, ours, *_ = by_claim[line.claim]
-        numbers = re.findall(r"(?:^|: )([-+]?[\d.]+)(?: \[|$)", ours.replace("<br>", ": "))
-        start = line.finding.partition("{")[0]
-        (finding,) = [finding for finding in findings if finding[2].startswith(start)]
-        assert verdict.partition(" †")[0] == f"{finding[0]} {finding[1]}"
-        for index in map(int, re.findall(r"\{(\d)\}", line.finding)):
-            change = {"-": " % lower", "+": " % higher"}.get(numbers[index][0], "")
-            assert f"{numbers[index].lstrip('+-')}{change} {'[' * ('[' in ours)}" in finding[2]
-
-
-def test_the_table_of_studies_counts_every_claim_once():
-    rows = [line.split(" | ") for line in studies(best_verdicts(verdicts_by_scale(ROOT))).splitlines()[2:]]
-    counts = [sum(map(int, re.findall(r"\d+", " ".join(row[at] for row in rows)))) for at in (2, 3)]
-    assert counts == [46, 16]
-    assert rows[0][2:] == ["no verdict 4, no run 2", "holds 3, fails 1 |"]
+def test_the_readme_counts_every_claim_once():
+    (sentence,) = [line for line in readme_findings(verdicts_by_scale(ROOT)).splitlines() if line.startswith("Of ")]
+    measured, exact = (list(map(int, re.findall(r"\d+", part))) for part in sentence.split(". "))
+    assert (measured[0], exact[0]) == (sum(measured[1:]), sum(exact[1:])) == (46, 16)
 
 
 def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():
@@ -151,19 +130,19 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     best = best_verdicts({"laptop": untested, "overnight": verdicts})
     tested = [verdict for verdict in best if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
-    lines = table_of_the_readme({"laptop": untested, "overnight": verdicts})
-    assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
-    assert len(lines) - 2 == len(README_CLAIMS)
-    assert not any("**fails**" in line for line in lines), "only exact claims have the outcome `fails`"
+    shown, folded = rows_of_the_readme({"laptop": untested, "overnight": verdicts})
+    assert len(shown) + len(folded) == len(README_CLAIMS)
 
 
 def test_the_table_of_the_readme_is_sorted_by_verdict_with_a_stable_order(verdicts):
     names = list(README_CLAIMS)
     outcomes = {name: README_ORDER[5 - index % 6] for index, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in verdicts]
-    expected = [f"**{README_CLAIMS[name].claim}**" for word in README_ORDER for name in names if outcomes[name] == word]
-    lines = table_of_the_readme({"laptop": mixed})[2:]
-    assert [line.split(" | ")[1].partition("<br>")[0] for line in lines] == expected
+    in_order = [README_CLAIMS[name] for word in README_ORDER for name in names if outcomes[name] == word]
+    for folded, rows in enumerate(rows_of_the_readme({"laptop": mixed})):
+        expected = [line.claim for line in in_order if line.folded == folded]
+        assert [row.split("**")[1] for row in rows] == expected
+        assert expected
 
 
 def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition():
@@ -179,7 +158,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
         assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), (
             "no internal names"
         )
-    lines = [line for line in table_of_the_readme(by_scale) if "no verdict" in line.split(" | ")[0]]
+    lines = [row for rows in rows_of_the_readme(by_scale) for row in rows if "no verdict" in row.split(" | ")[0]]
     assert all(line.startswith(f"| {SIGNS['not_tested']} {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
     assert lines
@@ -194,7 +173,7 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     assert former["denseformer-better-at-equal-depth"] == former["tokenformer-growth-beats-continuing"] == "agrees"
     assert former["tokenformer-continued-training-lower"] == "cannot_tell"
     assert "decay-beats-h2o" not in altered, "the outcome `undecided` was renamed to `cannot_tell`"
-    lines = table_of_the_readme({"overnight": verdicts})
+    lines = [row for rows in rows_of_the_readme({"overnight": verdicts}) for row in rows]
     assert sum(" † (before: " in line for line in lines) == len(altered) < len(readme_claims)
 
 
