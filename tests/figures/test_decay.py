@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
+from matplotlib.colors import to_hex
 
 from formerlab.evaluation.pruning import long_context
 from formerlab.report.figures.decay.answers import published_accuracies
-from formerlab.report.figures.decay.long import decay_passkey
+from formerlab.report.figures.decay.long import SQUARES, decay_passkey
 from formerlab.report.figures.decay.loss import decay_alpha, decay_league
 from formerlab.report.names import data_set_label
 from formerlab.report.studies.policy_comparison import MIN_FULL_SCORE_PERCENT, NEEDLES
@@ -183,11 +184,17 @@ def test_passkeys_are_counted_by_length_and_position(tmp_path):
     data = decay_passkey.rows(Results(tmp_path), ("long-*",)).set_index("depth")
     assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
     assert (data["numbers"] == 2).all()
-    assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
     assert data["log_prob"].tolist() == pytest.approx([-0.1, -0.1])
-    assert "Full: 3 of 4" in {
-        text.get_text() for text in decay_passkey.draw(data.reset_index()).axes[0].get_yticklabels()
-    }
+    (panel,) = decay_passkey.draw(data.reset_index()).axes
+    assert panel.get_title() == "1k tokens"
+    squares = [to_hex(colour) for colour in panel.collections[0].get_facecolors()]
+    assert squares == [SQUARES["found"], SQUARES["not found"], SQUARES["found"], SQUARES["found"]]
+    write_needles(tmp_path)
+    short = decay_passkey.rows(Results(tmp_path), ("long-*",)).dropna(subset="found_percent")
+    by_task = short.groupby("task").agg({"configuration": set, "decides": set, "numbers": set})
+    assert by_task["configuration"].tolist() == 2 * [{"Full", "H2O"}]
+    assert by_task["numbers"].tolist() == 2 * [{4}]
+    assert by_task["decides"].to_dict() == {"needle_multikey_512": {"no"}, "needle_single_512": {"yes"}}
 
 
 def windows(losses):
@@ -228,7 +235,8 @@ def test_decay_is_compared_with_h2o_on_the_same_windows(tmp_path):
     assert data["minus_h2o_nats"].tolist() == pytest.approx([0.0, 0.02, 0.8])
     (panel,) = decay_alpha.draw(data).axes
     assert panel.get_title() == "Cache of 40 %"
-    assert sorted(panel.get_lines()[0].get_ydata()) == pytest.approx([0.0, 0.02, 0.8])
+    assert sorted(panel.get_lines()[0].get_ydata()) == pytest.approx([0.0, 0.02])
+    assert "alpha 1: +0.80" in panel.texts[-1].get_text()
     assert "1.0" in [tick.get_text() for tick in panel.get_xticklabels()]
 
 
@@ -239,14 +247,14 @@ def test_the_difference_to_h2o_is_empty_without_h2o(tmp_path):
     assert decay_alpha.rows(Results(tmp_path), ("*",)).empty
 
 
-def test_panels_share_the_y_range_and_an_arrow_marks_local_beyond_it(tmp_path):
+def test_a_policy_has_a_mark_for_each_text_and_local_is_an_arrow(tmp_path):
     data = decay_league.rows(pruned_runs(tmp_path, "released-small", "released-large"), ("*",))
     figure = decay_league.draw(data)
-    assert [axes.get_title() for axes in figure.axes] == ["Minus H2O: text, large", "Minus H2O: text, small"]
-    for axes in figure.axes:
-        assert axes.get_ylim() == figure.axes[0].get_ylim()
-        assert axes.get_ylim()[1] < 4.9
-        assert "4.9" in {text.get_text() for text in axes.texts}
+    (panel,) = figure.axes
+    assert panel.get_title() == "Cache of 40 %"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["text, large", "text, small"]
+    assert panel.get_xlim()[1] < 4.9
+    assert [text.get_text() for text in panel.texts].count("4.9") == 2
 
 
 def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
@@ -259,7 +267,6 @@ def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     rows = {("full", None, None, 1.0): HARD, ("pyramid(h2o) layers=30", None, 0.5, 0.1): HARD + 0.05}
     rows |= {("decay", alpha, recent, 0.1): HARD + alpha for alpha, recent in ((0.2, 0.0), (0.95, 0.5), (0.5, 0.0))}
     write_csv(path, TABLES["prune.csv"].required, [row for row in windows(rows) if row[5] % 2 == 0])
-    write_needles(tmp_path)
     data = decay_league.rows(Results(tmp_path), ["random-small", "league-small"])
     losses = data[data["increase_nats"].notna() & data["policy"].ne("full")].set_index("configuration")
     assert losses["windows"].to_dict() == {"H2O": 5, "Random": 5, "Decay 0.2": 3, "Decay 0.95, half recent": 3}
@@ -267,13 +274,10 @@ def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     assert losses["minus_h2o_nats"].to_dict() == pytest.approx(expected)
     assert losses.loc["H2O", "increase_nats"] == pytest.approx(3.8)
     assert losses.loc["Decay 0.2", "increase_nats"] == pytest.approx(0.2)
-    by_task = data.dropna(subset="found_percent").groupby("task").agg({"configuration": set, "decides": set})
-    assert by_task["configuration"].tolist() == 2 * [{"Full", "H2O"}]
-    assert by_task["decides"].to_dict() == {"needle_multikey_512": {"no"}, "needle_single_512": {"yes"}}
     (panel,) = decay_league.draw(data).axes
-    assert panel.get_title() == "Minus H2O: text"
-    names = [text.get_text() for text in panel.figure.legends[0].get_texts()]
-    assert names == ["Decay 0.2", "Decay 0.95, half recent", "Full"], "H2O is the line at zero"
+    assert panel.get_title() == "Cache of 10 %"
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    assert names == ["Decay 0.2", "Decay 0.95, half recent", "Full cache"], "H2O is the line at zero"
     table = decay_league_table.rows(Results(tmp_path), ["random-small", "league-small"])
     differences = table.set_index("configuration")["minus_h2o_nats"].to_dict()
     assert differences == pytest.approx(expected | {"Full": -3.8, "H2O, budget by layer": -0.15})

@@ -23,7 +23,7 @@ NEW = {
 FIGURES_BY_LABEL = {
     "Skips of rank 3": ("denseformer_patterns", "denseformer_table"),
     "Low rank 8": ("tokenformer_cost", "tokenformer_table"),
-    "Peak attention": ("decay_baselines", "decay_table"),
+    "Peak attention": ("decay_table",),
 }
 
 

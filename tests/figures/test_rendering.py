@@ -32,7 +32,7 @@ from formerlab.report.columns import count, meanings, number
 from formerlab.report.headline import headline
 from formerlab.report.pages import bullets, caption_title, format_table, markdown_table, without_constants
 from formerlab.report.runs import held_out_losses, lineage, means_by_run, variant_label
-from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
+from formerlab.report.studies.pruning import configurations, main_configurations
 from formerlab.report.tables.transformer import scores
 from formerlab.report.write import draw_all, draw_each
 from formerlab.results.read import Results
@@ -286,20 +286,6 @@ def test_configurations_are_paired_with_the_full_cache(tmp_path):
     assert (h2o["increase_nats_high"] - h2o["increase_nats_low"]).max() < 0.05
     assert "Decay 0.2, half recent" in table.index
     assert "H2O (local statistics)" in table.index
-
-
-def test_the_mean_of_a_configuration_is_the_mean_of_its_seeds(tmp_path):
-    make_decay(tmp_path, (0, 1, 2))
-    results = Results(tmp_path)
-    table = with_seeds(results, "decay", configurations(results, "decay"))
-    for policy in ("h2o", "local"):  # the recent fraction of Local is NaN
-        rows = table[(table["policy"] == policy) & (table["budget"] == 0.1)].groupby("part")["increase_nats"]
-        assert rows.size().to_dict() == {"mean": 1, "seed": 3}
-        assert rows.mean()["seed"] == pytest.approx(rows.mean()["mean"])
-    assert set(table.loc[table["policy"] == "full", "part"]) == {"mean"}
-    make_decay(tmp_path / "one", (0,))
-    alone = Results(tmp_path / "one")
-    assert set(with_seeds(alone, "decay", configurations(alone, "decay"))["part"]) == {"mean"}
 
 
 def test_the_main_configuration_is_as_published(tmp_path):

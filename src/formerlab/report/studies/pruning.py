@@ -12,7 +12,7 @@ from formerlab.report.claims.quantity import MIN_UNITS
 from formerlab.report.names import RELEASED_NAMES, data_set_label, variant_styles
 from formerlab.report.runs import seed_count
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, half_width, mean_ends, sample_variances, weighted_means
+from formerlab.statistics import bootstrap_means, half_width, mean_ends, sample_variances
 
 _POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
@@ -171,23 +171,6 @@ def on_common_windows(rows: DataFrame) -> DataFrame:
     return rows[rows.groupby(["run", "seed", "window"])["loss_nats"].transform("size") == rows["run"].map(counts)]
 
 
-def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
-    """Return the configurations (`part` is `mean`) and, for runs with several seeds, a row per configuration and seed
-    with `increase_nats` (`part` is `seed`).
-    """
-    keys = ["run", "seed", "window"]
-    rows = on_common_windows(results.rows("prune.csv", study, list(table["run"].unique())))
-    rows = rows.join(rows[rows["policy"] == "full"].set_index(keys)["loss_nats"].rename("full_nats"), on=keys)
-    rows = rows[rows["full_nats"].notna() & (rows.groupby("run")["seed"].transform("nunique") > 1)]
-    tables = [table.assign(part="mean")]
-    if len(rows):
-        rows = rows.assign(increase_nats=rows["loss_nats"] - rows["full_nats"])
-        seeds = weighted_means(rows, [*CONFIGURATION, "seed"], "increase_nats").reset_index()
-        pruned = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]
-        tables.append(pruned.merge(seeds, on=CONFIGURATION).assign(part="seed"))
-    return pd.concat(tables, ignore_index=True)
-
-
 _USUAL_RECENT = {"h2o": 0.5, "random sink=4": 0.25}
 """Recent fractions that labels leave out, by policy; otherwise 0."""
 _RECENT_LABELS = {0.0: "none recent", 0.5: "half recent"}
@@ -245,17 +228,6 @@ def main_configurations(table: DataFrame) -> DataFrame:
     ranked = table.loc[ranks.sort_values([*ranks], kind="stable").index]
     best = ranked.drop_duplicates(["run", "policy"])[["run", "configuration"]]
     return table.merge(best, on=["run", "configuration"])
-
-
-def interval_notes(table: DataFrame) -> list[str]:
-    """Return notes on seeds, windows and the meaning of the bars, for the caption of a figure."""
-    windows = " to ".join(dict.fromkeys(str(int(count)) for count in (table["windows"].min(), table["windows"].max())))
-    models = "of this one model only" if table["seeds"].max() == 1 else "and over seeds if there are at least two"
-    bars = f"bars: 95 % interval of the paired difference to the full cache, over {windows} windows {models}"
-    if table["increase_nats_low"].isna().all():
-        bars = "no rows of the full cache, so no paired interval"
-    dots = "; small dots: seeds" if "part" in table and (table["part"] == "seed").any() else ""
-    return [f"{pruning_sample(table)}; {bars}{dots}."]
 
 
 def pruning_sample(rows: DataFrame) -> str:

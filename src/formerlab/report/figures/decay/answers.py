@@ -1,6 +1,5 @@
 """Zero-shot accuracy under pruning, by suite and by alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,7 +20,7 @@ from formerlab.report.studies.pruning import (
     pruning_sample,
 )
 from formerlab.report.studies.questions import MEAN_LABEL, SUITES, accuracies, chance_accuracy, load_answers, task_label
-from formerlab.report.style import BLACK, GREY, NARROW, ink
+from formerlab.report.style import BLACK, GREEN, GREY, NARROW, ink
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -71,8 +70,12 @@ LIMIT = 0.17
 
 
 def _mark_sets(axes: Axes, rows: DataFrame) -> None:
-    """Make the mean bold and sets at chance light, and rule off the sets that the article does not have."""
+    """Make the mean bold, with its interval in numbers, and sets at chance light; rule off unpublished sets."""
     labels = axes.get_yticklabels()
+    first = rows[rows["_minus_h2o_limit"].notna()]
+    for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
+        words = f"{value:z.1f} [{low:z.1f}, {high:z.1f}]".replace("-", "\N{MINUS SIGN}")
+        axes.text(high + 0.3, len(labels) - 0.75, words, fontsize=7, va="bottom", color=ink(GREEN))
     for label in labels:
         label.set_fontweight("bold" if label.get_text() == _MEAN else "normal")
         label.set_color(ink("#8C8C8C") if label.get_text().endswith("(chance)") else BLACK)
@@ -135,7 +138,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _minus_h2o_limit=(LIMIT * lost).where(ours & names.eq(_MEAN) & rows["policy"].eq("decay")),
         **(100 * rows[[*ENDS, *ends]]).add_prefix("_"),
         _name=names + names.isin(at_chance).map({True: " (chance)", False: ""}),
-        _order=rows["task"].map({task: number for number, task in enumerate(suites)}),
+        _order=rows["task"].map({task: number for number, task in enumerate(suites)}) + 20 * names.isin(at_chance),
         _model=rows["run"].map(model_label),
         _series=rows["series"].mask(full),
         _style=rows["series"].str.lower(),
@@ -143,16 +146,37 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-@plot(reads="prune_questions.csv", runs="decoder released-*", draw=layout(
+def _describe_set(axes: Axes, rows: DataFrame) -> None:
+    """Mark the published alpha, and write the number of questions and the accuracy of the full cache."""
+    mark_alpha(axes, rows)
+    text = f"{rows['questions'].max():.0f} questions"
+    for accuracy in rows.loc[rows["policy"].eq("full"), "accuracy"]:
+        text += f"\nfull cache: {100 * accuracy:.0f} %"
+    axes.text(0.03, 0.04, text, transform=axes.transAxes, fontsize=7, bbox={"color": "white", "pad": 0.5})
+
+
+_draw_alpha_accuracy = layout(
     Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", share_y=True,
           style="policy",
-          xlabel=ALPHA_LABEL, ylabel="accuracy minus H2O\n(points; above 0:\nDecay is better)", finish=mark_alpha),
+          xlabel=ALPHA_LABEL, ylabel="accuracy minus H2O\n(points; above 0:\nDecay is better)", finish=_describe_set),
     notes=lambda rows: [
         f"cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "
         "and band: 95 % interval of the difference to H2O (zero), paired by question."
     ],
-    columns=3, height=1.5, order="_order"
-))  # fmt: skip
+    columns=3, height=1.6, order="_order"
+)  # fmt: skip
+
+
+def draw_alpha_accuracy(data: DataFrame) -> Figure:
+    """Draw a panel per set, with the legend after the last panel."""
+    figure = _draw_alpha_accuracy(data)
+    legend, last = figure.legends[0], figure.axes[-1].get_position()
+    legend.set_title("Line at zero: H2O")
+    legend.set_bbox_to_anchor((last.x1 + 0.03, last.y1))
+    return figure
+
+
+@plot(reads="prune_questions.csv", runs="decoder released-*", draw=draw_alpha_accuracy)
 def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after
     Fig. 4b and 4c of the Decay article, whose points exist only as an image. Decay has no recent part. The full cache
@@ -174,14 +198,12 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     table = table.assign(chance=table["task"].map(chance_accuracy(rows)))
     full = table[table["policy"] == "full"].set_index("task")
     at_chance = set(full.index[full["low"] <= full["chance"]])
-    titles = [f"{_task(task)}: n\xa0=\xa0{count:.0f}, full cache {100 * full['accuracy'].get(task, np.nan):.0f}\xa0%"
-              for task, count in zip(table["task"], table["questions"], strict=True)]  # fmt: skip
     at_chance = at_chance if at_chance < {*table["task"]} else set()
     plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("h2o")
     plotted &= ~table["task"].isin(at_chance)
     return table.assign(
         **(100 * table[minus_h2o]).add_prefix("_"),
-        _title=titles,
+        _title=table["task"].map(_task),
         _order=~table["task"].str.startswith(MEAN_LABEL),
         _series=policy_labels(table["policy"]).where(plotted),
         _data_set="",

@@ -3,29 +3,35 @@
 from functools import partial
 from textwrap import fill
 
+import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
+from formerlab.report.studies import policy_comparison
 from formerlab.report.studies.pruning import (
     CONFIGURATION,
+    PUBLISHED_BUDGET,
     budget_text,
     decode_speeds,
     first_model_rows,
     label_and_sort,
     model_label,
+    scorer,
 )
-from formerlab.report.style import BLACK, GREY, WIDEST
+from formerlab.report.style import BLACK, GREY, WIDEST, ink, plot_style
 from formerlab.results.read import Results
 
 STUDY = "decay"
-RATIOS = ("speed_ratio", "prompt_ratio")
-TICK = "\N{CHECK MARK}"
-LOWEST = -10
-"""Log-probability of a number below which cells have the palest grey, in nats."""
-PALE = sns.light_palette("#9a9a9a", as_cmap=True)
+STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
+"""Plot styles of pruned caches, the smaller one first."""
+SHORT = {"needle_single_512": "512 tokens: one number", "needle_multikey_512": "512 tokens: one of four"}
+"""Titles of the tasks on texts of 512 tokens."""
+SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either": "white"}
+"""Colours of single numbers."""
 
 
 def _notes(rows: DataFrame) -> list[str]:
@@ -33,26 +39,37 @@ def _notes(rows: DataFrame) -> list[str]:
     machine = f"{device}, threads: {threads:.0f}" if isinstance(device, str) else "unknown machine"
     cases, policies = ("; ".join(rows[name].unique()) for name in ("_case", "_policies"))
     return [f"{cases}; lines: mean of {policies}, bars: from the lowest to the highest of them; medians of "
-            f"{rows['repetitions'].min():.0f} repetitions; {machine}."]  # fmt: skip
+            f"{rows['repetitions'].min():.0f} repetitions; {machine}; "
+            f"times: at {rows['length'].max():g} tokens."]  # fmt: skip
 
 
 def draw_decode(data: DataFrame) -> Figure:
-    """Draw the mean of the policies and their range by budget: decoding speed, and the time to read the prompt."""
-    pruned = data[data["budget"].ne(1)]
+    """Draw the mean of the policies and their range by budget: the speeds of decoding and of reading the prompt."""
+    data = data[data["policy"].ne("dynamic_cache")]
+    data = data.assign(prompt_speed=1 / data["prompt_ratio"], token_ms=1000 / data["tokens_per_s"])
+    pruned = data["budget"].ne(1)
     keys = ["_case", "budget", "length", "device", "threads"]
     ends = {"": "mean", "_low": "min", "_high": "max"}
-    columns = {f"{name}{end}": (name, reduce) for name in RATIOS for end, reduce in ends.items()}
-    cells = pruned.groupby(keys, sort=False, dropna=False).agg(**columns, repetitions=("repetitions", "min"))
-    cells = cells.reset_index().assign(source="ours", _policies=", ".join(pruned["_policy"].unique()), _style="full")
-    cells["_cache"] = "cache of " + cells["budget"].map(budget_text)
-    cells["_linestyle"] = cells["budget"].rank(method="dense").map({1.0: "-", 2.0: "--", 3.0: ":"})
+    columns = {f"{name}{end}": (name, reduce) for name in ("speed_ratio", "prompt_speed")
+               for end, reduce in ends.items()}  # fmt: skip
+    columns |= {name: (name, "mean") for name in ("token_ms", "prompt_s")}
+    cells = data.groupby(keys, sort=False, dropna=False).agg(**columns, repetitions=("repetitions", "min"))
+    cells = cells.reset_index().assign(source="ours", _policies=", ".join(data.loc[pruned, "_policy"].unique()))
+    names = cells["budget"].map(lambda budget: "full cache" if budget == 1 else f"cache of {budget_text(budget)}")
+    last = cells.groupby(["_case", "budget"])[["token_ms", "prompt_s"]].transform("last")
+    cells["_decoding"] = names + last["token_ms"].map(":\n{:.0f} ms per token".format)
+    cells["_reading"] = names + last["prompt_s"].map(":\n{:.1f} s".format)
+    cells["_style"] = "full"
+    for column, values in STYLES.items():
+        cells[column] = cells["budget"].rank(method="dense").map(dict(enumerate(values, 1))).where(cells["budget"] < 1)
     case = "{_case}: " * (cells["_case"].nunique() > 1)
-    panel = partial(Panel, "length", by="_cache", facet="_case", ticks="{:g}".format, log="x", zero=1.0,
-                    xlabel="prompt length (tokens)")  # fmt: skip
+    panel = partial(Panel, "length", facet="_case", ticks="{:g}".format, log="x", xlabel="prompt length (tokens)",
+                    finish=lambda axes, rows: axes.set(ylim=(0, 2.05), yticks=np.linspace(0, 2, 5)))  # fmt: skip
     return layout(
-        panel("speed_ratio", ylabel="decoding speed\n(full cache = 1)", title=f"{case}Decoding: above 1 is faster"),
-        panel("prompt_ratio", ylabel="time to read the prompt\n(full cache = 1)",
-              title=f"{case}Reading the prompt: above 1 is slower"),
+        panel("speed_ratio", by="_decoding", ylabel="speed (full cache = 1)",
+              title=f"{case}Decoding (higher: faster)"),
+        panel("prompt_speed", by="_reading", ylabel="speed (full cache = 1)",
+              title=f"{case}Reading the prompt (higher: faster)"),
         notes=_notes, height=1.9,
     )(cells)  # fmt: skip
 
@@ -60,7 +77,8 @@ def draw_decode(data: DataFrame) -> Figure:
 @plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     """Decoding with pruned caches, relative to the full cache in the same repetition, against the length of the prompt:
-    decoding speed and time to read the prompt. The policies differ by little, so a line is their mean. Runs are
+    speed of decoding and of reading the prompt. Higher is faster in both panels; beside the lines are the times at the
+    longest prompt. The policies differ by little, so a line is their mean. Runs are
     measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a released model.
     Whichever policy chooses, a cache of 40 % holds 40 % of the bytes of the keys and values, plus the scores and
     positions (decay_decode_table). The CSV has each policy, its quartiles, and DynamicCache, the cache of transformers.
@@ -84,52 +102,59 @@ def _sizes(rows: DataFrame) -> list[str]:
 
 
 def draw_passkey(data: DataFrame) -> Figure:
-    """Draw a heat map per position of the number, with a row per policy and a column per length of the text.
-
-    Texts in which the full cache does not find the number show nothing about a policy, and are left out.
-    """
-    full = data[data["policy"].eq("full") & data["found"].gt(0)]
-    if len(full):
-        data = data.merge(full[["length", "depth"]])
-    hits = data.groupby("_series", sort=False)[["_hits", "numbers"]].transform("sum").astype(str)
-    data = data.assign(_series=data["_series"] + ": " + hits["_hits"] + " of " + hits["numbers"])
-    names, depths = data["_series"].unique(), sorted(data["depth"].unique())
+    """Draw a square per number with a row per policy, in a panel per task."""
+    names = list(data.groupby("configuration", sort=False)["found"].mean().sort_values(ascending=False).index)
+    kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
+    data = data.sort_values(["depth", "length"], kind="stable", ignore_index=True)
+    data = data.assign(_row=data["configuration"].map(names.index), _hits=(data["found"] * data["numbers"]).round())
+    full = data[data["policy"].eq("full")].drop_duplicates(cell := ["_task", "depth", "length"])
+    lost = data[cell].merge(full[[*cell, "_hits"]], "left", cell)["_hits"].eq(0)
+    squares = data.assign(_lost=lost).loc[data.index.repeat(data["numbers"])]
+    hit = squares.groupby(level=0).cumcount() < squares["_hits"]
+    squares["number"] = hit.map({True: "found", False: "not found"}).mask(squares["_lost"], [*SQUARES][-1])
+    gaps = 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
+    squares["_column"] = squares.groupby(["_task", "configuration"], sort=False).cumcount() + gaps
     caches = f"caches of {' or '.join(_sizes(data))} of the text; " * bool(_sizes(data))
-    note = (f"n = {data['numbers'].max()} number per cell, no intervals; {caches}black cells ({TICK}) and the counts "
-            "in the labels: numbers that were found (every token is the most probable one).")  # fmt: skip
-    figure = Figure((WIDEST, 1.4 + 0.2 * len(names)), layout="constrained", label=note)
+    note = f"A square is one hidden number and one text; {caches}policies without squares were not run."
+    panels = {str(name): rows for name, rows in squares.groupby("_task", sort=False)}
+    widths = [2 + rows["_column"].max() for rows in panels.values()]
+    figure = Figure((WIDEST, 1.3 + 0.17 * len(names)), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
-    lowest = max(data["log_prob"].min(), LOWEST)
-    widths = data.groupby("depth")["length"].nunique()
-    grid = figure.subplots(1, len(depths), sharey=True, squeeze=False, width_ratios=widths.tolist())
-    for axes, depth in zip(grid[0], depths, strict=True):
-        rows = data[data["depth"] == depth]
-        rows = rows.assign(length=rows["length"] / 1024, tick=rows["found"].eq(1).map({True: TICK, False: ""}))
-        numbers, ticks = (rows.pivot(index="_series", columns="length", values=value).reindex(names)
-                          for value in ("log_prob", "tick"))  # fmt: skip
-        last = depth == depths[-1]
-        bar = {"label": "log-probability of the\nnumber (nats, 0: certain)", "extend": "min"} if last else None
-        sns.heatmap(numbers, vmin=lowest, vmax=0, cmap=PALE, ax=axes, cbar=last, linewidths=1, cbar_kws=bar)
-        sns.heatmap(numbers, mask=ticks.ne(TICK), cmap=[BLACK], annot=ticks, fmt="", ax=axes, cbar=False, linewidths=1)
-        axes.set(title=f"Number at {100 * depth:.0f} %", xlabel="text (k tokens)", ylabel="")
-        axes.set_xticklabels([f"{length:g}" for length in numbers], rotation=0)
-        axes.tick_params(left=False)
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
+    for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=True):
+        sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=34,
+                        edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
+        positions = rows.groupby("depth")["_column"].mean()
+        axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(len(names) - 0.4, -0.6),
+                 xlabel="position of the number" if len(positions) else "")  # fmt: skip
+        axes.set_xticks(positions, [f"{100 * depth:.0f} %" for depth in positions.index])
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        sns.despine(ax=axes, left=True, bottom=True)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.get_legend().remove()
+    for label in grid[0].get_yticklabels():
+        label.set_color(ink(plot_style(kinds[label.get_text()])["color"]))
+    figure.legend(handles, labels, loc="outside upper left", ncols=3)
     return figure
 
 
 @plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=draw_passkey)
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
-    """Retrieval of a number from a long and monotonous text (passkey retrieval, arXiv:2305.16300), by policy. The
-    number occurs once and is asked for at the end of the text. Greys are its log-probability by policy and length of
-    the text, with a panel for each position of the number. A black cell is a number that was found: every token is the
-    most probable one. The label of a policy counts them. Texts in which the full cache does not find the number are in
-    the CSV only. A policy must retain the number before it reads the question. To see: which rows look like the full
-    cache, which is the bound. At 4k tokens and 90 %, the number is inside the window of recent tokens.
+    """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
+    a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
+    text (passkey retrieval, arXiv:2305.16300), one text per length, the shortest first; a number is found if every
+    token is the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four of
+    which one is asked for by its key. With twenty texts, 0 found is consistent with up to 17 %. The CSV has intervals
+    over the twenty texts, and log-probabilities of the numbers in long texts. To see: which rows look like the full
+    cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
-    scores = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
-    totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
-    table = label_and_sort(scores.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
-    sizes = ", " + table["budget"].map(budget_text) if len(_sizes(table)) > 1 else ""
-    return table.assign(_series=table["configuration"] + sizes, _hits=(table["found"] * table["numbers"]).astype(int))
+    long = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
+    short = policy_comparison.needles(results).rename(columns={"examples": "numbers"})
+    short = short[short["budget"].eq(PUBLISHED_BUDGET)].assign(found=lambda table: table["found_percent"] / 100)
+    table = pd.concat([label_and_sort(long).assign(task="passkey"), short], ignore_index=True)
+    lengths = " to ".join(f"{length / 1024:g}k" for length in long["length"].agg(["min", "max"]).unique())
+    return table.assign(source="ours", _task=table["task"].map(SHORT).fillna(f"{lengths} tokens"))

@@ -1,7 +1,5 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from itertools import pairwise
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +10,7 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
-from formerlab.report.style import GREY, VERMILION, ink
+from formerlab.report.style import BLACK, GREEN, GREY, VERMILION, ink, plot_style
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -26,109 +24,57 @@ def minus_h2o_notes(rows: DataFrame) -> list[str]:
     return [f"{models}; bars: 95 % interval of the paired difference, over {texts}."]
 
 
-def limit_by(axes: Axes, rows: DataFrame) -> None:
-    """Set the y limits by the intervals of these rows, with room for arrows, and name the line at zero."""
-    low, high = rows[f"{MINUS_H2O}_low"].min(), rows[f"{MINUS_H2O}_high"].max()
-    if np.isfinite([low, high]).all():
-        axes.set_ylim(low - 0.25 * (high - low), high + 0.3 * (high - low))
-    axes.annotate("H2O", (0, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="bottom",
-                  color=ink(VERMILION), fontsize=7)  # fmt: skip
-
-
 def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
     """Return the text of each row, followed by its run if a text has several."""
     several = table.groupby("text")["run"].transform("nunique") > 1
     return table["text"] + (", " + table["run"]).where(several & table["run"].ne(""), "")
 
 
-SHOWN = ("Decay 0.2", "Decay 0.2, half recent", "Decay 0.95, half recent", "TOVA", "StreamingLLM", "Random, protected",
-         "Local", "Full")  # fmt: skip
-"""The policies of `decay_league`, in the order of the legend."""
-NEEDLES = ("H2O", "SnapKV", "Random")
-"""Further policies whose accuracy on needles is in the CSV."""
+SHOWN = {"Full": "full", "Decay 0.95, half recent": "decay", "Decay 0.2, half recent": "decay", "Decay 0.2": "decay",
+         "TOVA": "tova", "StreamingLLM": "streaming_llm", "Random, protected": "random", "Local": "local"}  # fmt: skip
+"""The policies of `decay_league` from top to bottom, with their kinds."""
+_TEXTS = (("D", BLACK, BLACK), ("s", GREY, "white"), ("p", "#8C8C8C", "#8C8C8C"))
+"""Marker, colour and filling of each text, the text with the most budgets first."""
 
 
-def _by_policies_between(axes: Axes, rows: DataFrame) -> None:
-    """Let the policies between the full cache and Local set the y limits."""
-    limit_by(axes, rows[~rows["configuration"].isin(["Full", "Local"])])
-    axes.set_xlim(4.2, 48)
+def _mark_policies(axes: Axes, rows: DataFrame) -> None:
+    """Limit the axis to small differences, shade the better side, and give the names the colours of the policies."""
+    axes.set(xlim=(-0.23, 0.22), xticks=[-0.2, -0.1, 0, 0.1, 0.2])
+    axes.set_xticklabels(["\N{MINUS SIGN}0.2", "", "0", "", "0.2"])
+    axes.axvspan(-0.23, 0, color="#f0f0f0", linewidth=0, zorder=0)
+    axes.axhline(len(axes.get_yticks()) - 1.5, color=GREY, linewidth=0.6)
+    for label in axes.get_yticklabels():
+        label.set_color(ink(plot_style(SHOWN[label.get_text().removesuffix(" cache")])["color"]))
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
-    Panel("_percent", MINUS_H2O, by="configuration", facet="_panel", zero=0.0, name="legend", log="x",
-          ticks="{:.0f}".format, same_limits="y", share_y=True, where={"configuration": [*SHOWN]},
-          xlabel="cache (% of the tokens)", ylabel="loss minus H2O (nats per token;\nbelow 0: better than H2O)",
-          finish=_by_policies_between),
-    notes=minus_h2o_notes, columns=3, height=2.5, order="_row _rank budget"
+    Panel(MINUS_H2O, "_policy", by="text", kind="forest", facet="_panel", zero=0.0, name="legend", share_y=True,
+          where={"configuration": [*SHOWN]}, xlabel="loss minus H2O\n(nats; shaded: better)", finish=_mark_policies),
+    notes=minus_h2o_notes, columns=4, order="_rank budget _row"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
-    All policies of a budget hold equally many bytes; marks of one budget are shifted sideways. The number after Decay
-    is its alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the
-    first 4 keys and gives a quarter of the budget to recent keys. Full, the full cache, is the lowest loss that a
-    policy can have. Arrows have values beyond the panel. Two policies are paired on the windows that both read. A
+    All policies of a budget hold equally many bytes. The number after Decay is its alpha; half recent means that half
+    of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of the
+    budget to recent keys. The full cache has the lowest loss that a policy can have. Arrows have values beyond the
+    panel. Without a mark, a policy was not run on the text. Two policies are paired on the windows that both read. A
     registered claim asks that protected random eviction loses a quarter of what random eviction without protection
     loses beyond Decay; the full cache itself is nearer, so the claim cannot be met. The CSV also has random eviction
-    without protection, and the percentage of hidden numbers that each policy finds (decides: no for a task on which the
-    full cache finds less than half). To see: below which budget a policy beats H2O, and how far protection alone goes.
+    without protection, and decay_table has further policies. To see: below which budget a policy beats H2O (left of
+    zero), and how far protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
-    table = table[table["configuration"].isin([*SHOWN, "H2O", "Random"])]
-    table["_panel"] = "Minus H2O: " + with_text_and_model(table)
+    table = table[table["configuration"].isin([*SHOWN, "H2O", "Random"]) & table[MINUS_H2O].notna()]
+    table["text"] = with_text_and_model(table)
     table["_row"] = -table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
-    found = policy_comparison.needles(results)
-    found = found[found["budget"].eq(pruning.PUBLISHED_BUDGET) & found["configuration"].isin([*NEEDLES, *SHOWN])]
-    table = pd.concat([table, found], ignore_index=True)
-    half_recent = table["configuration"].str.endswith("half recent")
+    texts = table.sort_values("_row", kind="stable")["text"].unique()
+    for nth, column in enumerate(("_marker", "_color", "_markerfacecolor")):
+        table[column] = table["text"].map({text: style[nth] for text, style in zip(texts, _TEXTS, strict=False)})
     return table.assign(
         source="ours",
+        _panel="Cache of " + table["budget"].map(pruning.budget_text),
         _rank=table["configuration"].map({name: rank for rank, name in enumerate(SHOWN)}),
-        _percent=100 * table["budget"].astype(float),
-        _style=table["policy"].map(pruning.scorer).mask(half_recent, table["configuration"]),
-    )
-
-
-BOUNDS = ("ideal", "h2o variant=global_statistics")
-"""Policies that see later queries."""
-WITHOUT_SCORE = ("streaming_llm", "streaming_llm positions=reindexed", "random")
-
-
-def _rule_off_groups(axes: Axes, rows: DataFrame) -> None:
-    """Draw a line between bounds, policies with a score, and policies without."""
-    axes.set_xticks([0.001, 0.01, 0.1, 1], ["0.001", "", "0.1", "1"])
-    groups = rows.drop_duplicates("_pruned").set_index("_pruned")["_group"]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    for height, (below, above) in enumerate(pairwise(names)):
-        if groups.get(below) != groups.get(above):
-            axes.axhline(height + 0.5, color=GREY, linewidth=0.6)
-
-
-@plot(reads="prune.csv", runs="decoder released-*", draw=layout(
-    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", facet="_cell", log="x", same_limits="x",
-          share_y=True, xlabel="loss minus full cache\n(nats per token;\nleft is better)", finish=_rule_off_groups),
-    notes=pruning.interval_notes, columns=3, order="run budget _group _rank"
-))  # fmt: skip
-def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
-    """Caches in current use, and the other algorithms called H2O: increase in held-out loss over the full cache with
-    step-by-step eviction, on a logarithmic axis, with a panel per budget. Above: bounds, which see later queries, so no
-    cache has their loss. Ideal selects the best keys for each query anew; the official mask with global statistics sums
-    the attention of later queries. Middle: policies with a score. Below: policies without. StreamingLLM is run with
-    positions in the text and with positions in the cache. Decay is shown as published and, like H2O, with half of the
-    budget for recent tokens. Random eviction with protected tokens was not run on this text (decay_league). To see:
-    which rules without an accumulated score come near Decay.
-    """
-    table = pruning.configurations(results, STUDY, runs)
-    main = pruning.main_configurations(table[~table["policy"].isin(["local", "spatten"])])
-    half_recent = table[table["configuration"].eq("Decay 0.2, half recent")]
-    rows = pruning.with_seeds(results, STUDY, pd.concat([main, half_recent], ignore_index=True))
-    sizes = rows["budget"].map(pruning.budget_text)
-    rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
-    return rows.assign(
-        _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Cache of " + sizes,
-        _pruned=rows["configuration"].mask(rows["policy"] == "full"),
-        _group=rows["policy"].isin(WITHOUT_SCORE).astype(int) - rows["policy"].isin(BOUNDS),
-        _rank=rows["configuration"].map(rank),
-        _style=rows["policy"].mask(rows["configuration"].eq("Decay 0.2, half recent"), rows["configuration"]),
+        _policy=table["configuration"].replace("Full", "Full cache"),
     )
 
 
@@ -139,28 +85,36 @@ def mark_alpha(axes: Axes, rows: DataFrame) -> None:
 
 
 ALPHA_LABEL = "alpha (dotted: published)"
-_FORGETTING = 0.9
-"""Largest alpha whose intervals set the y limits of `decay_alpha`; the plain sum (alpha 1) is far above."""
+_HIGHEST = 0.1
+"""Largest difference on the curves of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
 
-def _mark_alpha_and_h2o(axes: Axes, rows: DataFrame) -> None:
+def name_zero(axes: Axes) -> None:
+    """Write beside the line at zero that it is H2O."""
+    axes.annotate("H2O", (0, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="bottom",
+                  color=ink(VERMILION), fontsize=7)  # fmt: skip
+
+
+def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
-    limit_by(axes, rows[rows["alpha"] <= _FORGETTING])
+    name_zero(axes)
+    axes.text(0.78, 0.98, rows["_beyond"].iloc[0], transform=axes.transAxes, ha="right", va="top", fontsize=7,
+              color=ink(rows["_color"].iloc[0]))  # fmt: skip
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-*", draw=layout(
     Panel("alpha", MINUS_H2O, by="_series", facet="_cell", zero=0.0, name="legend", same_limits="y", share_y=True,
-          xlabel=ALPHA_LABEL, ylabel="loss, Decay minus H2O\n(nats per token;\nbelow 0: Decay is better)",
-          finish=_mark_alpha_and_h2o),
-    notes=minus_h2o_notes, columns=3, height=2.1, order="budget _half _few"
+          style="policy", xlabel=ALPHA_LABEL,
+          ylabel="loss, Decay minus H2O\n(nats per token;\nbelow 0: Decay is better)", finish=_finish_alpha),
+    notes=minus_h2o_notes, columns=3, height=2.3, order="budget _half _few alpha"
 ))  # fmt: skip
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss with Decay minus the loss with H2O (half recent) at the same budget and on the same windows,
     against the decay factor alpha, with a panel for each budget; after Fig. 4b and 4c of the Decay article, which show
     accuracies. Filled: the whole budget is selected by score. Hollow: half of it is for recent keys, as in H2O. alpha 0
     retains the keys that the last query attended to, alpha 1 is the plain sum. On the text with a line all values of
-    alpha were run, on the other text few. Each alpha has its own 95 % interval. Arrows have values beyond the panel. To
-    see: where the curve is lowest, and which bars exclude zero.
+    alpha were run, on the other text few. Each alpha has its own 95 % interval. Differences above 0.1 nats, which only
+    Decay without recent keys has, are numbers. To see: where the curve is lowest, and which bars exclude zero.
     """
     table = policy_comparison.losses(results, STUDY, runs, policies=None)
     table = table[table["policy"].eq("decay") & table[MINUS_H2O].notna()]
@@ -169,13 +123,18 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     if table.empty:
         return table
     names, half = with_text_and_model(table), table["recent"].eq(0.5)
-    markers = dict(zip(names[alphas[table.index].sort_values(ascending=False).index].unique(), "sD^v", strict=False))
+    series = names[alphas[table.index].sort_values(ascending=False).index].unique()
+    beyond = table[table[MINUS_H2O] > _HIGHEST].sort_values("alpha")
+    values = "alpha " + beyond["alpha"].map("{:g}".format) + ": " + beyond[MINUS_H2O].map("{:+.2f}".format)
     return table.assign(
         source="ours",
         _cell="Cache of " + table["budget"].map(pruning.budget_text),
-        _series=names + half.map({True: ", half recent", False: ""}),
-        _style=half.map({True: "Decay 0.2, half recent", False: "decay"}),
-        _marker=names.map(markers),
+        _series=(names + half.map({True: ", half recent", False: ""})).drop(beyond.index),
+        _beyond=table["budget"].map(values.groupby(beyond["budget"]).agg("\n".join)).radd("far above:\n").fillna(""),
+        _color=names.map(dict(zip(series, (GREEN, "#5E9C84", GREY, GREY), strict=False))),
+        _marker=names.map(dict(zip(series, "sD^v", strict=False))),
+        _linestyle=half.map({True: "", False: "-"}),
+        _markerfacecolor=half.map({True: "white"}),
         _half=half,
         _few=-alphas,
     )

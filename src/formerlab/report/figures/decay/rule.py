@@ -12,7 +12,7 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
 from formerlab.report.studies.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLACK, BLUE, GREEN, GREY, NARROW, RUST, VERMILION
+from formerlab.report.style import BLACK, GREEN, GREY, NARROW, VERMILION
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
@@ -20,9 +20,9 @@ TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Decay factor, tokens of the budget that are reserved for the most recent keys, and label of each policy."""
-COLOURS = {"Plain sum": GREY, "H2O": VERMILION, "Decay": GREEN}
-FOLLOWED = ((NAME, "name", BLACK, "."), (0, "old topic", RUST, "s"), (CHANGE, "new topic", BLUE, "o"))
-"""Tokens whose scores are plotted: index, label, colour, marker. Policies have other colours."""
+COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
+FOLLOWED = ((NAME, "name", BLACK, "*-"), (0, "old topic", GREY, "s--"), (CHANGE, "new topic", "#8C8C8C", "o:"))
+"""Tokens whose scores are plotted: index, label, grey, marker and line. Policies have colours."""
 LARGE = 10
 """Size of the text in points. The first page shows this figure at half its size."""
 
@@ -72,7 +72,7 @@ def draw(data: DataFrame) -> Figure:
     figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
     figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=LARGE - 1)
     above = figure.add_gridspec(1, 2, left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.3)
-    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.17, top=0.42, wspace=0.15)
+    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.18, top=0.42, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
     for column, alpha in enumerate(alphas):
         title = "Score: plain sum" if alpha == 1 else "Score of Decay"
@@ -83,6 +83,8 @@ def draw(data: DataFrame) -> Figure:
         axes.set(xlabel="token", ylabel="" if column else "query", aspect="equal", xticks=(0, 8, 15), yticks=(0, 8, 15))
         axes.set_title(name, color=COLOURS[name], fontsize=LARGE)
         axes.tick_params(labelleft=not column)
+        for key, _, colour, style in FOLLOWED:
+            axes.plot(key, -1.2, style[0], color=colour, markersize=4, clip_on=False)
     for axes in figure.axes:
         axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         for text in (axes.xaxis.label, axes.yaxis.label):
@@ -95,10 +97,9 @@ def draw(data: DataFrame) -> Figure:
 
 
 def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
-    for key, name, colour, marker in FOLLOWED:
+    for key, name, colour, style in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
-        axes.plot(points["query"], points["score"], color=colour, marker=marker, markersize=3.5, label=name,
-                  markerfacecolor=colour if key else "white")  # fmt: skip
+        axes.plot(points["query"], points["score"], style, color=colour, markersize=3.5, label=name)
     axes.set_title(title, fontsize=LARGE)
     axes.set(xlabel="query", xticks=(0, 8, 15))
     axes.set_ylim(bottom=0)
