@@ -65,6 +65,8 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """
     table = policy_comparison.losses(results, STUDY, runs)
     table = table[table["configuration"].isin([*SHOWN, "H2O", "Random"]) & table[MINUS_H2O].notna()]
+    if table.empty:
+        return table
     table["text"] = with_text_and_model(table)
     table["_row"] = -table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
     texts = table.sort_values("_row", kind="stable")["text"].unique()

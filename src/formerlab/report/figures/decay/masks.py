@@ -51,9 +51,10 @@ def draw_masks(data: DataFrame) -> Figure:
 def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     """Keys (across) that each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
     the Decay article. All policies select from the attention of the same unpruned pass. Each query also sees its own
-    key. Ideal selects the best keys for each query separately, which no cache can do. The plain sum was not run; the
-    CSV also has larger budgets. To see: vertical lines are keys that a policy retains for long, the diagonal are recent
-    keys. H2O retains early keys once it has them; a small alpha evicts them.
+    key. Ideal selects the best keys for each query separately, which no cache can do. Black in another panel: a key of
+    Ideal that the policy does not see. The plain sum was not run; the CSV also has larger budgets. To see: vertical
+    lines are keys that a policy retains for long, the diagonal are recent keys. H2O retains early keys once it has
+    them; a small alpha evicts them.
     """
     rows = first_model_rows(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]
