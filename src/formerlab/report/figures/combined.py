@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
@@ -24,11 +25,18 @@ from formerlab.statistics import student
 _MORE = "Decay minus H2O"
 
 
+def _shrink_markers(axes: Axes, rows: DataFrame) -> None:
+    """Draw markers that hide no interval."""
+    for line in axes.get_lines():
+        line.set_markersize(3)
+
+
 def _minus_h2o(pruned: DataFrame) -> DataFrame:
     """Return the loss with Decay minus the loss with H2O, the mean of the four models: over seeds, then by seed."""
     if pruned.empty:
         return DataFrame()
-    values = (pruned.xs("decay", axis=1, level="policy") - pruned.xs("h2o", axis=1, level="policy")).mean(axis=1)
+    decay, h2o = (DataFrame(pruned.xs(policy, axis=1, level="policy")) for policy in ("decay", "h2o"))
+    values = (decay - h2o).mean(axis=1)
     seeds = DataFrame({"seed": values.index.astype(float), "cost_nats": values.to_numpy()})
     mean = DataFrame([estimate("cost_nats", student(values)) | {"seeds": len(values)}])
     return pd.concat([mean, seeds]).assign(kind="difference", name=_MORE, policy=_MORE, source="ours")
@@ -39,7 +47,7 @@ def _minus_h2o(pruned: DataFrame) -> DataFrame:
           title="Loss with minus loss without", xlabel="nats per token (left is better)"),
     Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED, _MORE]}, zero=0.0,
           name="legend", title="Cache of 40 % minus full", xlabel="nats per token (left is better)",
-          finish=lambda axes, _: [line.set_markersize(3) for line in axes.get_lines()]),
+          finish=_shrink_markers),
     width=NARROW, columns=1
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -84,18 +85,20 @@ _END = "<|endoftext|>"
 _MOST_HEADS = 4
 
 
-def attention_to_words(rows: DataFrame) -> "Series[float]":
-    """Return, by seed and head, the largest cross-attention to a piece of a source word, for the target piece where it
-    is the smallest. The full stop and the end are left out.
+def clearest_head(rows: DataFrame) -> "Series[Any]":
+    """Return the seed and the head with the largest cross-attention to a piece of a source word, for the target piece
+    where it is the smallest. The full stop and the end are left out.
     """
     words = rows[rows["part"].eq("cross") & rows["key_token"].str.contains(r"\w") & rows["key_token"].ne(_END)]
     words = words[words["query"] < words["query"].max() - 1]
-    return words.groupby(["seed", "head", "query"])["weight"].max().groupby(["seed", "head"]).min()
+    largest = words.groupby(["seed", "head", "query"])["weight"].max().groupby(["seed", "head"]).min()
+    clearest: Series[Any] = largest.reset_index().sort_values("weight", kind="stable").iloc[-1]
+    return clearest
 
 
 def draw_attention(data: DataFrame) -> Figure:
     """Draw one head of the cross-attention large, and all heads small, with a column per kind of attention."""
-    heads, sharp = sorted(data["head"].unique()), attention_to_words(data).idxmax()[1]
+    heads, sharp = sorted(data["head"].unique()), clearest_head(data)["head"]
     figure = Figure((WIDEST, 4.4), layout="constrained")
     note = (f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence: the head that attends most "
             "clearly to a word in every row. Small panels: queries down, keys across.")  # fmt: skip
@@ -138,7 +141,7 @@ def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     rows = results.rows("attention.csv", STUDY, runs)
     rows = rows[(rows["sentence"] == rows["sentence"].iloc[0]) & (rows["head"] < _MOST_HEADS)]
     rows = rows[rows["layer"] == rows["layer"].max()]
-    rows = rows[rows["seed"] == attention_to_words(rows).idxmax()[0]]
+    rows = rows[rows["seed"] == clearest_head(rows)["seed"]]
     of_layer: DataFrame = rows.assign(source="ours").reset_index(drop=True)
     return of_layer
 

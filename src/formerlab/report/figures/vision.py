@@ -86,6 +86,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     size, limits = rows["run"].str.extract("-([BL]/16)")[0], _limits(rows)
     claims = claim_verdicts(results, tables.STUDY).values()
     pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
+    words = [next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in pairs]
     grown = rows["run"].astype(str).str.startswith("grown-") & rows["question"].notna()
     further = rows["run"].eq("trained-on") & rows["question"].notna()
     return rows.assign(
@@ -97,8 +98,8 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
         .mask(further, _FURTHER)
         .mask(grown, rows["model"]),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
-        _verdict=[next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in pairs],
-        **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": np.where(limits.notna(), np.inf, np.nan)},
+        _verdict=Series(words, rows.index, dtype=object),
+        **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": limits.where(limits.isna(), np.inf)},
     )
 
 

@@ -168,11 +168,11 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     reader = ClaimRows(results, STUDY, ClaimArms())
     seeds = rows[[*keys, "seed", "weight"]].assign(part="seed")
     of_runs = []
-    for model in models[keys[:4]].to_dict("records"):
+    for record in models[keys[:4]].to_dict("records"):
         with np.errstate(all="ignore"):  # weights that are all alike have no correlation
-            row = model | estimate("_r", Agreement(reader.mixing_weights(Arm(run=model["run"]))).interval(CONFIDENCE))
+            row = record | estimate("_r", Agreement(reader.mixing_weights(Arm(run=record["run"]))).interval(CONFIDENCE))
         for third in THIRDS:
-            row |= pooled_estimate(reader, third, {model["run"]: 1.0}, f"embedding_weight_{third}")
+            row |= pooled_estimate(reader, third, {record["run"]: 1.0}, f"embedding_weight_{third}")
         of_runs.append(row | {"part": "run"})
     rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds], ignore_index=True)
     dense, deepest = rows["variant"].eq(SCHEMES[0]), rows["layers"].eq(rows["layers"].max())

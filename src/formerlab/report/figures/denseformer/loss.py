@@ -257,7 +257,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         counts = tests.dropna(subset="document").groupby("run")["document"].nunique().map("{} ".format)
         texts = counts.reindex(texts.index).fillna("") + texts
     labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ",\n"
-    theirs, limits = _published_gains(), {}
+    theirs, limits = _published_gains(), dict[str | None, float]()
     arms = {LONG: "dense_long", DEPTH: "dense"}
     for (claim, arm), gain in zip(arms.items(), sorted(theirs["difference_nats"], reverse=True), strict=True):
         of_claim = registered_arms(claim, results.scale).named()
@@ -328,7 +328,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         _label=label.mask(rows["variant"].eq(DENSE)),
         _style=rows["variant"],
         _color=np.where(claimed, RUST, GREY),
-        _marker=np.where(claimed, None, "o"),
+        _marker=Series("o", rows.index).mask(claimed),
         _lost_limit=np.where(met, 25.0, np.nan),
         _lost_met=np.where(met, -np.inf, np.nan),
         _verdict=verdict,
