@@ -111,7 +111,7 @@ def draw_attention(data: DataFrame) -> Figure:
             panel.set(xticks=[], yticks=[], title=attention if head == heads[0] else "")
         line[0].set_ylabel(f"head {head + 1}")
     image = _draw_map(large, data[data["part"].eq("cross") & data["head"].eq(sharp)])
-    large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
+    large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1:.0f}",
               xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
     left.colorbar(image, ax=large, label="fraction of the attention", fraction=0.04)
     left.supxlabel(fill(note, 80), x=0.01, ha="left", color=GREY, fontsize=7)
