@@ -33,17 +33,19 @@ def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
     return order[(nats < best_before) & (nats <= best_of_budget)]
 
 
-def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
-    """Return the FLOPs at which the envelope of the runs (`flops` and `losses`, shape: runs) reaches a loss, or NaN
-    beyond its ends.
+def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike, *, extrapolate: bool = False) -> float:
+    """Return the FLOPs at which the envelope of the runs (`flops` and `losses`, shape: runs) reaches a loss.
+
+    Beyond the ends of the envelope the result is NaN; with `extrapolate`, the line of the last two runs goes on.
     """
     indices = on_envelope(flops, losses)[::-1]
     costs, nats = np.log(np.asarray(flops, dtype=float)[indices]), np.asarray(losses, dtype=float)[indices]
-    if not nats[0] <= loss <= nats[-1]:
+    if not nats[0] <= loss <= nats[-1] and not (extrapolate and len(nats) > 1):
         return math.nan
     above = np.searchsorted(nats, loss)
-    if nats[above] == loss:
+    if above < len(nats) and nats[above] == loss:
         return float(np.exp(costs[above]))
+    above = np.clip(above, 1, len(nats) - 1)
     below = above - 1  # log1p gives an accurate ln of a ratio even if the neighbours are almost equal
     fraction = np.log1p((loss - nats[below]) / nats[below]) / np.log1p((nats[above] - nats[below]) / nats[below])
     return float(np.exp(costs[below] + fraction * (costs[above] - costs[below])))

@@ -19,6 +19,7 @@ from formerlab.report.runs import (
     TRAINED_FURTHER,
     TRANSFORMER,
     comparable_losses,
+    difference,
     differences,
     estimate,
     held_out_losses,
@@ -34,6 +35,7 @@ from formerlab.report.studies.tokenformer import (
     published_ratio,
     runs_with_ancestors,
     stage_pairs,
+    with_ancestors,
     with_registered_rates,
 )
 from formerlab.report.tables.blocks import (
@@ -148,7 +150,10 @@ def _methods(rows: DataFrame) -> dict[str, DataFrame]:
     methods = rows["variant"].str.removeprefix("grown: ").mask(ungrown, "not grown")
     rows = rows.assign(variant=rows["family"] + ", " + methods, is_reference=ungrown)
     rows = rows.rename(columns={"perplexity": "test", "validation_perplexity": "perplexity"})
-    columns = ["variant", "perplexity", *expand_columns("minus_ungrown_nats[] behind_net2net_nats[]"), "is_reference"]
+    for name in ("first_step", "mean"):
+        rows = negated(rows, f"{name}_gain_nats", f"{name}_minus_ungrown_nats")
+    columns = ["variant", "perplexity", "first_step_minus_ungrown_nats", "mean_minus_ungrown_nats"]
+    columns += [*expand_columns("minus_ungrown_nats[] behind_net2net_nats[]"), "is_reference"]
     first = rows.iloc[0]
     heading = f"{first['regime'].partition(', ')[0]}, {count(first['tokens'])} tokens, validation split"
     return {heading: rows.sort_values("minus_ungrown_nats")[[*columns, "seeds", "verdict"]]}
@@ -169,7 +174,8 @@ def _answer_methods(rows: DataFrame) -> str:
 
 @table(reads="eval.csv test.csv", runs="continued-*", needs="continued-*", readers=_methods, answer=_answer_methods,
        columns="source run regime variant family parameters_non_embedding tokens -flops_cumulative loss_nats[] "
-               "perplexity validation_perplexity validation_gain_nats[] minus_net2net_nats[] seeds verdict"
+               "perplexity validation_perplexity first_step_gain_nats[] mean_gain_nats[] validation_gain_nats[] "
+               "minus_net2net_nats[] seeds verdict"
        )  # fmt: skip
 def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
     """Which way to grow learns a new text best?
@@ -194,13 +200,17 @@ def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
         if not run.endswith("-ungrown"):
             gain = {f"continued-{family.lower()}-ungrown": 1.0, run: -1.0}
             row |= pooled_estimate(reader, "validation_gain_nats", gain, at="last_step")
+            row |= pooled_estimate(reader, "first_step_gain_nats", gain, at="first_step")
+            row |= pooled_estimate(reader, "mean_gain_nats", gain, at="area_under_curve")
             if run != rival:
                 signs = Counter(gain)
                 signs.update({rival_ungrown: -1.0, rival: 1.0})
                 row |= pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step")
         columns.append(row)
     verdict = claim_verdicts(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
-    names = expand_columns("validation_perplexity validation_gain_nats[] minus_net2net_nats[]")
+    names = expand_columns(
+        "validation_perplexity first_step_gain_nats[] mean_gain_nats[] validation_gain_nats[] minus_net2net_nats[]"
+    )
     rows = rows.join(DataFrame(columns, rows.index, names))
     return rows.assign(verdict=rows["run"].eq(grown).map({True: verdict.word, False: None}))
 
@@ -231,6 +241,8 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
             f"{ratio:.2f} (interpolated by us)": rows.drop(columns="flops_ratio").dropna(axis=1, how="all")
         }
     ways = {"grown": _GROWN, "zero keys": _ZERO, "further": f"{TOKENFORMER}, {TRAINED_FURTHER}"}
+    scratch = rows[rows["grown_minus_it_nats"].notna()] if "grown_minus_it_nats" in rows else rows[:0]
+    rows = rows.drop(scratch.index)
     grown = rows[rows["variant"].eq(_GROWN)]
     parents = rows[rows["run"].isin(grown["parent"])].assign(variant=ways["further"])
     rows = pd.concat([parents, rows[rows["variant"].isin(ways.values())]])
@@ -244,13 +256,23 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         table = table.merge(of_way[["flops_cumulative", *columns]].rename(columns=columns), "left", "flops_cumulative")
     names = ["none: the parent", *("short", "medium", "long")] if len(table) == 4 else map(str, range(len(table)))
     table.insert(0, "stage", [*names])
+    cost_of_largest = grown["flops_cumulative"].iloc[0] / grown["least_ratio"].iloc[0]
+    table.insert(2, "least_ratio", table["flops_cumulative"] / cost_of_largest)
     first, verdicts = grown.iloc[0], grown.set_index("flops_cumulative")["verdict"]
     text = first["regime"].partition(", ")[0]
     heading = (
         f"perplexity, and ratio of FLOPs; {text}; {first['transformers']:.0f} Transformers, "
         f"{first['single_seed']:.0f} of them with one seed; all others {seed_count(rows['seeds'])}"
     )
-    return {heading: table.assign(verdict=table["flops_cumulative"].map(verdicts))}
+    blocks = {heading: table.assign(verdict=table["flops_cumulative"].map(verdicts))}
+    if len(scratch):
+        scratch = scratch.assign(
+            parameters=scratch["parameters_non_embedding"],
+            extrapolated=scratch["envelope"].eq("extrapolated").map({True: "yes", False: "no"}),
+        ).sort_values("flops_cumulative")
+        shown = "parameters flops_cumulative least_ratio perplexity flops_ratio[]+ grown_minus_it_nats[] extrapolated"
+        blocks[f"Tokenformers from scratch, learning rate to zero; {text}"] = scratch[expand_columns(shown)]
+    return blocks
 
 
 def _answer_ratios(rows: DataFrame) -> str:
@@ -267,7 +289,8 @@ def _answer_ratios(rows: DataFrame) -> str:
 @table(reads="test.csv", needs="envelope-*", readers=_ratios, answer=_answer_ratios, published=_published_costs,
        columns="source run regime variant schedule -learning_rate parent -parameters_non_embedding tokens "
                "-tokens_cumulative -flops flops_cumulative -loss_nats[] perplexity -bits_per_byte flops_of_transformer "
-               "flops_ratio[]+ parents_ratio earlier_cost transformers single_seed envelope seeds verdict size "
+               "flops_ratio[]+ least_ratio grown_minus_it_nats[] parents_ratio earlier_cost transformers single_seed "
+               "envelope seeds verdict size "
                "grown:~perplexity~↓ grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓"
        )  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
@@ -277,6 +300,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     (arXiv:2410.23168; hours read from a figure, ± 30).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
     - Doubt: the parent's learning rate ended at a tenth; the control's low ratio is partly its fall to zero.
+    - Ratios below the least ratio, also inside an interval, lie beyond the most expensive Transformer.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
@@ -290,7 +314,9 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     arms = registered_arms(_COST, results.scale).arms
     judged = arms["grown"].run if "grown" in arms else ""
     envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
-    for record in runs_with_ancestors(losses).sort_values("flops_cumulative").to_dict("records"):
+    points = runs_with_ancestors(losses)
+    models = [points, _fully_annealed_tokenformers(losses, points)] if judged in points.index else [points]
+    for record in pd.concat(models).sort_values("flops_cumulative").to_dict("records"):
         row = {str(name): value for name, value in record.items()} | shared
         of_run = losses[losses["run"] == row["run"]]
         needed = of_run["loss_nats"].map(lambda loss: flops_at_loss(loss, *envelope))
@@ -302,9 +328,25 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
             "envelope": None if inside else "beyond its ends",
             "flops_of_transformer": flops_at_loss(row["loss_nats"], *envelope),
         }
+        if row["run"] not in points.index:
+            row |= difference(losses, judged, row["run"], "grown_minus_it_nats")
+            if not inside:
+                beyond = flops_at_loss(row["loss_nats"], *envelope, extrapolate=True)
+                row |= {"envelope": "extrapolated", "flops_ratio": row["flops_cumulative"] / beyond}
         row["parents_ratio"] = (row["flops_cumulative"] - row["flops"]) / row["flops_of_transformer"] or None
         row["earlier_cost"] = (row["flops_cumulative"] - row["flops"]) / largest or None
+        row["least_ratio"] = row["flops_cumulative"] / largest
         row["schedule"] = of_run["regime"].iloc[0].partition(", ")[2]
         row["verdict"] = verdict.word if row["run"] == judged else None
         rows.append(row | {"learning_rate": of_run["spec.optimizer.lr"].iloc[0]})
     return DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))
+
+
+def _fully_annealed_tokenformers(losses: DataFrame, grown: DataFrame) -> DataFrame:
+    """Return the Tokenformers from scratch that cost as much as a parent or a grown model, were tested on the same text
+    and have a learning rate that ends at 0.
+    """
+    annealed = losses["init.id"].isna() & losses["lent"] & losses["variant"].eq(TOKENFORMER)
+    points = with_ancestors(losses[annealed], "tokens")
+    ends = grown["flops_cumulative"]
+    return points[[bool(ends.between(0.95 * cost, 1.05 * cost).any()) for cost in points["flops_cumulative"]]]

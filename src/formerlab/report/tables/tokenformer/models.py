@@ -16,6 +16,7 @@ from formerlab.report.runs import (
     TOKENFORMER,
     TRANSFORMER,
     by_seed,
+    comparable_losses,
     estimate,
     held_out_losses,
     load_runs,
@@ -184,9 +185,10 @@ def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     for regime, group in rows[gaps].groupby("regime", sort=False):
         floor = with_prefix("; ", ngram_levels(rows[rows["regime"].eq(group["text"].iloc[0])]))
         group = group.sort_values(["arm", "tokens"], ascending=[False, True]).rename(columns=columns)
-        blocks[f"perplexity, and loss; {regime}{floor}"] = group.drop(
-            columns=["regime", "text", "published by", "variant"]
-        )
+        hidden = ["regime", "text", "published by", "variant"]
+        if group["difference_nats_pooled_low"].isna().all():
+            hidden, floor = [*hidden, *expand_columns("own_seeds_nats[]")], f"; brackets: own seeds alone{floor}"
+        blocks[f"perplexity, and loss; {regime}{floor}"] = group.drop(columns=hidden)
     changes = rows[rows["run"].isna()]
     trained = rows[gaps].groupby("regime")["tokens"].agg(["max", "min"]).map(count)
     change = changes["regime"].map(trained["max"] + " minus " + trained["min"])
@@ -244,6 +246,22 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
             change = {"regime": regime, "arm": arm, "seeds": len(shared)} | estimate("difference_nats", student(shared))
             change |= pooled_estimate(reader, "difference_nats_pooled", signs)
             changes.append(change | {"verdict": shrinks.word if {*names} <= shrinks.runs else None})
-    rows = pd.concat([rivals, DataFrame(changes)], ignore_index=True).sort_values("regime", kind="stable")
+    rows = pd.concat([rivals, _on_lender_text(results, rivals), DataFrame(changes)], ignore_index=True)
+    rows = rows.sort_values("regime", kind="stable")
     rows = pd.concat([rows, ngrams(results, STUDY, runs)], ignore_index=True)
     return rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
+
+
+def _on_lender_text(results: Results, rivals: DataFrame) -> DataFrame:
+    """Return the pairs whose tokenizer comes from the data set of other pairs, with their losses on its test text."""
+    losses = comparable_losses(results, STUDY, [*{*rivals["run"], *rivals["tokenformer"]}])
+    lenders, lent = losses.loc[~losses["lent"], "data.name"].unique(), losses[losses["lent"]]
+    pairs = rivals[rivals["run"].isin(lent["run"]) & rivals["tokenformer"].isin(lent["run"])]
+    if pairs.empty or len(lenders) != 1:
+        return rivals[:0]
+    points, shared = means_by_run(lent, first=["spec.optimizer.lr"]).set_index("run"), ["regime", "arm", "tokenformer"]
+    pairs = pairs[["run", *shared]].join(points, on="run").reset_index(drop=True)
+    return with_difference(pairs, lent, "tokenformer", "run", "difference_nats").assign(
+        regime=lenders[0] + ", " + pairs["regime"].str.partition(", ")[2],
+        perplexity_tokenformer=pairs["tokenformer"].map(points["perplexity"]),
+    )
