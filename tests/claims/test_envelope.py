@@ -28,6 +28,13 @@ def test_flops_of_a_power_law_are_recovered(exponent, scale, fraction):
     assert flops_of_loss == pytest.approx(target_flops, rel=1e-9)
 
 
+def test_extrapolation_continues_a_power_law():
+    flops, losses = np.array([1.0, 3.0, 10.0]), 4 * np.array([1.0, 3.0, 10.0]) ** -0.1
+    for target in (0.5, 10.0, 30.0):
+        assert flops_at_loss(4 * target**-0.1, flops, losses, extrapolate=True) == pytest.approx(target)
+    assert math.isnan(flops_at_loss(3.0, flops[:1], losses[:1], extrapolate=True)), "one run has no slope"
+
+
 @given(runs)
 def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     flops, losses = (np.array(column) for column in zip(*points, strict=True))
