@@ -1,13 +1,12 @@
 """The catalogue of figures and tables, read without importing the code that renders them.
 
 A figure or table is declared by a function in a module below `figures/` or `tables/`. The function has the name of the
-figure or table and returns its rows:
-`@plot(...)` above `decay_league` in `figures/decay/loss.py`, `@table(...)` above `vision_table` in `tables/vision.py`.
-The docstring is the caption in reStructuredText; it says what is shown and what to look for. The caption of a table is
-a question and at most three points: what is compared, what the brackets are, what to doubt. The folder or file below
-`figures/` or `tables/` names the study. A declaration with `studies` is rendered once for each of them, as
-`<study>_<name>`.
-The plan reads the runs, the files and the caption from the source, so they must be literals.
+figure or table and returns its rows: `@plot(...)` above `decay_league` in `figures/decay/loss.py`, `@table(...)` above
+`vision_table` in `tables/vision.py`. The docstring is the caption in reStructuredText. It describes the content and
+names what to look for. The caption of a table is a question and at most three points: the comparison, the meaning of
+the brackets, and the doubts. The folder or file below `figures/` or `tables/` names the study. A declaration with
+`studies` is rendered once for each of them, as `<study>_<name>`. The plan reads the runs, the files and the caption
+from the source, so they must be literals.
 """
 
 import ast
@@ -36,8 +35,8 @@ class Declaration(NamedTuple):
 
     rows: "Callable[..., DataFrame]"
     """Returns the rows (of a table: only our rows), given the results and the names of the finished runs among `runs`,
-    and the `study` if the declaration has `studies`. It is called only if a file of `reads` has rows or, if only
-    run.json is read, if there is a run. Columns whose names begin with _ are for the figure and are not written to the
+    and the `study` if the declaration has `studies`. It is called only if a file of `reads` has rows or, if the only
+    file is run.json, if there is a run. Columns whose names begin with _ are for the figure and are not written to the
     CSV."""
     draw: Any = None
     """Renders the rows of a figure (`panel.layout`)."""
@@ -103,8 +102,8 @@ class CatalogueEntry:
     def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure shows the runs of one regime unless `within_regime` is true. The regime must have a run that
-        matches `needs`. If several regimes do, the figure shows the regime with the most runs of the study.
+        A figure shows the runs of one regime unless `within_regime` is true or `varied` is set. The regime must have a
+        run that matches `needs`. Of several such regimes, the figure shows the regime with the most runs of the study.
         """
         of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}
         indices = [index for index, run in of_study.items() if matches(*run, self.runs)]
@@ -169,8 +168,8 @@ def load_declaration(name: str) -> Declaration:
 
 
 def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
-    """Return the rows of a figure or table. Our rows are left out if neither the study nor a shown run has rows in the
-    files of `reads`.
+    """Return the rows of a figure or table. Our rows are left out if neither the study nor a displayed run has rows in
+    the files of `reads` or, if the only file is run.json, if there is no run.
 
     The column `source` distinguishes our rows from published rows; in a table it is the first column.
     """

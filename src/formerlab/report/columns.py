@@ -18,7 +18,7 @@ ARROWS = {"↓": "↓: lower is better", "↑": "↑: higher is better"}
 class Column(NamedTuple):
     """How tables show a column: its numbers are multiplied by `factor` and have `places` decimals, if given.
 
-    `null` is the value without an effect.
+    `null` is the value of the column if there is no effect.
     """
 
     heading: str
@@ -31,7 +31,7 @@ class Column(NamedTuple):
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
-    "verdict": Column("verdict", "on the registered claim that rests on the row"),
+    "verdict": Column("verdict", "on the registered claim that uses this row"),
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
@@ -41,7 +41,7 @@ COLUMNS = {
         for suffix, words in (("", ""), ("_largest", ", largest"))
     },
     "counted_nd": Column("counted: n, d"),
-    "sequential": Column("published steps"),
+    "sequential": Column("published sequential operations"),
     "complexity": Column("published cost"),
     "change": Column("model"),
     "published_nats": Column("published ↓"),
@@ -69,15 +69,15 @@ COLUMNS = {
     "effect_nats": Column("effect on the loss (nats) ↓"),
     "cost_nats": Column("added loss (nats) ↓", places=4),
     "perplexity_tokenformer": Column("Tokenformer ↓", "perplexity"),
-    "difference_nats": Column("Tokenformer minus it (nats) ↓"),
-    "own_seeds_nats": Column("own seeds alone", "the interval of these seeds, without the variance of similar runs"),
+    "difference_nats": Column("Tokenformer minus this Transformer (nats) ↓"),
+    "own_seeds_nats": Column("these seeds alone", "interval over these seeds, without the variance of similar runs"),
     "tokens_per_new_parameter": Column("per new parameter", places=0),
     "grown_minus_nats": Column("grown minus further (nats) ↓"),
     "zero_minus_nats": Column("zero keys minus further (nats) ↓"),
     "minus_ungrown_nats": Column("minus not grown (nats) ↓", "loss minus the loss of the same model without growth"),
-    "first_step_minus_ungrown_nats": Column("first step (nats) ↓", "the same difference before the first step"),
-    "mean_minus_ungrown_nats": Column("mean (nats) ↓", "the same difference, mean over all steps"),
-    "behind_net2net_nats": Column("that minus Net2Net's (nats) ↓", "the same for Net2Net by padding is subtracted"),
+    "behind_net2net_nats": Column(
+        "minus Net2Net (nats) ↓", "loss change by growth minus the loss change by Net2Net by padding"
+    ),
     "flops_ratio": Column("FLOPs ratio ↓", places=1, null=1),
     **{f"{name}_ratio": Column(f"{name}, ratio ↓", places=1, null=1) for name in ("grown", "zero keys", "further")},
     **{f"{name}_perplexity": Column(f"{name} ↓", places=1) for name in ("grown", "zero keys", "further")},
@@ -93,7 +93,7 @@ COLUMNS = {
     "loss_minus_base_nats": Column("development loss (nats) ↓"),
     "top1_percent": Column("top-1 (%) ↑"),
     "top1_points": Column("points ↑"),
-    "errors": Column("error of"),
+    "errors": Column("models of the ratio"),
     "error_ratio": Column("error ratio", places=2, null=1),
     "error_ratio_b": Column("published B/16", places=2),
     "error_ratio_l": Column("published L/16", places=2),
@@ -106,14 +106,14 @@ COLUMNS = {
     "minus_full": Column("minus Full (points) ↑", factor=100, places=1),
     "minus_h2o": Column("minus H2O (points) ↑", factor=100, places=1),
     "chance": Column("chance (%)", factor=100, places=1),
-    "acc_own": Column("own (%) ↑", factor=100, places=1),
-    "acc_common": Column("common (%) ↑", factor=100, places=1),
+    "acc_own": Column("own alpha (%) ↑", factor=100, places=1),
+    "acc_common": Column("common alpha (%) ↑", factor=100, places=1),
     "task": Column("set"),
     "acc_decay": Column("Decay 0.2 (%) ↑", factor=100, places=1),
     "acc_h2o": Column("H2O (%) ↑", factor=100, places=1),
     "prompt_s": Column("prompt (s) ↓", places=1),
     "megabytes": Column("memory (MB) ↓", places=1),
-    "gain": Column("own minus common (points) ↑", factor=100, places=1),
+    "gain": Column("own minus common alpha (points) ↑", factor=100, places=1),
     "length": Column("prompt length (tokens)"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
@@ -163,7 +163,9 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
 
 
 def _end(name: str, value: float, places: int) -> str:
-    """Return the end of an interval. If it rounds to the value without an effect, it keeps its sign or more digits."""
+    """Return the end of an interval. An end that rounds to the column's `null` keeps its sign (null 0) or gets more
+    digits.
+    """
     null = column(name).null
     if abs(value - null) < 1e-9 or float(f"{value:.{places}f}") != null:
         return number(name, value, places)
@@ -175,10 +177,11 @@ def _end(name: str, value: float, places: int) -> str:
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:
     """Return the decimals of a column.
 
-    Columns in nats have three decimals, columns in points have one. With intervals: two digits of their median half
-    width, but at most three digits of the median value. Without intervals: the fewest decimals that show all numbers
-    exactly. If three decimals are not enough, show two significant digits of the median standard error; without
-    standard errors, show three significant digits of the median value.
+    Columns in nats have three decimals, and columns in points have one. Other columns with intervals show two
+    significant digits of the median half width, but at most three of the median value. Columns without intervals have
+    the fewest decimals, at most three, that show all numbers exactly. If three are not enough, they show two
+    significant digits of the median standard error; without standard errors, three significant digits of the median
+    value.
     """
     if (fixed := 3 if "nats" in name else 1 if "points" in name else None) is not None:
         return fixed
@@ -197,7 +200,7 @@ def _decimals(name: str, values: Series, low: Series, high: Series, error: Serie
 
 
 def _mantissa(values: Series) -> int:
-    """Return the decimals of the mantissas of a column: the fewest that show all numbers exactly, or two."""
+    """Return the decimals of the mantissas of a column: 0 or 1 if they show all numbers exactly, otherwise 2."""
     return next((n for n in range(2) if all(float(f"{x:.{n}e}") == x for x in values.dropna())), 2)
 
 
@@ -206,10 +209,9 @@ def _exponent(value: float) -> int:
 
 
 def number(name: str, value: float, places: int) -> str:
-    """Return a number with `places` decimals; a rounded -0 has no sign.
-
-    Learning rates and counts have three significant digits. FLOPs from 1e6 have an exponent; `places` is the number of
-    decimals of their mantissa.
+    """Return a number with `places` decimals, without the sign of a rounded -0. Learning rates and counts have three
+    significant digits whatever `places` is. FLOPs from 1e6 have an exponent, and `places` is the decimals of the
+    mantissa.
     """
     if name in ("lr", "learning_rate"):
         return f"{value:.3g}"
@@ -221,7 +223,7 @@ def number(name: str, value: float, places: int) -> str:
 
 
 def count(value: float) -> str:
-    """Return a count with three digits, or two if they are exact, and the suffix k, M or B."""
+    """Return a count with three significant digits, or two if they are exact, and the suffix k, M or B."""
     exact = value == float(f"{value:.2g}")
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if float(f"{abs(value):.3g}") >= size:

@@ -29,10 +29,11 @@ renders them again, and `make figures PDF=1` also writes PDFs. Scale `overnight`
 on CPUs. Scale `pilot` has the searches for their learning rates, and `pretrained` has a released model.
 [docs/verdicts.md](../docs/verdicts.md) has the verdicts on the claims of the papers.
 
-The main variants have one hue in all figures: Transformers are black, Tokenformers blue (light blue if grown with zero
-keys; a parent that is trained further is pink), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green
-(hollow if half of the budget is for recent tokens), H2O vermilion, TOVA violet. All other variants are grey.
-Shades of a colour are settings or sizes of one variant. An arrow at the edge of a panel has a value beyond it.
+The main variants have one hue in all figures: Transformers and the full cache are black (Transformers with fewer tokens
+grey), Tokenformers blue (light blue if grown with zero keys; a parent that is trained further is pink), DenseFormers
+orange or brown, Hyper-Connections teal, Decay dark green (hollow if half of the budget is for recent tokens), H2O
+vermilion, TOVA violet. Most other variants are grey.
+Shades of a colour are settings or sizes of one variant. An arrow at the edge of a panel gives a value beyond it.
 Published values are hollow, on a tinted background. The line below a figure gives the number of seeds or windows and
 the meaning of the bars. Figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column).
 """
@@ -77,7 +78,7 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
             current = all(exist) and same_rows(files[-1], rows)
             if current and has_rows and entry.kind == "table":  # the captions of figures are not committed
                 texts = files[0].read_text(encoding="utf-8"), table_texts(entry, results, rows)[0]
-                current = len({re.sub(r"\d", "", text) for text in texts}) == 1  # the CSV comparison covers the numbers
+                current = len({re.sub(r"\d", "", text) for text in texts}) == 1  # ignore digits: the CSV covers them
             if current if has_rows else not any(exist):
                 continue
             changed.append(str(files[0].relative_to(root)))

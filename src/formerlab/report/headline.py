@@ -22,7 +22,10 @@ HEADLINE_TABLES = {
         "vision_table: model parameters_non_embedding top1_percent top1_points error_ratio seeds",
 }  # fmt: skip
 """Name and columns of each table, by title."""
-NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over test windows of one model."
+NOTE = (
+    "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over the test windows, documents or "
+    "images."
+)
 
 
 def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from formerlab.report.panel import Panel
 
 _LEAST_FACTOR = 2.5
-"""The limits of a logarithmic axis with few ticks differ by at least this factor."""
+"""The limits of a logarithmic x axis with `ticks` differ by at least this factor."""
 
 
 def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str]) -> tuple[list[Label], DataFrame]:
@@ -101,7 +101,8 @@ def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any
 
 
 def _logarithmic(axis: Axis, values: Series) -> None:
-    """Make an axis logarithmic; short ranges have ticks at 1, 2 and 5 times powers of ten, or linear ticks.
+    """Make an axis logarithmic. Ranges below a factor of 60 have ticks at 1, 2 and 5 times powers of ten; ranges below
+    a factor of 4 have linear ticks.
 
     Labels have no superscripts, which would be too small to read.
     """
@@ -222,7 +223,7 @@ def _ends(axes: Axes, panel: "Panel", means: DataFrame) -> list[Label]:
 def _forest_positions(
     panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any]
 ) -> tuple[DataFrame, DataFrame]:
-    """Add the heights of means and seeds; offsets of series are in units of the distance between lines."""
+    """Add the heights of means and seeds as `_at`. The rows of the plot are 1 apart; series of one row are offset."""
     series = list(means[panel.by].unique())
     several = panel.by != panel.y and len(series) > 1
     offsets = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
@@ -238,7 +239,7 @@ def _forest_positions(
 def _forest(
     axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any], common: Mapping[Any, str]
 ) -> list[Label]:
-    """Draw one line per y category; `names` has the categories from bottom to top."""
+    """Draw a forest plot with a row per y category; `names` has the categories from bottom to top."""
     if len(means):
         _plot(axes, panel, means, seeds, panel.x, "_at")
     published = means[means["source"].eq("published")]
@@ -336,9 +337,9 @@ def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
 
 
 def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: bool = False, length: int = 0) -> None:
-    """Draw an arrow at the edge of the panel for a value beyond it, with the value: at the x `at` for a value of y, or
-    at the y `at` if `across`. Arrows side by side have different lengths (0, 1, ...), so that their values do not
-    overlap.
+    """Draw an arrow at the edge of the panel, labelled with `value`, which is beyond the axis limits. The value is a y
+    value and `at` its x position; with `across`, the value is an x value and `at` its y position. Arrows side by side
+    have different lengths (0, 1, ...), so that their labels do not overlap.
     """
     low, high = sorted(axes.get_xlim() if across else axes.get_ylim())
     sign, edge = (1, high) if value > high else (-1, low)

@@ -64,9 +64,8 @@ RELEASED_NAMES = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
 
 
 def data_set_label(name: str, released: str | None, scale: str) -> str:
-    """Return the label that the scale file gives a data set.
-
-    `released` is the name of a released model, which is removed from the end of the data set name.
+    """Return the label that the scale file gives a data set. `released` is the name of a released model, which is
+    removed from the end of the name of its data set.
     """
     name = name.removesuffix(released).strip("-") or "text" if released else name
     return _scale_labels(scale).get(name, name)

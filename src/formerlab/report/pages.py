@@ -45,7 +45,7 @@ def paragraph(text: str) -> str:
 
 
 def html_table(frame: DataFrame) -> str:
-    """Return a table as HTML. A line feed in a cell begins a new line."""
+    """Return a table as HTML. A line feed in a cell starts a new line, and `**text**` is bold."""
     cells = frame.astype(object).where(frame.notna(), "").map(_escape_lines)
     return str(cells.rename(columns=_escape_lines).to_html(index=False, escape=False, border=0, justify="left"))
 
@@ -80,7 +80,8 @@ def bullet_list(lines: Sequence[str]) -> str:
 
 
 def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]:
-    """Return the names of the columns with values, except `source`, ends of intervals, errors and `hidden` columns.
+    """Return the names of the columns with values, except `source`, `is_reference`, ends of intervals, errors and
+    `hidden` columns.
 
     The policy and its settings are also left out if a column `configuration` already names them.
     """
@@ -111,14 +112,14 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
-    """Return a formatted table without its constant columns, and a sentence with the constant values."""
+    """Return a formatted table without its constant columns (except `verdict`), and a sentence with their values."""
     constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1 and name != "verdict"]
     values = "; ".join(f"{name} {value}" for name in constant if (value := cells[name].iloc[0]))
     return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
 
 
 def markdown_table(cells: DataFrame) -> str:
-    """Return a formatted table as a Markdown table. Columns of numbers are aligned right."""
+    """Return a formatted table as a padded Markdown table. Columns of numbers are aligned right."""
     escaped = cells.map(escape_markdown).rename(columns=escape_markdown)
     sides = ["right" if any(map(_NUMBER.match, cells[name])) else "left" for name in cells]
     return str(escaped.to_markdown(index=False, disable_numparse=True, colalign=sides))

@@ -2,14 +2,14 @@
 
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
 `<y>_pooled_high` are the ends of the pooled interval that verdicts use (`blocks.with_pooled`, thick bar). `<x>_limit`
-of a forest plot is the threshold of the claim, drawn as a dashed line. The values from there to `<x>_met`, which may be
-infinite, meet the claim (shaded). Rows with a `seed` are the values of single seeds, which are dots or thin lines
-beside their mean. `source` is `ours` or `published`. Rows without an x are horizontal lines in line and band panels;
-forest plots omit them. Rows without a series are not drawn. Published values are on a tinted background. A figure is at
-most 7 inches wide with 8-point text, and names its data set and models.
+of a forest plot is the threshold of a claim, drawn as a dashed line. Values between the threshold and `<x>_met`, which
+may be infinite, meet the claim and are shaded. Rows with a `seed` are the values of single seeds, which are dots or
+thin lines beside their mean. `source` is `ours` or `published`. In line and band panels, rows without an x are
+horizontal lines; forest plots omit them. Rows without a series are not drawn. Published values are on a tinted
+background. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
 Some columns are only for the figure: `_style` overrides the name by which the plot style of a series is looked up;
-`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace parts of the plot style.
+`_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace entries of the plot style.
 """
 
 from collections import defaultdict
@@ -55,7 +55,7 @@ class Panel:
     kind: Literal["line", "band", "forest", "heat"] = "line"
     """line: joined points with bars; band: curves in bands; forest: x with a bar, one line per y; heat: a heat map."""
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Selects rows by column: the wanted value or a list of wanted values."""
+    """Selects rows by column: a value or a list of values."""
     facet: str = ""
     """Facet column: each value has its own panel."""
     title: str = ""
@@ -67,14 +67,14 @@ class Panel:
     zero: float | None = None
     """Value of a reference line."""
     outlier_factor: float = 0.0
-    """Outlier factor. A value is outside the axis limits if its distance from `zero` (default: the minimum) exceeds
-    this factor times the 75 % quantile of all such distances. An arrow at the edge shows the value. 0 turns this
-    off."""
+    """Outlier factor. A value is outside the axis limits if it exceeds `zero` (by default the minimum) by more than
+    this factor times the 75 % quantile of the distances of all values from `zero`. An arrow at the edge shows the
+    value. 0 turns this off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "inside", "none"] = "edge"
     """edge: series are named beside their last points; legend: in one legend above all panels; inside: in a legend in
-    the upper right of the panel."""
+    the upper right of the panel; none: series have no names."""
     style: str = "_style"
     """Column by which the plot style of a series is looked up; by default, the name of the series."""
     unit: str = ""
@@ -83,7 +83,7 @@ class Panel:
     """Whether adjacent panels share the y axis: only the first shows its label. Forest plots also share the categories
     of y; missing ones are blank rows."""
     ticks: Callable[[float], str] | None = None
-    """Formats the values of x; each value then has a tick."""
+    """Formats the values of x. If set, each value has a tick."""
     ends: bool = False
     """If true, omit the bands and draw the last point of each curve, with its interval, to the right of all curves."""
 
@@ -99,7 +99,7 @@ class Panel:
     """Settings of a second panel for the published rows; this panel then shows only our rows."""
 
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
-        """Return the panels with their rows: one panel, or one per value of `facet`; [] without rows."""
+        """Return the panels with their rows: this panel, or a panel per value of `facet`; [] without rows."""
         if self.published is not None:
             panels = [replace(self, published=None, where={**self.where, "source": source}, **other)
                       for source, other in (("ours", {}), ("published", self.published))]  # fmt: skip
@@ -128,7 +128,7 @@ class Panel:
         return handles
 
     def heading(self, rows: DataFrame) -> str:
-        """Return the title of a panel of these rows."""
+        """Return the title of a panel with these rows."""
         words = fill_names(self.title, rows)
         return f"PUBLISHED, not ours: {words}" if rows["source"].eq("published").all() else words
 
@@ -162,8 +162,8 @@ def layout(
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
     `columns` is the largest number of panels side by side. `height` of a panel and `width` of the figure are in inches.
-    `notes` returns notes on the shown rows for the caption; the first is also written below the panels. The caption
-    also lists the series in `wanted` that have no rows.
+    `notes` returns notes on the displayed rows for the caption; the first note is also written below the panels. The
+    caption also lists the series in `wanted` that have no rows.
     """
 
     def render(data: DataFrame) -> Figure:
@@ -240,7 +240,9 @@ def _figure(
 
 
 def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
-    """Give the panels that ask for it the same limits; all these axes are linear if one cannot be logarithmic."""
+    """Give panels with the same `same_limits` and column equal limits. All these axes are linear if one of them could
+    not be logarithmic.
+    """
     alike = defaultdict(list)
     for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
         alike[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
@@ -303,12 +305,14 @@ def _draw_bar(figure: Figure, image: Any, words: str) -> None:
 
 
 def _letters(names: Iterable[object]) -> int:
-    """Return the number of letters in the longest line."""
+    """Return the number of letters in the longest line of the names."""
     return max((len(line) for name in names for line in str(name).split("\n")), default=1)
 
 
 def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float:
-    """Return the height of a panel in inches; forest plots grow with their rows, others are at least `height` high."""
+    """Return the height of a panel in inches. A forest plot grows with its rows; a line or band panel is at least
+    `height` high.
+    """
     if panel.kind == "heat":
         return height
     if panel.kind != "forest":

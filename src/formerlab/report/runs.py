@@ -110,8 +110,8 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
 def comparable_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return `held_out_losses` on comparable text.
 
-    `lent` marks runs whose tokenizer comes from another data set. Their loss is on the test text of that data set
-    (lender_test.csv).
+    The column `lent` is true for runs whose tokenizer comes from another data set. Their loss is on the test text of
+    that data set (lender_test.csv), and their `bytes_per_token` is unknown.
     """
     losses, rows = held_out_losses(results, study, runs), results.rows("lender_test.csv", study, runs)
     if losses.empty or rows.empty:
@@ -191,7 +191,7 @@ def estimate(name: str, interval: Interval) -> dict[Any, Any]:
 
 
 def by_seed(losses: DataFrame, run: str | None, value: str = "loss_nats") -> "pd.Series[float]":
-    """Return a run's held-out loss, or another value, by seed."""
+    """Return the column `value` of a run by seed, by default its loss."""
     return losses[losses["run"] == run].set_index("seed")[value].astype(float).sort_index()
 
 
@@ -234,9 +234,8 @@ def with_difference(
     value: str = "loss_nats",
     results: Results | None = None,
 ) -> DataFrame:
-    """Return rows with the columns of `difference`, from the runs in the columns `a` and `b`.
-
-    The cells are empty if one of the runs is missing.
+    """Return rows with the columns of `difference`, from the runs in the columns `a` and `b`. The cells of a row are
+    empty if `difference` returns {}.
     """
     pairs = rows[[a, b]].to_numpy()
     differences = [difference(losses, first, second, name, value, results) for first, second in pairs]
@@ -249,9 +248,9 @@ def summarize(
 ) -> DataFrame:
     """Return the mean over seeds of a value for each group of `by`, then its values by seed.
 
-    `rows` has one value per group and seed (`statistics.weighted_means`). `minus` maps each run to a reference run,
-    whose value with the same seed (and the same step, or other keys of `by`) is subtracted. Runs that are not in
-    `minus` are left out. `name` is the column of the result, by default `value`.
+    `rows` has one value per group and seed (`statistics.weighted_means`). `minus` maps each run to a reference run. The
+    value of the reference with the same seed (and the same step, or other keys of `by`) is subtracted. Runs that are
+    not in `minus` are left out. `name` is the column of the result, by default `value`.
     """
     name = name or value
     if minus is not None:

@@ -1,12 +1,12 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
-The main variants have one hue in all figures: Transformers, the full cache and its bound black, Tokenformers blue
-(light blue if grown with zero keys, pink if a parent is trained further), DenseFormers orange or brown,
-Hyper-Connections teal, Decay dark green (hollow and dashed if half of the budget is recent), H2O vermilion, TOVA
-violet. The green is much darker than the greys and vermilion, so that readers who see no green can tell them apart.
-Other variants are grey, with names or markers that differ. Settings of one variant are shades of its colour. Published
-values are hollow on a tinted background. A model that grows as published is a triangle, other ways to grow have other
-markers, and the parent is a circle.
+The main variants have one hue in all figures: Transformers and the full cache black (Transformers with fewer tokens
+grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further), DenseFormers orange
+or brown, Hyper-Connections teal, Decay dark green (hollow and dashed if half of the budget is recent), H2O vermilion,
+TOVA violet. The green is much darker than the greys and vermilion, so that readers who see no green can tell them
+apart. Most other variants are grey, with names or markers that differ. Settings of one variant are shades of its
+colour. Published values are hollow on a tinted background. A model grown as published is a triangle, other ways to grow
+have other markers, and the parent is a circle.
 """
 
 import textwrap
@@ -26,8 +26,8 @@ from formerlab.report.names import color_and_marker
 
 BLACK, GREY, RUST, GREEN = "#222222", "#595959", "#8C3B00", "#005C3E"
 BLUE, ORANGE, _, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
-"""The colour-blind palette of seaborn, without its yellow, light pink and grey, which are too light, and its green.
-Text uses `ink(colour)`, a darker shade of the colour of its series.
+"""Colours of the colour-blind palette of seaborn. Its light pink, grey and yellow are too light, and `GREEN` replaces
+its green. Text uses `ink(colour)`, a darker shade of the colour of its series.
 """
 
 SETTINGS: dict[Any, Any] = {
@@ -106,8 +106,8 @@ _GROUPS = {
     "convolution": _style("#8C8C8C", "^"),
     "restricted": _style("#B0B0B0", "D"),
 }
-"""Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
-and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""
+"""Plot styles of names that are not in names.yaml: ways to grow, settings of one mixer or policy, the cache of
+transformers, and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""
 _STYLES = {name: style for names, style in _GROUPS.items() for name in names.split("; ")}
 _SPARE = (_style(GREY, "h"), _style("#8C8C8C", "p"), _style("#B0B0B0", "H"))
 
@@ -160,7 +160,7 @@ def wrap(name: object, letters: int = EDGES[0]) -> str:
 
 
 def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) -> None:
-    """Write names right of the panel, moved up or down so that they do not overlap.
+    """Write names to the right of the panel, moved up or down so that they do not overlap.
 
     A dotted line connects each moved label with its point. Call this last, when the limits are final.
     """

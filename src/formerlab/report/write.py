@@ -1,7 +1,7 @@
 """Render figures and tables from rows, and write them with their captions. The same rows give the same bytes.
 
-A figure is a PNG, a CSV of the rows it shows, and a PDF if wanted. A table is a CSV with every digit, and Markdown and
-HTML for readers. Markdown and HTML have separate blocks for our and published values; in the CSV, the column `source`
+A figure is a PNG, a CSV of its rows, and a PDF if requested. A table is a CSV with every digit, and Markdown and HTML
+for readers. Markdown and HTML have separate blocks for our and published values; in the CSV, the column `source`
 distinguishes them.
 """
 
@@ -53,8 +53,9 @@ COMMAND = "\n\nCommand: "
 def draw(name: str, results: Results, out: Path, *, skip_empty: bool = False, pdf: bool = True) -> list[Path]:
     """Render one figure or table into the folder `out` and return the written files.
 
-    If our runs have no rows, the files say which rows are missing; with `skip_empty`, earlier files are removed instead
-    and no files are written. Without `pdf`, an earlier PDF is removed. Raises UserError for an unknown name.
+    If our runs have no rows, the files name the missing rows; with `skip_empty`, earlier files are removed instead and
+    no files are written. Without `pdf`, an earlier PDF is removed. Raises UserError if no figure or table has this
+    name.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
@@ -96,7 +97,8 @@ def draw_all(
     """Render the figures and tables of each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
 
     Figures and tables without rows have no files, and figures have a PDF only with `pdf`. `scale` is a glob of scales,
-    and `selects` chooses figures and tables. The processes of a `pool` render the studies with the most rows first.
+    and `selects` chooses figures and tables. The processes of a `pool` render the studies with the largest files first.
+    Raises UserError if a figure or table failed, or if no file was written.
     """
     roots = [root for root in sorted(tree_root.glob(f"{scale}/")) if has_runs(root)]
     jobs = [(root, study) for root in roots for study in sorted({entry.study for entry in catalogue().values()})]
@@ -129,8 +131,8 @@ def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bo
     """Render figures and tables, warn about excluded rows, and return the files by name, or None if rendering failed.
 
     A failure does not stop the others, and each reason is printed once. Existing files of a failed figure or table are
-    kept, and missing files are created, with an error message except in the CSV, since Snakemake requires all outputs.
-    Raises NoRoom if the disk is full.
+    kept, and missing files are created, since Snakemake requires all outputs (`_write_missing_files`). Raises NoRoom if
+    the disk is full.
     """
     files, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
@@ -155,9 +157,8 @@ def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bo
 
 
 def _write_missing_files(entry: CatalogueEntry, out: Path) -> None:
-    """Write the missing files of a figure or table that could not be rendered.
-
-    The CSV is empty; the other files contain an error message.
+    """Write the missing files of a figure or table that could not be rendered: an empty CSV, and other files with an
+    error message.
     """
     message = f"{entry.name} could not be rendered; `python -m formerlab status` says why."
     for path in (path for file in entry.outputs if not (path := out / file).exists()):
@@ -250,8 +251,8 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     """Add the data set and model of each run as columns for titles, unless the rows have them.
 
-    Runs whose tokenizer comes from another data set (`lent`) get no data set, since they were tested on the text of
-    that data set; titles name the data set of the other runs.
+    Runs whose tokenizer comes from another data set (column `lent`) get no data set, since they were tested on the text
+    of that data set. Titles name the data sets of the other runs.
     """
     if "run" not in rows:
         return rows
@@ -298,9 +299,8 @@ def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> 
 
 
 def _origin(entry: CatalogueEntry, results: Results) -> str:
-    """Return a line with the models and the scale.
-
-    A released model is listed with its weight precision and, for losses, the window length.
+    """Return a line with the models and the scale. A released model is listed with its weight precision and, for
+    losses, the window length.
     """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")

@@ -1,4 +1,5 @@
-"""The pre-registered claims of the papers and of this project, and the code that evaluates them on result rows.
+"""The pre-registered claims (of the four papers, of third parties and of this project), and the code that evaluates
+them on result rows.
 
 Version 1 of `claims.yaml` was written before any model was trained; the file lists later changes, with the results
 known at that time. `registry.py` is the schema of claims.yaml and of the key `claims` of a study, which maps the arms

@@ -42,8 +42,8 @@ PHRASES = {
     "rate_inside": ("the learning rate of {of} is not the best of its search, or is at the end of the range", "{:.0f}"),
     "loss_by_pruning": ("loss with {of} minus loss with the full cache: {value} nats", "{:.3g}"),
     "earlier_cost": (
-        "no result of {of} could meet the criterion, because the FLOPs of the models before it, relative to our "
-        "most expensive Transformer, are {value}",
+        "the FLOPs of the models before {of} are already {value} times the FLOPs of our most expensive Transformer, so "
+        "no result could meet the criterion",
         "{:.2f}",
     ),
     "epochs_apart": ("the number of epochs of {of} differs by {value}", "{:.0%}"),

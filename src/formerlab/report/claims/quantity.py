@@ -20,7 +20,7 @@ from formerlab.report.studies.two_fold import half_indices, split_halves, two_fo
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, sample_variances, student
 
 MIN_UNITS = 20
-"""With fewer documents than this, the interval covers seeds only (min_documents). With fewer examples, Student's t
+"""With fewer documents than this, an interval covers seeds only (min_documents). With fewer examples, Student's t
 replaces the bootstrap (min_examples)."""
 MONTE_CARLO_GUARD = 3
 """Monte Carlo standard errors by which an interval end is moved outward before a comparison (monte_carlo_guard)."""
@@ -147,7 +147,9 @@ class Combination(Quantity):
         return Combination({**self.terms, **terms}, self.constant + other.constant)
 
     def _between_seeds(self, sample_variance: float, seeds: int) -> list[tuple[float, float]]:
-        """Return the variance of the mean over seeds: pooled, unless an F test finds the sample variance larger."""
+        """Return the variance of the mean over seeds: the pooled variance, unless an F test finds the sample variance
+        larger.
+        """
         pooled = self._pooled()
         if pooled:
             total, doubt = sum(v for v, _ in pooled), sum(v**2 / freedom for v, freedom in pooled)
@@ -172,7 +174,9 @@ class Combination(Quantity):
         return [] if pool is None else [(pool[0] * sum(c**2 for c in self.terms.values()), pool[1])]
 
     def documents(self) -> list[tuple[float, float]]:
-        """Return the variance due to the choice of documents, or an empty list if they are too few or unknown."""
+        """Return the variance due to the choice of documents; an empty list if there are fewer than MIN_UNITS or they
+        are unknown.
+        """
         weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
@@ -298,10 +302,9 @@ class Examples:
 
 
 def combine_alphas(by_alpha: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
-    """Return the values averaged over alphas.
-
-    If `chosen` is set, return instead the values of every alpha, split into halves for two-fold selection. `run` is the
-    name of the run in messages.
+    """Return the values averaged over alphas. If `chosen` is set, return instead the values of every alpha, split into
+    halves for two-fold selection. `run` is the name of the run in messages. Raises MissingRowsError if the alphas have
+    different questions or seeds.
     """
     first = by_alpha[0]
     if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in by_alpha):

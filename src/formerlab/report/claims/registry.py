@@ -21,8 +21,8 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 POOLED = {"pooled intervals": ("diff", "logratio")}
-"""Criterion functions affected by a change of the statistics, by the title of the change in the changelog. Other
-changes name their functions in the title."""
+"""Functions affected by a change of the statistics, by the title of the change in `changes`. Other changes name their
+functions in the title."""
 
 
 class ClaimsSection(Spec):
@@ -171,11 +171,6 @@ def _read(name: str) -> dict[str, Any]:
 def read_claims() -> ClaimRegistry:
     """Return the registered claims."""
     return ClaimRegistry.model_validate(_read("claims.yaml"))
-
-
-def read_claim(name: str) -> Claim:
-    """Return the registered claim with this id. Raises StopIteration if there is no such claim."""
-    return next(claim for claim in read_claims().claims if claim.id == name)
 
 
 class Arm(Spec):

@@ -102,7 +102,9 @@ def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
 
 
 def outcome_text(outcome: str, items: Iterable[Item]) -> str:
-    """Return an outcome of `items` in words; `not_tested` includes its cause, a missing run or an unmet condition."""
+    """Return an outcome of `items` in words. The text of `not_tested` names its cause, a missing run or an unmet
+    condition.
+    """
     if outcome != "not_tested":
         return outcome.replace("_", " ")
     measured = any(item.quantities for item in items if item.outcome == outcome)
@@ -269,6 +271,6 @@ def item_name(item: Item) -> str:
 
 
 def compact_markdown_table(table: DataFrame) -> str:
-    """Return a table as Markdown."""
+    """Return a table of text as Markdown, without padding and alignment."""
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(map(pages.escape_markdown, line)) + " |" for line in lines)

@@ -62,7 +62,7 @@ class ClaimRows:
 
     @cached_method
     def all_runs(self) -> DataFrame:
-        """Return the records of all runs of the study, with the columns of parents even if no run has a parent."""
+        """Return the records of all runs of the study. The columns of parents exist even if no run has a parent."""
         runs, parents = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
         return runs.reindex(columns=runs.columns.union(parents, sort=False))
 
@@ -146,7 +146,7 @@ class ClaimRows:
         values, name = means.apply(np.log) if logarithm else means, f"{'ln ' * logarithm}{metric} {at} {run}"
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
-        if at != "end" or unit is None:  # units: only for documents, pairs or images of the test split
+        if at != "end" or unit is None:  # units exist only for test rows of documents, pairs or images
             return RunMetric(name, values)
         units = weighted_means(rows, ["seed", unit]).unstack()
         weights = rows[rows["seed"] == means.index[0]].groupby(unit)["tokens"].sum().to_numpy(float)
@@ -282,7 +282,8 @@ class ClaimRows:
     def load_examples(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
         """Return an arm's examples, in the same order for every arm.
 
-        `above_chance` subtracts the chance accuracy; `suite` selects one task.
+        `above_chance` subtracts the chance accuracy; `suite` selects one task. Raises MissingRowsError if rows are
+        missing, or the seeds have different examples.
         """
         if metric == "bleu":
             by_seed = self._sentences(self.select_run(arm), metric, "valid")
@@ -316,13 +317,17 @@ class ClaimRows:
         return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
 
     def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
-        """Return the number of windows with the metric of an arm, and the number of their documents if it is known."""
+        """Return the number of windows with the metric of an arm, and the number of their documents if it is known.
+        Raises MissingRowsError if rows are missing.
+        """
         rows = self._window_rows(arm, metric)
         documents = rows["document"].nunique() if "document" in rows and rows["document"].notna().all() else None
         return rows["window"].nunique(), documents
 
     def paired_mean(self, left: Arm, right: Arm, metric: str) -> PairedMean:
-        """Return the mean difference left - right over the same examples; one of the arms may be a constant."""
+        """Return the mean difference left - right over the same examples; one of the arms may be a constant. Raises
+        MissingRowsError if rows are missing, or the arms have different examples or no seed in common.
+        """
         if left.constant is not None:
             return -1.0 * self.paired_mean(right, left, metric)
         first = self.load_examples(left, metric)
@@ -345,7 +350,9 @@ class ClaimRows:
         return self.load_examples(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
-        """Return the mean measured cache size of a policy on the windows or questions of the metric."""
+        """Return the mean measured cache size of a policy, as a fraction of all keys and values, on the questions
+        (metric accuracy) or windows (other metrics). Raises MissingRowsError if rows are missing.
+        """
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.select_run(arm))
         return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _arms_by_alpha(arm)]))
 
@@ -368,10 +375,9 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
 
 
 def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
-    """Return finished runs that are similar to the arms.
-
-    They start from the same parent run as an arm (or from scratch, if the arm does) and have the training data of the
-    arms (any data with `any_text`), and FLOPs and parameters within a factor POOL_FACTOR.
+    """Return finished runs that are similar to the arms. They start from the same parent run as an arm (or from
+    scratch, if the arm does), have the training data of an arm (any data with `any_text`), and have FLOPs and
+    parameters within a factor POOL_FACTOR of the arms.
     """
     start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(arm_runs)

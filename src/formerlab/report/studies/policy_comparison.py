@@ -44,11 +44,11 @@ def labelled(rows: DataFrame, policies: Sequence[str] | None = POLICIES) -> Data
 
 
 def losses(results: Results, study: str, runs: Sequence[str], policies: Sequence[str] | None = POLICIES) -> DataFrame:
-    """Return one row per text, model (`run`), budget and policy (None: all). The full cache is repeated for every
-    budget.
+    """Return one row per text, model (`run`), budget and policy; `policies` has the labels of the policies (None: all).
+    The full cache is repeated for every budget.
 
     `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` is the loss minus the loss of H2O
-    (half recent) at the same budget. Both are paired on the windows on which both were evaluated, even if in
+    (half recent) at the same budget. Both are paired on the windows on which both policies were evaluated, even if in
     different runs, and have 95 % intervals (`pruning.paired_losses`).
     """
     rows = results.rows("prune.csv", study, runs)
@@ -68,7 +68,9 @@ def losses(results: Results, study: str, runs: Sequence[str], policies: Sequence
 
 
 def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
-    """Return the loss of a configuration and its paired differences to the full cache and to H2O, 0 to itself."""
+    """Return the loss of a configuration and its paired differences to the full cache and to H2O; the difference to
+    itself is 0.
+    """
     row = dict[Hashable, Any]()
     for base, column in (("full", "increase_nats"), ("h2o", MINUS_H2O)):
         arm, columns = rows["configuration"] == name, expand_columns(f"{column}[]")

@@ -16,7 +16,7 @@ from formerlab.statistics import bootstrap_means, half_width, mean_ends, sample_
 
 _POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
-"""Labels of the policies, in the order in which they are shown. DynamicCache is the cache of transformers."""
+"""Labels of the policies, in the order of figures and tables. DynamicCache is the cache of transformers."""
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 MINUS_H2O = "minus_h2o_nats"
@@ -39,7 +39,7 @@ def model_label(run: str) -> str:
 
 
 def by_model(rows: DataFrame) -> DataFrame:
-    """Return rows with the label of the model in place of the run."""
+    """Return rows with a column `model`, the label of the model, in place of `run`."""
     return rows.assign(run=rows["run"].str.removeprefix("float32-").map(model_label)).rename(columns={"run": "model"})
 
 
@@ -54,7 +54,7 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
 
     `increase_nats` is the loss minus the loss of the full cache on the same windows of the same model. Its 95 %
     interval is over documents if there are at least MIN_UNITS, otherwise over windows, and over seeds if there are at
-    least two. `perplexity_low` and
+    least two (`statistics.mean_ends`, or Student's t for fewer than MIN_UNITS windows). `perplexity_low` and
     `perplexity_high` add this interval to the loss of the full cache, so they show the uncertainty of the comparison.
     Without rows of the full cache, the difference and these ends are empty.
     """
@@ -172,7 +172,7 @@ def on_common_windows(rows: DataFrame) -> DataFrame:
 
 
 _USUAL_RECENT = {"h2o": 0.5, "random sink=4": 0.25}
-"""Recent fractions that labels leave out, by policy; otherwise 0."""
+"""Recent fractions that labels leave out, by policy; for other policies, labels leave out 0."""
 _RECENT_LABELS = {0.0: "none recent", 0.5: "half recent"}
 _LABELS = {"random sink=4": "Random, protected", "decay alpha=1": "plain sum (alpha 1)"}
 """Labels of single settings."""
@@ -241,10 +241,11 @@ _DECODE_KEYS = ["run", "sequences", "length"]
 
 
 def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, number of sequences, cache and length with medians and quartiles over repetitions.
+    """Return a row per run, number of sequences, cache and length with medians and quartiles over repetitions; bytes
+    have no quartiles.
 
     `tokens_per_s` counts the tokens of all sequences. Three columns are relative to our full cache in the same
-    repetition: `speed_ratio` (decoding speed), `prompt_ratio` (time to process the prompt, if measured), and
+    repetition: `speed_ratio` (decoding speed), `prompt_ratio` (time to process the prompt, if it was measured) and
     `cache_share` (bytes of keys and values).
     """
     rows = results.rows_of("decode.csv", study)

@@ -25,7 +25,7 @@ Grid = NDArray[np.float64]
 def load_answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the answers of all runs by the main metric of their task.
 
-    The embedded questions use acc_mutual_info, since small models are at chance in plain accuracy. HellaSwag uses
+    The embedded questions use acc_mutual_info, since small models are at chance by plain accuracy. HellaSwag uses
     acc_norm (log-probability per character).
     """
     rows = results.rows("prune_questions.csv", study, runs)
@@ -37,7 +37,7 @@ def load_answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> 
 
 
 def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
-    """Return the configurations of a run (one per row), and by task their answers and the names of the examples.
+    """Return the configurations of a run (one per row), their answers by task, and the names of the examples by task.
 
     Only examples that every configuration and seed answered are used, so all comparisons are paired.
     """

@@ -90,8 +90,8 @@ def runs_with_ancestors(losses: DataFrame) -> DataFrame:
 
 
 def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
-    """Drop grown models and parents trained further with another learning rate than the run that the scale file
-    registers for the stage length.
+    """Drop grown models and parents trained further whose learning rate differs from the rate of the run that the study
+    or scale file registers for the stage length.
     """
     claim = registered_arms("tokenformer-growth-beats-continuing", scale)
     prefixes = {"grown": "annealed-random-sqrt", "continued": "annealed-trained-on"}
@@ -117,10 +117,9 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other name prefixes.
-
-    The parents of grown models come first, and other runs of GROWTH_PATTERNS follow.
-    `part` is `mean` for the mean over seeds and `seed` for the loss of one seed.
+    """Return a row per run, in this order: the parents of grown models, the runs of `SERIES` by series and size, runs
+    with the prefixes of no other figure, and the remaining runs of GROWTH_PATTERNS. `part` is `mean` for the mean over
+    seeds and `seed` for the loss of one seed.
     """
     losses, frames, parents = fully_annealed_losses(results, runs), [], set[str]()
     points = with_ancestors(losses, "tokens", "training_time_s")
@@ -184,8 +183,8 @@ def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) 
 def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
     """Pair each grown run (`run`) with its parent trained further (`rival`) on the same text for equal FLOPs (5 %).
 
-    If several learning rates were tried, use the run with the lowest validation loss, among runs with at least two
-    seeds if there are any. `records` has a row per run, indexed by run.
+    If several learning rates were tried, use the run with the lowest validation loss, and prefer runs with at least two
+    seeds. `records` has a row per run, indexed by run.
     """
     losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
     arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
@@ -242,7 +241,8 @@ def published_ratio() -> DataFrame:
 
 
 class Shape(NamedTuple):
-    """Sizes of a model. A forward pass over T tokens has 2 N T + 4 L d T^2 FLOPs (arXiv:2410.23168, Table 3).
+    """Sizes of a model, with its parameters and FLOPs by formula (arXiv:2410.23168, Table 3): a forward pass over T
+    tokens takes 2 N T + 4 L d T^2 FLOPs.
 
     N = 2 L d (n_q + n_k + n_v + n_o + n_ff) counts parameters without embedding and norms. A d x d matrix has as many
     parameters as d / 2 parameter tokens, so the formula also gives the 12 L d^2 parameters of a Transformer.
@@ -270,7 +270,9 @@ class Shape(NamedTuple):
 
 
 def model_shape(record: Mapping[Hashable, Any]) -> Shape:
-    """Return the shape of a run's model from the flat columns of its record. The feed-forward must be a GeLU MLP."""
+    """Return the shape of a run's model from the flat columns of its record. A Transformer must have a GeLU MLP as
+    feed-forward; this is not checked.
+    """
     layers, width = (int(record[f"spec.model.{key}"]) for key in ("layers", "width"))
     if record["spec.model.projection.kind"] == "pattention":
         return Shape(layers, width, *(int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward")))

@@ -1,7 +1,7 @@
 """Two-fold cross-validation of alpha, per model (seed).
 
-For each half of the questions, alpha is chosen on the other half: by its accuracy on the same task (own), or by its
-mean accuracy over all tasks (common).
+For each half of the questions, alpha is chosen on the other half: the alpha with the highest accuracy on the same task
+(own), or with the highest mean accuracy over all tasks (common).
 """
 
 import hashlib
@@ -24,9 +24,8 @@ def half_indices(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, "
 def choose_alphas(
     grids: Mapping[str, Grid], halves: Mapping[str, Int[ndarray, " examples"]], *, common: bool
 ) -> dict[str, Choice]:
-    """Return the index of the chosen alpha for each half of the examples, by task.
-
-    It has the highest accuracy on the other half.
+    """Return the index of the alpha that is chosen for each half of the examples, by task: the alpha with the highest
+    accuracy on the other half of the task or, if `common`, the highest mean accuracy over all tasks.
     """
     accuracies = {
         task: np.stack([grid[:, :, halves[task] != half].mean(axis=2) for half in (0, 1)], axis=-1)
