@@ -105,7 +105,7 @@ def test_examples_of_masks_are_windows(root):
         rows = ClaimRows(Results(root), "study", ClaimArms(arms={"decay": arm}))
         lines = unmet_conditions(claim_with_condition, arm_runs(claim_with_condition, rows, None))
         assert lines == ([] if count == 20 else ["examples of 'decay': 19 (needed: at least 20)"])
-        assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
+        assert rows.window_and_document_counts(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
 
 def test_overfit_needs_the_training_loss_without_label_smoothing(root):

@@ -137,10 +137,14 @@ def column(name: str) -> Column:
 
 def meanings(headings: Iterable[str]) -> list[str]:
     """Return a line per heading that needs an explanation, and the meaning of the arrows."""
-    known = {known.heading: known.meaning for known in COLUMNS.values()}
+    meaning_by_heading = {column.heading: column.meaning for column in COLUMNS.values()}
     headings = list(dict.fromkeys(headings))
     arrows = [words for arrow, words in ARROWS.items() if arrow in " ".join(headings)]
-    lines = [f"{heading.rstrip('↓↑ ')}: {known[heading]}." for heading in headings if known.get(heading)]
+    lines = [
+        f"{heading.rstrip('↓↑ ')}: {meaning_by_heading[heading]}."
+        for heading in headings
+        if meaning_by_heading.get(heading)
+    ]
     return [*lines, *([f"{'; '.join(arrows)}."] if arrows else [])]
 
 

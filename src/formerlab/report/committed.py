@@ -95,8 +95,8 @@ def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
 def stale_message(root: Path) -> str:
     """Return a line that names the first stale file and the remedy, or "" if all files are up to date."""
     stale = refresh(root, dry_run=True)
-    more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-    return f"{stale[0]}{more}: do not match results/cached; run `make readme` and commit figures/" if stale else ""
+    suffix = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+    return f"{stale[0]}{suffix}: do not match results/cached; run `make readme` and commit figures/" if stale else ""
 
 
 def index(root: Path) -> str:

@@ -41,7 +41,7 @@ from formerlab.report.style import (
     wrap,
 )
 
-_OWN = ("color", "marker", "linestyle", "markerfacecolor")
+_STYLE_OVERRIDES = ("color", "marker", "linestyle", "markerfacecolor")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Panel:
     def plot_style(self, name: str, rows: DataFrame) -> PlotStyle:
         """Return the plot style of a series; published points are hollow."""
         first = rows.iloc[0]
-        overrides = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
+        overrides = {key: first[f"_{key}"] for key in _STYLE_OVERRIDES if isinstance(first.get(f"_{key}"), str)}
         hollow = HOLLOW if rows["source"].eq("published").all() else {}
         return plot_style(str(first.get(self.style, name))) | overrides | hollow
 
@@ -192,9 +192,9 @@ def _figure(
     Positions are fixed in inches without a layout engine, so the final size is known when labels are placed.
     """
     lefts, rights, width, letters = _sides_of_columns(pairs, columns, full_width)
-    rooms = [width + rights[at % len(rights)] - 0.12 for at in range(len(pairs))]
-    titles = [fill(panel.heading(rows), int(room / LETTER), break_on_hyphens=False)
-              for (panel, rows), room in zip(pairs, rooms, strict=True)]  # fmt: skip
+    title_widths = [width + rights[at % len(rights)] - 0.12 for at in range(len(pairs))]
+    titles = [fill(panel.heading(rows), int(title_width / LETTER), break_on_hyphens=False)
+              for (panel, rows), title_width in zip(pairs, title_widths, strict=True)]  # fmt: skip
     lines = [range(len(pairs))[start : start + len(lefts)] for start in range(0, len(pairs), len(lefts))]
     tops = [0.18 + 0.15 * max(bool(titles[at]) + titles[at].count("\n") for at in line) for line in lines]
     heights = [max(_height(*pairs[at], height, letters) for at in line) for line in lines]
@@ -243,10 +243,10 @@ def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -
     """Give panels with the same `same_limits` and column equal limits. All these axes are linear if one of them could
     not be logarithmic.
     """
-    alike = defaultdict(list)
+    axes_by_group = defaultdict(list)
     for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
-        alike[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
-    for (letter, _), group in alike.items():
+        axes_by_group[panel.same_limits, panel.x if panel.same_limits == "x" else panel.y].append(axes)
+    for (letter, _), group in axes_by_group.items():
         if not letter:
             continue
         if len({getattr(axes, f"get_{letter}scale")() for axes in group}) > 1:

@@ -61,8 +61,8 @@ class ArmRuns:
     """Name of the arm in quotes, for messages."""
     name: str
     records: DataFrame
-    measured: str
-    """The metric that policies are compared by (`Criterion.measured`)."""
+    metric: str
+    """The metric that policies are compared by (`Criterion.metric`)."""
 
     @property
     def parents(self) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ class ArmRuns:
         return float(np.mean([reduce(group) for _, group in table.groupby("seed")]))
 
     @cached_property
-    def searched(self) -> DataFrame:
+    def search_runs(self) -> DataFrame:
         """The runs of the learning rate search with the same model, data and initial weights.
 
         The columns are lr, seed, tokens and loss. Raises MissingRowsError without such runs.
@@ -213,9 +213,9 @@ def loss_by_pruning(runs: ArmRuns) -> float:
 
 def examples(runs: ArmRuns) -> float:
     """Return the number of windows, questions, pairs or images of the metric that policies are compared by."""
-    if runs.measured in WINDOW_METRICS:
-        return float(runs.rows.windows(runs.arm, runs.measured)[0])
-    return float(sum(map(len, runs.rows.load_examples(runs.arm, runs.measured).names.values())))
+    if runs.metric in WINDOW_METRICS:
+        return float(runs.rows.window_and_document_counts(runs.arm, runs.metric)[0])
+    return float(sum(map(len, runs.rows.load_examples(runs.arm, runs.metric).names.values())))
 
 
 def rate_inside(runs: ArmRuns) -> float:
@@ -223,7 +223,7 @@ def rate_inside(runs: ArmRuns) -> float:
 
     Two rates are compared over the seeds that both have, or by their means if they share no seed.
     """
-    by_rate = runs.searched.groupby(["lr", "seed"])["loss"].mean().unstack()
+    by_rate = runs.search_runs.groupby(["lr", "seed"])["loss"].mean().unstack()
     steps = by_rate.index.to_numpy(float) / runs.mean("spec.optimizer.lr")
     inside = any(0.4999 < step < 0.9999 for step in steps) and any(1.0001 < step < 2.0001 for step in steps)
     at_rate = by_rate[np.abs(steps - 1) < 1e-4]
@@ -269,9 +269,9 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "above_chance": lambda runs: runs.rows.above_chance(runs.arm),
     "suites_above_chance": lambda runs: float(sum(runs.rows.above_chance(runs.arm, s) > 0 for s in runs.suites)),
     "shots": lambda runs: float(min(map(shots, runs.suites))),
-    "rates_searched": lambda runs: float(runs.searched["lr"].nunique()),
-    "search_share": lambda runs: float(runs.searched["tokens"].min() / runs.mean("tokens")),
-    "budget": lambda runs: runs.rows.realised_budget(runs.arm, runs.measured),
+    "rates_searched": lambda runs: float(runs.search_runs["lr"].nunique()),
+    "search_share": lambda runs: float(runs.search_runs["tokens"].min() / runs.mean("tokens")),
+    "budget": lambda runs: runs.rows.realised_budget(runs.arm, runs.metric),
 }
 """Quantities of one arm, by name."""
 
@@ -284,7 +284,7 @@ def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRu
     seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
     return {
         name: ArmRuns(
-            rows, arms[name], _quoted([name]), runs[name], table[table["seed"].isin(seeds)], claim.criterion.measured
+            rows, arms[name], _quoted([name]), runs[name], table[table["seed"].isin(seeds)], claim.criterion.metric
         )
         for name, table in records.items()
     }
@@ -348,7 +348,7 @@ def _quantity_value(quantity: str, arms: list[ArmRuns]) -> float:
     if quantity in QUANTITIES:
         return QUANTITIES[quantity](arms[0])
     if quantity == "same_grid":
-        return float(len({frozenset(f"{rate:.6g}" for rate in runs.searched["lr"]) for runs in arms}) == 1)
+        return float(len({frozenset(f"{rate:.6g}" for rate in runs.search_runs["lr"]) for runs in arms}) == 1)
     if quantity == "gain_of_depth":
         first, second = (Combination({runs.rows.run_metric(runs.arm, "loss_nats"): 1.0}) for runs in arms)
         return (first - second).ends(CONFIDENCE)[0]

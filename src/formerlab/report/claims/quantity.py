@@ -152,8 +152,10 @@ class Combination(Quantity):
         """
         pooled = self._pooled()
         if pooled:
-            total, doubt = sum(v for v, _ in pooled), sum(v**2 / freedom for v, freedom in pooled)
-            ratio = float(special.fdtri(seeds - 1, total**2 / doubt if doubt else 1.0, POOL_CHECK))
+            total = sum(variance for variance, _ in pooled)
+            squares = sum(variance**2 / freedom for variance, freedom in pooled)
+            satterthwaite = total**2 / squares if squares else 1.0  # degrees of freedom of the total
+            ratio = float(special.fdtri(seeds - 1, satterthwaite, POOL_CHECK))
             if sample_variance <= total * ratio:
                 return [(variance / seeds, freedom) for variance, freedom in pooled]
         return [(sample_variance / seeds, seeds - 1)]

@@ -20,7 +20,7 @@ Moment = Literal["end", "first_step", "last_step", "area_under_curve"]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-POOLED = {"pooled intervals": ("diff", "logratio")}
+FUNCTIONS_BY_CHANGE = {"pooled intervals": ("diff", "logratio")}
 """Functions affected by a change of the statistics, by the title of the change in `changes`. Other changes name their
 functions in the title."""
 
@@ -47,7 +47,7 @@ class Criterion(ClaimsSection):
     combine: Literal["all", "tested"] | None = None
 
     @property
-    def measured(self) -> str:
+    def metric(self) -> str:
         """The first metric, in alphabetical order, that the criterion names."""
         texts = (*self.let.values(), self.requires or "", self.holds, self.fails)
         return min(str(metric) for text in texts for metric in re.findall(r"'(\w+)'\)", text))
@@ -142,7 +142,7 @@ class ClaimRegistry(ClaimsSection):
                     added, changed, statistics = change.version, [], []
                 elif {claim.id, f"regime (every {claim.kind} claim)"} & {*subject.split(", ")}:
                     changed.append(change.version)
-                elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
+                elif called & {*FUNCTIONS_BY_CHANGE.get(subject, re.findall(r"(\w+)\(\)", subject))}:
                     statistics.append(change.version)
         notes = [f"added in version {added}"] if added else []
         for name, versions in (("criterion", changed), ("statistics", statistics)):

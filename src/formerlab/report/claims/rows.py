@@ -57,7 +57,7 @@ class ClaimRows:
     def __init__(self, results: Results, study: str, arms: ClaimArms, cache: dict[Any, Any] | None = None) -> None:
         """Read from `results`. Claims that are given the same `cache` share cached results."""
         self.results, self.study, self.arms = results, study, arms
-        self.used: set[str] = set()
+        self.used_runs: set[str] = set()
         self.cache = {} if cache is None else cache
 
     @cached_method
@@ -86,7 +86,7 @@ class ClaimRows:
             return self._diverged(run), float(self._validation(run, "last_step").to_numpy().mean())
 
         best = str(min(candidates, key=validation) if candidates[1:] else candidates[0])
-        self.used.add(best)
+        self.used_runs.add(best)
         return best
 
     def _diverged(self, run: str) -> bool:
@@ -110,7 +110,7 @@ class ClaimRows:
             rows = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
             if rows.empty:
                 raise MissingRowsError(f"a planned run ({arm.run}) has not been timed")
-            self.used.add(str(arm.run))
+            self.used_runs.add(str(arm.run))
             return RunMetric(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
         run = self.select_run(arm)
         if metric in ("loss_nats", "error_rate"):
@@ -225,7 +225,7 @@ class ClaimRows:
             raise MissingRowsError(
                 f"the envelope {patterns} needs 3 model sizes with 3 training lengths each; it has {sizes}"
             )
-        self.used |= {*points["run"]}
+        self.used_runs |= {*points["run"]}
         by_run = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"].unique()}
         flops = points.groupby("run")["flops_cumulative"].mean()[[*by_run]].to_numpy()
         losses = np.array([values.mean() for values in by_run.values()])
@@ -316,7 +316,7 @@ class ClaimRows:
         rows = policy_rows(self.rows(WINDOW_METRICS[metric], self.select_run(arm)), arm)
         return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
 
-    def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
+    def window_and_document_counts(self, arm: Arm, metric: str) -> tuple[int, int | None]:
         """Return the number of windows with the metric of an arm, and the number of their documents if it is known.
         Raises MissingRowsError if rows are missing.
         """

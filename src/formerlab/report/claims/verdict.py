@@ -67,15 +67,15 @@ class Item:
 
         return {name: text(value) for name, value in self.quantities.items()}
 
-    def decide(self, scale: str) -> "Item":
+    def evaluate(self, scale: str) -> "Item":
         """Set the outcome and return self. The reason names missing rows and conditions that are not met."""
         claim, measured = self.claim, self.claim.kind == "measured"
         try:
             self._define()
             runs = arm_runs(claim, self.rows, self.item) if measured else {}
             reasons = self._not_tested(scale, runs) if measured else []
-            holds = not reasons and self._evaluate(claim.criterion.holds)
-            fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
+            holds = not reasons and self._evaluate_expression(claim.criterion.holds)
+            fails = not reasons and not holds and self._evaluate_expression(claim.criterion.fails)
             if measured:
                 models = model_sizes(runs)
                 examples = self._described_examples(runs) if self.examples else ""
@@ -94,35 +94,35 @@ class Item:
     def holds(self) -> bool:
         """Return whether `holds` of the criterion is true at the confidence level of this item."""
         self._define()
-        return bool(self._evaluate(self.claim.criterion.holds))
+        return bool(self._evaluate_expression(self.claim.criterion.holds))
 
     def _not_tested(self, scale: str, runs: dict[str, ArmRuns]) -> list[str]:
         """Return the reasons why the existing rows do not test the claim."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test the claim: {claim.scales.why}"]
         reasons += unmet_conditions(claim, runs)
-        if needed is not None and not self._evaluate(needed):
+        if needed is not None and not self._evaluate_expression(needed):
             reasons.append(f"our runs do not meet the requirement: {claim.labels.get('requires', needed)}")
         few = self._fewest_seeds < MIN_SEEDS
         return reasons + ([f"number of seeds: {self.seeds} (needed: at least {MIN_SEEDS})"] if few else [])
 
     def _described_examples(self, runs: dict[str, ArmRuns]) -> str:
         """Return the number of examples as text; for windows of text, also the number of documents."""
-        metric = self.claim.criterion.measured
+        metric = self.claim.criterion.metric
         arm = next((run.arm for run in runs.values() if run.arm.policy), None)
         if arm is None or metric not in WINDOW_METRICS:
             return f"{self.examples} examples"
-        windows, documents = self.rows.windows(arm, metric)
+        windows, documents = self.rows.window_and_document_counts(arm, metric)
         return f"{windows} windows" + (f" of {documents} documents" if documents else "")
 
     def _define(self) -> None:
         """Evaluate the expressions of `let`."""
         for name, expression in self.claim.criterion.let.items():
-            self.quantities[name] = value = self._evaluate(expression)
+            self.quantities[name] = value = self._evaluate_expression(expression)
             if isinstance(value, Combination):  # its interval uses the seeds that all arms share
                 self._fewest_seeds = min(self._fewest_seeds, len(value.by_seed))
 
-    def _evaluate(self, expression: str) -> Any:
+    def _evaluate_expression(self, expression: str) -> Any:
         """Return the value of an expression over the names defined so far."""
         functions: dict[str, Any] = {
             "value": self._linear,
@@ -174,7 +174,7 @@ class Item:
                 return self._numbers[key]
         if name.startswith("realised_budget_"):
             arm = self._arm(name.removeprefix("realised_budget_"))
-            return self.rows.realised_budget(arm, self.claim.criterion.measured)
+            return self.rows.realised_budget(arm, self.claim.criterion.metric)
         raise MissingRowsError(f"the exact check did not compute {name}")
 
 
@@ -199,9 +199,9 @@ class Verdict:
 
 def evaluate(claim: Claim, rows: ClaimRows | None, numbers: Numbers, scale: str) -> Verdict:
     """Return the verdict on one claim."""
-    items = tuple(Item(claim, rows, numbers, item).decide(scale) for item in claim.criterion.for_each or (None,))
+    items = tuple(Item(claim, rows, numbers, item).evaluate(scale) for item in claim.criterion.for_each or (None,))
     outcome = combine_outcomes([item.outcome for item in items], claim.criterion.combine)
-    return Verdict(claim, scale, outcome, items, tuple(sorted(rows.used)) if rows else ())
+    return Verdict(claim, scale, outcome, items, tuple(sorted(rows.used_runs)) if rows else ())
 
 
 def combine_outcomes(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:

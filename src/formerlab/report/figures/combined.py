@@ -32,7 +32,9 @@ def _shrink_markers(axes: Axes, rows: DataFrame) -> None:
 
 
 def _minus_h2o(pruned: DataFrame) -> DataFrame:
-    """Return the loss with Decay minus the loss with H2O, the mean of the four models: over seeds, then by seed."""
+    """Return the mean of the four models' loss with Decay minus the loss with H2O: a row over seeds, then a row per
+    seed.
+    """
     if pruned.empty:
         return DataFrame()
     decay, h2o = (DataFrame(pruned.xs(policy, axis=1, level="policy")) for policy in ("decay", "h2o"))
@@ -56,10 +58,9 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     tokens, and by parameter tokens, without and with averages, on the whole test text. The interaction is the
     difference between the two effects of averages, which equals the difference between the two effects of parameter
     tokens. Below: the loss that H2O and Decay (alpha 0.2, no recent tokens) add with 40 % of the tokens, on fewer
-    windows, and Decay minus H2O, the mean of the four models; the x axis has another range. Differences are paired by
-    seed. To see: if the interval of the interaction includes zero, these seeds do not show that one idea
-    changes the effect of another. The intervals are not corrected for multiple comparisons. No paper combines the
-    three.
+    windows, and Decay minus H2O, averaged over the four models; the x axis has another range. Differences are paired by
+    seed. To see: if the interval of the interaction includes zero, these seeds do not show that one change alters the
+    effect of the other. The intervals are not corrected for multiple comparisons. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (

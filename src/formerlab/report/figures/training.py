@@ -66,7 +66,7 @@ def _panel_label(record: dict[str, Any], scale: str) -> str:
 
 
 def shorten(panels: Series) -> Series:
-    """Return the names of panels without the parts that all of them share."""
+    """Return the names of panels without the elements that all of them share."""
     parts = [name.split(", ") for name in panels]
     shared = set.intersection(*map(set, parts)) if len({*panels}) > 1 else set()
     return Series(
@@ -213,10 +213,10 @@ def _searched_share(rows: DataFrame, records: dict[Any, dict[str, Any]], used: R
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study, a row per searched model: validation loss at the end of training at
     each peak learning rate, minus the lowest of the row, against the rate relative to the best one (framed). Runs of a
-    row differ in nothing else. The right column is the length of the searched runs in percent of the longest run of
-    scale overnight that uses the best rate; 100 % are searches over whole runs. To see: each framed rate has a higher
+    row differ only in the rate. The right column is the length of the searched runs in percent of the longest run of
+    scale overnight that uses the best rate; 100 % is a search over whole runs. To see: each framed rate has a higher
     and a lower rate beside it. If it does not, the missing side is marked as an edge, and a comparison at that rate may
-    be unfair. A search over a small part of a run may choose another rate than the whole run.
+    be unfair. A search over a small fraction of a run may choose a different rate from a search over the whole run.
     """
     root = results.root.resolve().with_name(LONG_RUNS)
     used = Results(root) if root.is_dir() else None

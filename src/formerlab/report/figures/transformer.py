@@ -41,13 +41,13 @@ LEARNED = 0.02
     width=NARROW, columns=1
 ))  # fmt: skip
 def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
-    """Variations of the base model on the test split, as differences from it, after Table 3 of arXiv:1706.03762: loss
-    per word piece, never smoothed, and sacreBLEU (Student t intervals only), paired by seed; right is better. Hollow:
-    the paper's values for English to German on its development split, where base has eight heads. Green: one head and
-    no dropout count as worse left of the line, learned positions count as equal to sinusoids between the two lines, and
-    the model without label smoothing has to have the lower loss, and the lower BLEU. To see: which changes are on the
-    same side of zero as in the paper. Our models were still learning when training ended, so variants that learn faster
-    have the lower loss, and the claims get no verdict.
+    """Variations of the base model on the test split, as differences from the base model, after Table 3 of
+    arXiv:1706.03762: loss per word piece, never smoothed, and sacreBLEU (Student t intervals only), paired by seed;
+    right is better. Hollow: the paper's values for English to German on its development split, where base has eight
+    heads. Green: one head and no dropout count as worse left of the line, learned positions count as equal to sinusoids
+    between the two lines, and the model without label smoothing has to have the lower loss, and the lower BLEU. To see:
+    which changes are on the same side of zero as in the paper. Our models were still learning when training ended, so
+    variants that learn faster have the lower loss, and the claims get no verdict.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "test")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})
@@ -133,10 +133,10 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
-    in the last layer, of the first four heads of all seeds, the one that attends most clearly to a source word for each
-    target word; a row is a target piece, a column a source piece. Small: the four heads of this seed in the encoder, in
-    the decoder and from decoder to encoder (cross). To see: which source piece each target piece is translated from,
-    across the different word orders of the two languages.
+    in the last layer, of the first four heads of all seeds, the head that attends most clearly to a source word for
+    each target word; a row is a target piece, a column a source piece. Small: the four heads of this seed in the
+    encoder, in the decoder and from decoder to encoder (cross). To see: which source piece each target piece is
+    translated from, across the different word orders of the two languages.
     """
     rows = results.rows("attention.csv", STUDY, runs)
     rows = rows[(rows["sentence"] == rows["sentence"].iloc[0]) & (rows["head"] < _MOST_HEADS)]

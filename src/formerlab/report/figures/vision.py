@@ -62,12 +62,12 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
     for each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
-    single run. Bold: rows on which a claim rests, with its verdict. Green: the range that the claim asks for. Claims
-    are about ratios of error rates; the limit is at the error rate of the model that is subtracted. A model equals the
-    ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of zero.
-    Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
-    than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies are
-    in the CSV and in the table vision_table.
+    single run. Bold: rows that a claim uses, with its verdict. Green: the range that the claim asks for. Claims are
+    about ratios of error rates; the limit is computed at the error rate of the model that is subtracted. A model equals
+    the ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of
+    zero. Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is
+    worse than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies
+    are in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}

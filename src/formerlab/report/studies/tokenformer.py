@@ -130,7 +130,7 @@ def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
             parents |= set(points.loc[names[:1], "parent"].dropna())
         frames.append(points.loc[names].assign(series=series))
     frames.insert(0, points[points["run"].isin(parents)].assign(series=PARENT))
-    no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *OWN_FIGURE_PREFIXES))
+    no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *SEPARATE_FIGURE_PREFIXES))
     in_series = {run for frame in frames for run in frame["run"]}
     grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS)]
     others = points[points["run"].isin([run for run in grown if run not in in_series])]
@@ -149,7 +149,7 @@ _SEED_COLUMNS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "di
 
 MAIN_PREFIXES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
 """Name prefixes of the main runs of the study."""
-OWN_FIGURE_PREFIXES = (
+SEPARATE_FIGURE_PREFIXES = (
     *("score-", "layernorm-", "matched-", "modern-", "classic-", "long-"),
     *("continued-", "searched-", "annealed-"),
 )

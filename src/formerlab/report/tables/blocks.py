@@ -101,9 +101,8 @@ class ClaimVerdict(NamedTuple):
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
-    """Return the verdict on each claim, by default on all claims of the study with registered arms.
-
-    The set of runs is empty if the claim is not tested.
+    """Return the verdict on each claim, by default on all claims of the study with registered arms. The set of runs is
+    empty if the claim is not tested.
     """
     arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
     verdicts = dict.fromkeys(claims or arms, ClaimVerdict("not tested", frozenset()))

@@ -41,7 +41,7 @@ BEYOND = "beyond the sum"
 
 
 def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the losses of the seeds that have all twelve, in nats per token: a column per run and policy."""
+    """Return the losses in nats per token, a row per seed that has all twelve and a column per run and policy."""
     rows = results.rows("prune.csv", STUDY, runs)
     rows = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].eq("full")])
     columns = pd.MultiIndex.from_product([MODELS, ["full", *PRUNED]], names=["run", "policy"])
@@ -50,7 +50,7 @@ def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
 
 
 def effects(cells: DataFrame) -> DataFrame:
-    """Return the contrasts of the twelve losses of every seed, a column each, main effects first."""
+    """Return the contrasts of the twelve losses, a row per seed and a column per contrast, main effects first."""
     full = DataFrame(cells.xs("full", axis=1, level="policy"))
     cost = {name: DataFrame(cells.xs(kind, axis=1, level="policy")) - full for kind, name in PRUNED.items()}
     p, d = (pd.Series({run: model[sign] for run, model in MODELS.items()}) for sign in (1, 2))
@@ -76,7 +76,7 @@ def levels(cells: DataFrame) -> DataFrame:
 
 
 def contrasts(cells: DataFrame) -> DataFrame:
-    """Return a row per effect."""
+    """Return a row per effect: `kind` (main or interaction), `name`, `effect_nats` with its ends, and `seeds`."""
     return DataFrame(
         {"kind": "interaction" if str(name).endswith(BEYOND) else "main", "name": name}
         | estimate("effect_nats", student(values))
@@ -91,7 +91,7 @@ PAIRS = {
     "parameter tokens without averages": ("linear-plain", "pattention-plain", "Tokenformer"),
     "parameter tokens with averages": ("linear-dwa", "pattention-dwa", "Tokenformer"),
 }
-"""For each label: the run without the idea, the run with it, and the name whose plot style is used."""
+"""By label: the run without the change, the run with the change, and the name whose plot style is used."""
 INTERACTION = "interaction"
 
 
@@ -170,7 +170,7 @@ def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Do parameter tokens, averages over depth and a pruned cache add up?
 
     - Test loss of Transformers and Tokenformers, without and with DenseFormer's averages (1x1). The interaction is the
-    second difference minus the first; zero: they add up.
+    second difference minus the first; if it is zero, the two add up.
     - Brackets: 95 % Student t interval over seeds, paired.
     - Doubt: three seeds and one learning rate for all; six interactions with the cache are in the CSV.
     """

@@ -37,10 +37,8 @@ from formerlab.results.schema import DECODE, FORWARD, TRAINING
 STUDY = "denseformer"
 _ENDS = ("", "_low", "_high")
 _OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
-"""Settings with their own plain Transformer.
-
-Runs of all other settings are compared with the plain Transformer of the main setting.
-"""
+"""Settings with their own plain Transformer; runs of all other settings are compared with the plain Transformer of the
+main setting."""
 
 
 def plains(records: DataFrame) -> dict[str, str]:
@@ -65,7 +63,8 @@ def plains(records: DataFrame) -> dict[str, str]:
 @cached_reader
 def gains(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per run, sorted by depth: its loss, its spec, and its gain, the loss of the plain Transformer minus
-    its own, in nats and paired by seed. `interval` names the unit of the interval (seeds or test windows).
+    the loss of the run, in nats and paired by seed. `interval` names the unit of the interval of the gain (seeds or
+    test windows).
     """
     losses = held_out_losses(results, STUDY)
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "device", "spec."))]
@@ -82,10 +81,10 @@ def registered_plains(results: Results) -> dict[str, str]:
 
 
 def speeds(results: Results) -> DataFrame:
-    """Return a row per timed run: median and quartiles of the times and the median of the bytes.
+    """Return a row per timed run: by measure, the median and quartiles of the times and the median of the bytes.
 
     Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
-    `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
+    `<measure>_sequences`, the number of sequences in one step, forward pass or decoding step.
     """
     rows, columns = results.rows_of("speed.csv", STUDY), {}
     for measure in (TRAINING, FORWARD, DECODE):
@@ -107,8 +106,8 @@ _NAMES = {
 
 
 def published_models(*tables: str) -> DataFrame:
-    """Return tables of the paper, a row per table, model and setting. `run` is the printed name; `variant` and `layers`
-    are its two parts, and `perplexity_se` the published standard error. A forward pass has 64 sequences.
+    """Return tables of the paper, a row per table, model and setting. `run` is the printed name, `variant` and `layers`
+    are its two parts, and `perplexity_se` is the published standard error. A forward pass has 64 sequences.
     """
     by = ("table_or_figure", "model", "setting")
     rows = published_rows(DENSEFORMER, *tables, by=by, names=_NAMES, factors={"parameters": 1e6})
@@ -232,10 +231,7 @@ _READS = {
 
 
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return one block per depth and text that has at least three models including 1x1.
-
-    For published rows, return one block.
-    """
+    """Return one block per depth and text that has 1x1 and at least three models; one block for published rows."""
     if rows["source"].eq("published").any():
         levels = rows.assign(is_reference=rows["variant"].eq(_DENSE)).rename(columns={"setting": "training"})
         levels = levels.replace({"published_nats": 0.0}, np.nan).sort_values(["training", "perplexity"])
@@ -274,7 +270,8 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
 
     - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs; after ±, the published standard error.
-    - Doubt: a star is another processor than that of 1x1 (about 0.005 nats), so the best schemes cannot be ordered.
+    - Doubt: * marks models that ran on a different processor from 1x1, which changes the loss by about 0.005 nats; the
+    best schemes are closer than this.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     ours = ours[ours["setting"].isin(("main", "small-batch")) | ours["run"].isin(registered_plains(results).values())]
@@ -298,7 +295,7 @@ def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     """Is a DenseFormer better than a Transformer that trains for the same time?
 
     - The Transformer takes more steps, by the ratio of the measured times of a step, after Table 3 of DenseFormer
-    (arXiv:2402.02622). A gain is its loss minus the loss of the DenseFormer.
+    (arXiv:2402.02622). The gain is the loss of the Transformer minus the loss of the DenseFormer.
     - Brackets: 95 % Student t interval over seeds; after ±, the published standard error.
     - Doubt: other jobs share the machine.
     """

@@ -50,7 +50,7 @@ def over_seeds(results: Results, split: str, runs: list[str]) -> DataFrame:
 
 
 def complexity(results: Results, runs: list[str]) -> DataFrame:
-    """Return the measured points of the first run that has them."""
+    """Return the rows of complexity.csv of the first run and seed."""
     rows = results.rows("complexity.csv", STUDY, runs)
     chosen: DataFrame = rows[rows[["run", "seed"]].eq(rows[["run", "seed"]].iloc[0]).all(axis=1)] if len(rows) else rows
     return chosen
@@ -73,7 +73,7 @@ _TABLE_3 = {
     r"\(C\) ff=": "hidden-", r"\(D\) dropout (0\.)?": "dropout-", r"\(D\) label smoothing (0\.)?": "smoothing-",
     r"\(E\) .*": "positions-learned", "big .*": "big",
 }  # fmt: skip
-"""Our run with the same change, by row of Table 3 of the paper (patterns)."""
+"""Our run with the same change, by pattern of the rows of Table 3 of the paper."""
 
 
 def published_variations() -> DataFrame:
@@ -88,7 +88,9 @@ def published_variations() -> DataFrame:
 
 
 def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the differences to the base model, each beside the published one, below a heading with base's scores."""
+    """Return the differences to the base model, each beside the published difference, below a heading with the scores
+    of the base model.
+    """
     if rows["source"].eq("published").any():
         return {}
     theirs, blocks = published_variations().set_index("run"), {}
@@ -136,7 +138,7 @@ def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
 
     - Test loss (nats per word piece) and BLEU minus base, paired by seed, after Table 3 of arXiv:1706.03762 (Attention
     Is All You Need; development split).
-    - Brackets: 95 % interval over seeds; that of the loss has the variance of similar runs.
+    - Brackets: 95 % interval over seeds; the interval of the loss includes the variance of similar runs.
     - Doubt: all models were still learning; our base has four heads, the paper's eight.
     """
     ours, keys = over_seeds(results, "valid", runs), ["run", "seed"]

@@ -80,7 +80,8 @@ _FAIR = (
 )
 """Comparisons of equal FLOPs that the table adds."""
 _AS_GOOD = ("tokenformer-matched", "vit")
-"""A comparison whose claim is about the first error over the second; most claims are about the inverse."""
+_AS_IN_PAIR = (_AS_GOOD, ("tokenformer", "norm-gain-bias"))
+"""Pairs whose claim is about the first error over the second; the claims on other pairs are about the inverse."""
 PAIR = ["question", "model", "run", "compared_with"]
 
 
@@ -109,7 +110,7 @@ def models(measured: DataFrame) -> DataFrame:
 
 
 def image_floors(results: Results, runs: list[str]) -> DataFrame:
-    """Return a row per baseline and data set."""
+    """Return a row per baseline and data set, with the metrics of its images."""
     groups = baselines(results, STUDY, runs).groupby(["run", "floor"], sort=False)
     rows = [
         {"source": "ours", "run": run, "model": f"{floor}, on the pixels"} | _scores(images)
@@ -139,7 +140,7 @@ def published_differences() -> DataFrame:
 
 
 def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the models with letters, then the differences of pairs beside the published ratios of error rates."""
+    """Return the models with letters, then the differences of pairs with our and published error ratios."""
     if rows["source"].eq("published").any():
         return {}
     levels = rows[rows["question"].isna()].sort_values("top1_percent", ascending=False)
@@ -160,7 +161,7 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     if asked.empty:
         return blocks
     pair = [letter[[run, other]].tolist() for run, other in asked[["run", "compared_with"]].to_numpy()]
-    inverse = [names != _AS_GOOD for names in asked[["run", "compared_with"]].itertuples(index=False, name=None)]
+    inverse = [names not in _AS_IN_PAIR for names in asked[["run", "compared_with"]].itertuples(index=False, name=None)]
     asked = asked.assign(
         minus=[" minus ".join(names) for names in pair],
         errors=[" / ".join(names[::-1] if turned else names) for names, turned in zip(pair, inverse, strict=True)],
@@ -200,7 +201,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
 
     - Top-1 accuracy; pairs by seed, error ratios as in the claims, after Tables 2, 4 and 5 of Tokenformer
     (arXiv:2410.23168; B/16 and L/16 on ImageNet).
-    - Brackets: 95 % interval over seeds, in pairs with the variance of similar runs.
+    - Brackets: 95 % interval over seeds; for pairs, it includes the variance of similar runs.
     - Doubt: ten epochs, one learning rate, which favours models that learn fast.
     """
     measured = accuracies(results, runs)

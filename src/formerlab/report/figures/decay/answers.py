@@ -70,7 +70,9 @@ LIMIT = 0.17
 
 
 def _mark_sets(axes: Axes, rows: DataFrame) -> None:
-    """Make the mean bold, with its interval in numbers, and sets at chance light; rule off unpublished sets."""
+    """Make the mean bold and sets at chance light, and draw a line between these sets and the sets that the article
+    does not have.
+    """
     labels = axes.get_yticklabels()
     first = rows[rows["_minus_h2o_limit"].notna()]
     for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
@@ -113,9 +115,9 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     recent), Decay 0.2 (none recent) and Local retain 40 % of the tokens, or the nearest budget. Sets below the line are
     not in the article. The suites are read from local files, with our own prompts; the released model has weights in 4
     bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. Dashed: a quarter of the article's effect,
-    scaled to what H2O loses here. (chance): with the full cache our model is not above guessing, so the suite shows
-    nothing about pruning. To see: whether the interval of the mean of five suites excludes zero. The CSV has each suite
-    minus the full cache.
+    scaled to the accuracy that H2O loses here. (chance): with the full cache our model is not above guessing, so the
+    suite shows nothing about pruning. To see: whether the interval of the mean of five suites excludes zero. The CSV
+    has each suite minus the full cache.
     """
     rows = load_answers(results, STUDY, runs)
     chosen = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])])
@@ -178,13 +180,12 @@ def draw_alpha_accuracy(data: DataFrame) -> Figure:
 
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=draw_alpha_accuracy)
 def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after
-    Fig. 4b and 4c of the Decay article, whose points exist only as an image. Decay has no recent part. The full cache
-    is a line within the band of its interval. Bars: 95 % interval, paired by question, each alpha by itself. Sets on
-    which the model guesses with the full cache show nothing about pruning and are in the CSV only. To see: which bars
-    exclude zero, and whether the best alpha differs between data sets by more than the bars. The best point of a curve
-    is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other
-    half.
+    """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after Fig.
+    4b and 4c of the Decay article, whose points exist only as an image. Decay has no recent part. The full cache is a
+    line within the band of its interval. Bars: 95 % interval of each alpha, paired by question. Sets on which the model
+    guesses with the full cache show nothing about pruning and are in the CSV only. To see: which bars exclude zero, and
+    whether the best alpha differs between data sets by more than the bars. The best point of a curve is a biased
+    estimate; decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other half.
     """
     rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)

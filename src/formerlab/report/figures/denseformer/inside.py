@@ -216,8 +216,8 @@ def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
 def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
     average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. Last panel: correlation of
-    the off-diagonal weights of a seed with its own at the end. To see: when the final pattern appears. In the paper it
-    is present after 5000 of 40,000 steps (dotted: the same fraction of our steps).
+    the off-diagonal weights of a seed with the weights of the same seed at the end. To see: when the final pattern
+    appears. In the paper, the pattern is present after 5000 of 40,000 steps (dotted: the same fraction of our steps).
     """
     models = compared_runs(results, runs)
     dense = models[models["variant"].eq(SCHEMES[0])].drop_duplicates("run", keep="last")
@@ -284,10 +284,11 @@ def _show_cosines(axes: Axes, rows: DataFrame) -> None:
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
     the embedding X_0, for the deepest models that were measured, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622).
-    Middle: the same minus the Transformer, paired by seed. To see: how much of the embedding remains after each block;
-    in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves it early. Right:
-    increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7; in the paper
-    perplexity rises sharply beyond 15 % (dotted). The paper prints no numbers. The CSV also has larger fractions.
+    Middle: this cosine minus the cosine of the Transformer, paired by seed. To see: how much of the embedding remains
+    after each block; in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves
+    it early. Right: increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7;
+    in the paper perplexity rises sharply beyond 15 % (dotted). The paper prints no numbers. The CSV also has larger
+    fractions.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)

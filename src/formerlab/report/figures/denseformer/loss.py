@@ -122,10 +122,10 @@ def _lower(axes: Axes, rows: DataFrame) -> None:
 def denseformer_curves(results: Results, runs: list[str]) -> DataFrame:
     """Validation loss of DenseFormers during training, minus the loss of the Transformer of equal depth, text and
     number of tokens at the same step, paired by seed, for the models of the registered claims: of each depth the runs
-    with the most tokens. The names have the same difference on the test text after the last step, which is the one that
-    claims use. The y range covers the second half of training and the intervals of the last step. To see: whether the
-    averages help at the end, or only early on. Each run has a learning rate of its own, so a difference in the middle
-    also has the effect of the rates.
+    with the most tokens. The names have the same difference on the test text after the last step, which is the
+    difference that claims use. The y range covers the second half of training and the intervals of the last step. To
+    see: whether the averages help at the end, or only early on. Each run has a learning rate of its own, so a
+    difference in the middle also has the effect of the rates.
     """
     models, losses = _models(results, runs)
     models = models[models["arm"] | (not models["arm"].any())]
@@ -167,8 +167,8 @@ def _name_points(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Gain in held-out loss against the time of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622).
-    Both are relative to the shallowest timed Transformer of the panel; the gain is paired by seed. Transformers of
-    several depths are joined: a DenseFormer above this line has a larger gain than a Transformer that takes as long.
+    Both are relative to the shallowest timed Transformer of the panel; the gain is paired by seed. A line joins the
+    Transformers of several depths. A DenseFormer above this line has a larger gain than a Transformer of equal time.
     Times are medians over repetitions, measured in turns on one machine. The published gain is a difference of ln
     perplexity. To see: which DenseFormers are above the line of the Transformers. In the paper all of them are.
     """
@@ -237,10 +237,10 @@ def _finish_gain(axes: Axes, rows: DataFrame) -> None:
     width=2.9, columns=1  # the README shows it at 290 pixels
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
-    of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. Every run has its own full
-    schedule. Bold: rows on which a claim rests, with its verdict. Dashed: a quarter of a published gain, the least mean
-    that the claim asks for. Thick bars include the variance between seeds, pooled over similar runs, and the variance
+    """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
+    number of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. Every run has its own
+    full schedule. Bold: rows that a claim uses, with its verdict. Dashed: a quarter of a published gain, the smallest
+    mean that meets the claim. Thick bars include the variance between seeds, pooled over similar runs, and the variance
     due to the choice of texts if there are at least 20. Published: Tables 1 and 2, as differences of ln perplexity. To
     see: whether the gain grows with depth, and whether it lasts when both train longer or only makes the first steps
     easier.
@@ -291,12 +291,12 @@ def _published_sparsity() -> DataFrame:
     columns=1, width=NARROW, order="_order"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
-    """Sparse averages over depth, by dilation k x period p: the part of the gain of the dense average (1x1) of equal
-    depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). The loss minus the loss of 1x1 is
-    paired by seed and divided by the mean gain of 1x1 over the Transformer. Rows have the number of mixing weights, and
-    of those of 1x1. Green: less than a quarter, as the claim on 4x5 asks. Published: Tables 1 and 4, as differences of
-    ln perplexity. To see: which bars are right of the green range. The time that each scheme takes is in
-    denseformer_tradeoff.
+    """Sparse averages over depth, by dilation k x period p: the fraction of the gain of the dense average (1x1) of
+    equal depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). The loss minus the loss of
+    1x1 is paired by seed and divided by the mean gain of 1x1 over the Transformer. Rows have the number of mixing
+    weights, and the number of mixing weights of 1x1. Green: less than a quarter, as the claim on 4x5 asks. Published:
+    Tables 1 and 4, as differences of ln perplexity. To see: which bars are to the right of the green range. The time
+    that each scheme takes is in denseformer_tradeoff.
     """
     models, losses = _models(results, runs)
     models = models[models["variant"].str.startswith(f"{DENSEFORMER} ")]

@@ -132,14 +132,14 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     of the largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The
     cost of a grown model includes all its ancestors; the Tokenformer from scratch has the FLOPs of the chain of the
     long stage. Dotted arrows lead from a parent to each model that started from it; marks of equal cost are shifted
-    sideways. The black line joins the Transformers from scratch with the lowest loss at their cost. The grey arrow
-    is the cost of the model of the claim relative to the cost at which the black line reaches its loss
-    (extrapolated beyond 1). Below: this ratio and the ratio of the parent, with the interval of the verdict;
-    dashed: the claim, at most 0.5; hollow: the largest grown model of the paper against its Transformers of 300B
-    tokens. To see: growing saves cost if its mark is left of the black line. tokenformer_stage_length compares with
-    the parent trained further; the tables tokenformer_envelope and tokenformer_table have growth with zero keys and
-    all Transformers. The published models are a thousand times larger, and their Transformers are single models. If
-    the learning rates of some runs fell to zero, only these runs are shown. All losses are on one test text.
+    sideways. The black line joins the Transformers from scratch with the lowest loss at their cost. The grey arrow is
+    the cost of the model of the claim relative to the cost at which the black line reaches its loss (extrapolated
+    beyond 1). Below: this ratio and the ratio of the parent, with the interval of the verdict; dashed: the claim, at
+    most 0.5; hollow: the largest grown model of the paper against its Transformers of 300B tokens. To see: growing
+    saves cost if its mark is to the left of the black line. tokenformer_stage_length compares with the parent trained
+    further; the tables tokenformer_envelope and tokenformer_table have growth with zero keys and all Transformers. The
+    published models are a thousand times larger, and their Transformers are single models. If the learning rates of
+    some runs fell to zero, only these runs are shown. All losses are on one test text.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(~rows["series"].isin(_ELSEWHERE))

@@ -134,12 +134,12 @@ def _write_changes(axes: Axes, rows: DataFrame) -> None:
     height=2.0
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, against the number of
-    training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every
-    run has its own full schedule, and each model has the best learning rate (lowest validation loss) of the rates that
-    were run. Differences are paired by seed; a change is the difference after the longest training minus that after the
-    shortest. To see: whether the gap shrinks, stays or changes its sign as both train longer. Published (hollow, the
-    same in both panels): against a modern Transformer.
+    """Held-out loss of a Tokenformer minus the loss of Transformers of equal width and number of parameters, against
+    the number of training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other is
+    classic. Every run has its own full schedule, and each model has the best learning rate (lowest validation loss) of
+    the rates that were run. Differences are paired by seed; a change is the difference after the longest training minus
+    the difference after the shortest training. To see: whether the gap shrinks, stays or changes its sign as both train
+    longer. Published (hollow, the same in both panels): against a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)

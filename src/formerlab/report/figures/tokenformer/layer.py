@@ -47,7 +47,7 @@ def draw(data: DataFrame) -> Figure:
 def _draw_block(axes: Axes, tokens: bool) -> None:
     """Draw a pre-norm block with two residual additions, from its input at the bottom to its output at the top.
 
-    `tokens` says whether its feed-forward layer is a projection too.
+    `tokens` is whether its feed-forward layer is also a projection.
     """
     for y, name, face in ((1.0, "norm", _PLAIN), (3.8, "token attention", _PLAIN), (5.2, PROJECTIONS[3], _PATTENTION),
                           (7.6, "norm", _PLAIN), (9.0, "feed-forward", _PATTENTION if tokens else _PLAIN)):  # fmt: skip
@@ -113,7 +113,7 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
 @plot(runs="tokenformer-1 long-matched-chosen matched-chosen grown-random-sqrt-[2-4]", draw=draw)
 def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
     """Layers of a Tokenformer and how they grow, after Fig. 2 of Tokenformer (arXiv:2410.23168), from the settings of
-    the runs. Left: a block, in which attention among the tokens of the text is that of a Transformer. Middle: a
+    the runs. Left: a block, in which attention among the tokens of the text is the same as in a Transformer. Middle: a
     projection scores its input against n key tokens and sums n value tokens, weighted by these scores. Right: the
     parameter tokens of each projection of a block, by stage. To see: growth adds rows to keys and values and leaves the
     width of every input and output unchanged.

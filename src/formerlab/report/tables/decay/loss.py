@@ -84,7 +84,7 @@ def _answer_increases(rows: DataFrame) -> str:
        columns="source run text configuration policy -alpha -recent budget realised_budget perplexity -loss_nats "
                "increase_nats[] minus_h2o_nats[] seeds windows verdict")  # fmt: skip
 def decay_table(results: Results, runs: list[str]) -> DataFrame:
-    """How much loss does every eviction policy add?
+    """How much loss does each eviction policy add?
 
     - Loss minus the loss with the full cache on the same windows, by cache budget in percent of the tokens.
     - Brackets: 95 % interval over windows, for this one model.
@@ -139,8 +139,8 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
 
     - Loss minus the loss with H2O at the same budget; six books are in decay_table. Random, protected: 4 first keys,
     a quarter recent.
-    - Brackets: 95 % interval over the documents that both read, for this one model.
-    - Doubt: budgets by head or layer were read on fewer windows; bounds are no caches.
+    - Brackets: 95 % interval over the documents on which both were evaluated, for this one model.
+    - Doubt: policies with a budget per head or layer were evaluated on fewer windows; bounds cannot be implemented.
     """
     return policy_comparison.losses(results, STUDY, runs)
 
@@ -186,7 +186,7 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
     - Loss of Decay without recent tokens minus the loss of H2O by cache budget. A head takes the alpha whose attention
-    is nearest to the ideal one.
+    is nearest to the ideal attention.
     - Brackets: 95 % interval over windows, for this one model.
     - Doubt: the bounds choose alpha by the reported loss itself.
     """
@@ -244,7 +244,7 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
 
     - Medians of caches that take turns on one machine. DynamicCache is the full cache of transformers. Bytes include
     scores and positions.
-    - Brackets: quartiles of the repetitions, no confidence interval.
+    - Brackets: quartiles over repetitions; they are not a confidence interval.
     - Doubt: our own decoder; in generate and on a GPU, ratios differ.
     """
     rows = pruning.decode_speeds(results, STUDY, runs)

@@ -63,7 +63,9 @@ _BEATS = "tokenformer-growth-beats-continuing"
 
 
 def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
-    """Return the pairs of runs that the table compares: `run` minus `compared_with`, and the `question`."""
+    """Return the pairs of runs whose losses the table subtracts, `run` minus `compared_with`, with the `question` of
+    the pair.
+    """
     losses = with_registered_rates(losses, results.scale)
     stages = stage_pairs(losses, results.runs(STUDY).drop_duplicates("run").set_index("run"))
     runs = losses.drop_duplicates("run").assign(start=lambda rows: rows["init.id"].notna())
@@ -121,7 +123,7 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     - Test perplexity, and loss minus the parent trained further for equal FLOPs. Grown: new keys are random, tau is
     sqrt(n) (as published); zero keys keep the old tau.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: the parent trained further hardly learns; the model from scratch read other text.
+    - Doubt: the parent trained further hardly learns; the model from scratch was trained on other text.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -143,7 +145,9 @@ _NEW_TEXT = "tokenformer-continued-training-lower"
 
 
 def _methods(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the models on new text, sorted by the loss minus the loss of the same family without growth."""
+    """Return the models on new text with their losses minus the loss of the same family without growth, sorted by this
+    difference.
+    """
     rows = negated(rows, "validation_gain_nats", "minus_ungrown_nats")
     rows = negated(rows, "minus_net2net_nats", "behind_net2net_nats")
     ungrown = rows["run"].str.endswith("-ungrown")
@@ -218,7 +222,7 @@ def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
 def _published_costs() -> DataFrame:
     """Return the perplexities of Tables 6 and 7 with the TPU hours of Fig 3, a row per size, and the ratio of hours."""
     points = published_points(*(("Fig 3", series) for series in _SERIES)).replace({"series": _SERIES})
-    points = points[~points["run"].str.endswith(" 124M")]  # not grown, and trained on a different number of tokens
+    points = points[~points["run"].str.endswith(" 124M")]  # not grown; another number of training tokens
     points = points.assign(size=points["run"].str.split().str[1])
     wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
     units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
@@ -230,9 +234,8 @@ _COST = "tokenformer-growth-saves-cost"
 
 
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per stage with columns for grown, zero keys and trained further.
-
-    For published rows, return the published costs.
+    """Return a row per stage with columns for grown, zero keys and trained further; for published rows, the published
+    costs.
     """
     if rows["source"].eq("published").any():
         ratio = rows["flops_ratio"].iloc[0]
@@ -299,8 +302,8 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     - FLOPs with all ancestors over the FLOPs of a Transformer of equal loss, after Tables 6 and 7 of Tokenformer
     (arXiv:2410.23168; hours read from a figure, ± 30).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the parent's learning rate ended at a tenth; the control's low ratio is partly its fall to zero.
-    - Ratios below the least ratio, also inside an interval, lie beyond the most expensive Transformer.
+    - Doubt: the parent's learning rate ended at a tenth of its peak. The rate of the parent trained further then falls
+    to zero, which explains part of its low ratio.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:

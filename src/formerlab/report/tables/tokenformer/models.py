@@ -1,4 +1,4 @@
-"""Tables of Tokenformers from scratch: against Transformers, zero-shot, and by formula."""
+"""Tables of Tokenformers from scratch: comparison with Transformers, zero-shot accuracy, and sizes by formula."""
 
 from typing import Any
 
@@ -55,9 +55,10 @@ def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
     """How many questions do Tokenformers and Transformers answer without examples?
 
     - Accuracy by task and metric, after Table 1 of Tokenformer (arXiv:2410.23168): acc takes the most probable answer,
-    acc_norm the most probable per character, acc_mutual_info the one that gains most from the question.
+    acc_norm the answer that is most probable per character, and acc_mutual_info the answer whose probability rises most
+    when the question is given.
     - After ±: one standard error over questions, and over seeds.
-    - Doubt: ours are other questions than the paper's, and small models guess.
+    - Doubt: our questions differ from the paper's, and small models guess.
     """
     variants = load_runs(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
     ours = accuracy_columns(results.rows("zeroshot.csv", STUDY, runs), ["run"])
@@ -159,9 +160,8 @@ _GAP_CLAIMS = "tokenformer-worse-than-modern-transformer", "tokenformer-gap-shri
 
 
 def published_gap() -> DataFrame:
-    """Return the perplexities of a Tokenformer and a Transformer from an independent implementation.
-
-    `difference_nats` is their difference in nats.
+    """Return the perplexities of a Tokenformer and a Transformer from an independent implementation, with the
+    difference in nats.
     """
     rows = (
         published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"].astype(float)
@@ -219,10 +219,11 @@ def _answer_gaps(rows: DataFrame) -> str:
 def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer worse than a Transformer of equal size?
 
-    - Loss minus that of a Transformer of equal width and parameters; modern: RMSNorm, SwiGLU, rotary positions;
-    classic: as GPT-2.
-    - Brackets: 95 % interval over seeds, with the variance of similar runs; beside it, own seeds alone.
-    - Doubt: each has the best rate of a grid, mostly of short searches.
+    - Loss of the Tokenformer minus the loss of a Transformer with equal width and number of parameters; modern:
+    RMSNorm, SwiGLU, rotary positions; classic: as GPT-2.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs, which the column "these seeds alone"
+    excludes.
+    - Doubt: each model has the best learning rate of a grid, mostly from short searches.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)[["run", "arm", "chosen", "tokenformer"]]
