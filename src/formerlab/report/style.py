@@ -1,12 +1,12 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
-The main variants have one hue in all figures: Transformers and the full cache black (Transformers with fewer tokens
-grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further), DenseFormers orange
-or brown, Hyper-Connections teal, Decay dark green (hollow and dashed if half of the budget is recent), H2O vermilion,
-TOVA violet. The green is much darker than the greys and vermilion, so that readers who see no green can tell them
-apart. Most other variants are grey, with names or markers that differ. Settings of one variant are shades of its
-colour. Published values are hollow on a tinted background. A model grown as published is a triangle, other ways to grow
-have other markers, and the parent is a circle.
+The main variants have one hue in all figures: Transformers, the full cache and the ideal selection black (Transformers
+with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further),
+DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (hollow and dashed if half of the budget is
+recent), H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers who see no
+green can tell them apart. Most other variants are grey, with names or markers that differ. Settings of one variant are
+shades of its colour. Published values are hollow on a tinted background. A model grown as published is a triangle,
+other ways to grow have other markers, and the parent is a circle.
 """
 
 import textwrap

@@ -70,9 +70,7 @@ LIMIT = 0.17
 
 
 def _mark_sets(axes: Axes, rows: DataFrame) -> None:
-    """Make the mean bold and sets at chance light, and draw a line between these sets and the sets that the article
-    does not have.
-    """
+    """Make the mean bold, with its interval in numbers, and sets at chance light; rule off unpublished sets."""
     labels = axes.get_yticklabels()
     first = rows[rows["_minus_h2o_limit"].notna()]
     for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:

@@ -44,8 +44,10 @@ def _notes(rows: DataFrame) -> list[str]:
 
 
 def draw_decode(data: DataFrame) -> Figure:
-    """Draw the mean of the policies and their range by budget: decoding speed, and the time to process the prompt."""
-    pruned = data[data["budget"].ne(1)]
+    """Draw the mean of the policies and their range by budget: the speeds of decoding and of reading the prompt."""
+    data = data[data["policy"].ne("dynamic_cache")]
+    data = data.assign(prompt_speed=1 / data["prompt_ratio"], token_ms=1000 / data["tokens_per_s"])
+    pruned = data["budget"].ne(1)
     keys = ["_case", "budget", "length", "device", "threads"]
     ends = {"": "mean", "_low": "min", "_high": "max"}
     columns = {f"{name}{end}": (name, reduce) for name in ("speed_ratio", "prompt_speed")
@@ -75,11 +77,12 @@ def draw_decode(data: DataFrame) -> Figure:
 @plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     """Decoding with pruned caches, relative to the full cache in the same repetition, against the length of the prompt:
-    decoding speed and time to process the prompt. The policies differ little, so a line is their mean. The caches are
-    measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a released model. With
-    every policy, a cache of 40 % holds 40 % of the bytes of the keys and values, plus the scores and positions
-    (decay_decode_table). The CSV has each policy, its quartiles, and DynamicCache, the cache of transformers. No speeds
-    were published. To see: at which lengths pruning saves more time than it takes.
+    speed of decoding and of reading the prompt. Higher is faster in both panels; beside the lines are the times at the
+    longest prompt. The policies differ by little, so a line is their mean. The caches are measured in turns on an
+    otherwise idle machine, with an untrained model of the run's shape or a released model. With every policy, a cache
+    of 40 % holds 40 % of the bytes of the keys and values, plus the scores and positions (decay_decode_table). The CSV
+    has each policy, its quartiles, and DynamicCache, the cache of transformers. No speeds were published. To see: at
+    which lengths pruning saves more time than it takes.
     """
     rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
@@ -139,12 +142,13 @@ def draw_passkey(data: DataFrame) -> Figure:
 
 @plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=draw_passkey)
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
-    """Retrieval of a number from a long and monotonous text (passkey retrieval, arXiv:2305.16300), by policy. The
-    number occurs once and is asked for at the end of the text. Greys are its log-probability by policy and length of
-    the text, with a panel for each position of the number. A black cell is a number that was found: every token is the
-    most probable one. The label of a policy counts them. Texts in which the full cache does not find the number are in
-    the CSV only. A policy must retain the number before the model reads the question. To see: which rows look like the
-    full cache, which is the bound. At 4k tokens and 90 %, the number is inside the window of recent tokens.
+    """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
+    a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
+    text (passkey retrieval, arXiv:2305.16300), one text per length, the shortest first; a number is found if every
+    token is the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four of
+    which one is asked for by its key. With twenty texts, 0 found is consistent with up to 17 %. The CSV has intervals
+    over the twenty texts, and log-probabilities of the numbers in long texts. To see: which rows look like the full
+    cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)

@@ -24,15 +24,6 @@ def minus_h2o_notes(rows: DataFrame) -> list[str]:
     return [f"{models}; bars: 95 % interval of the paired difference, over {texts}."]
 
 
-def limit_by(axes: Axes, rows: DataFrame) -> None:
-    """Set the y limits by the intervals of these rows, with space for arrows, and name the line at zero."""
-    low, high = rows[f"{MINUS_H2O}_low"].min(), rows[f"{MINUS_H2O}_high"].max()
-    if np.isfinite([low, high]).all():
-        axes.set_ylim(low - 0.25 * (high - low), high + 0.3 * (high - low))
-    axes.annotate("H2O", (0, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="bottom",
-                  color=ink(VERMILION), fontsize=7)  # fmt: skip
-
-
 def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
     """Return the text of each row, followed by its run if a text has several."""
     several = table.groupby("text")["run"].transform("nunique") > 1
@@ -63,15 +54,15 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
-    All policies of a budget hold equally many bytes; marks of one budget are shifted sideways. The number after Decay
-    is its alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the
-    first 4 keys and gives a quarter of the budget to recent keys. Full, the full cache, is the lowest loss that a
-    policy can have. Arrows have values beyond the panel. Two policies are paired on the windows on which both were
+    All policies of a budget hold equally many bytes. The number after Decay is its alpha; half recent means that half
+    of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of the
+    budget to recent keys. The full cache has the lowest loss that a policy can have. Arrows have values beyond the
+    panel. Without a mark, a policy was not run on the text. Two policies are paired on the windows on which both were
     evaluated. A registered claim asks that protected random eviction is worse than Decay by at least a quarter of the
     difference between unprotected random eviction and Decay. Even the full cache is better than protected random
-    eviction by less than this, so the claim cannot be met. The CSV also has random eviction without protection, and the
-    percentage of hidden numbers that each policy finds (decides: no for a task on which the full cache finds less than
-    half). To see: below which budget a policy beats H2O, and how far protection alone goes.
+    eviction by less than this, so the claim cannot be met. The CSV also has random eviction without protection, and
+    decay_table has further policies. To see: below which budget a policy beats H2O (left of zero), and how far
+    protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
     table = table[table["configuration"].isin([*SHOWN, "H2O", "Random"]) & table[MINUS_H2O].notna()]
@@ -86,52 +77,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
         source="ours",
         _panel="Cache of " + table["budget"].map(pruning.budget_text),
         _rank=table["configuration"].map({name: rank for rank, name in enumerate(SHOWN)}),
-        _percent=100 * table["budget"].astype(float),
-        _style=table["policy"].map(pruning.scorer).mask(half_recent, table["configuration"]),
-    )
-
-
-BOUNDS = ("ideal", "h2o variant=global_statistics")
-"""Policies that see later queries."""
-WITHOUT_SCORE = ("streaming_llm", "streaming_llm positions=reindexed", "random")
-
-
-def _rule_off_groups(axes: Axes, rows: DataFrame) -> None:
-    """Draw a line between bounds, policies with a score, and policies without."""
-    axes.set_xticks([0.001, 0.01, 0.1, 1], ["0.001", "", "0.1", "1"])
-    groups = rows.drop_duplicates("_pruned").set_index("_pruned")["_group"]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    for height, (below, above) in enumerate(pairwise(names)):
-        if groups.get(below) != groups.get(above):
-            axes.axhline(height + 0.5, color=GREY, linewidth=0.6)
-
-
-@plot(reads="prune.csv", runs="decoder released-*", draw=layout(
-    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", facet="_cell", log="x", same_limits="x",
-          share_y=True, xlabel="loss minus full cache\n(nats per token;\nleft is better)", finish=_rule_off_groups),
-    notes=pruning.interval_notes, columns=3, order="run budget _group _rank"
-))  # fmt: skip
-def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
-    """Caches in current use, and the other algorithms called H2O: increase in held-out loss over the full cache with
-    step-by-step eviction, on a logarithmic axis, with a panel per budget. Above: bounds, which see later queries, so no
-    cache has their loss. Ideal selects the best keys for each query anew; the official mask with global statistics sums
-    the attention of later queries. Middle: policies with a score. Below: policies without a score. StreamingLLM is run
-    with positions in the text and with positions in the cache. Decay is shown as published and, like H2O, with half of
-    the budget for recent tokens. Random eviction with protected tokens was not run on this text (decay_league). To see:
-    which rules without an accumulated score come near Decay.
-    """
-    table = pruning.configurations(results, STUDY, runs)
-    main = pruning.main_configurations(table[~table["policy"].isin(["local", "spatten"])])
-    half_recent = table[table["configuration"].eq("Decay 0.2, half recent")]
-    rows = pruning.with_seeds(results, STUDY, pd.concat([main, half_recent], ignore_index=True))
-    sizes = rows["budget"].map(pruning.budget_text)
-    rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
-    return rows.assign(
-        _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Cache of " + sizes,
-        _pruned=rows["configuration"].mask(rows["policy"] == "full"),
-        _group=rows["policy"].isin(WITHOUT_SCORE).astype(int) - rows["policy"].isin(BOUNDS),
-        _rank=rows["configuration"].map(rank),
-        _style=rows["policy"].mask(rows["configuration"].eq("Decay 0.2, half recent"), rows["configuration"]),
+        _policy=table["configuration"].replace("Full", "Full cache"),
     )
 
 
@@ -170,8 +116,9 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     against the decay factor alpha, with a panel for each budget; after Fig. 4b and 4c of the Decay article, which show
     accuracies. Filled: the whole budget is selected by score. Hollow: half of it is for recent keys, as in H2O. alpha 0
     retains the keys that the last query attended to, alpha 1 is the plain sum. On the text with a line, all values of
-    alpha were run; on the other text, only a few. Each alpha has its own 95 % interval. Arrows have values beyond the
-    panel. To see: where the curve is lowest, and which bars exclude zero.
+    alpha were run; on the other text, only a few. Each alpha has its own 95 % interval. Differences above 0.1 nats,
+    which only Decay without recent keys has, are numbers. To see: where the curve is lowest, and which bars exclude
+    zero.
     """
     table = policy_comparison.losses(results, STUDY, runs, policies=None)
     table = table[table["policy"].eq("decay") & table[MINUS_H2O].notna()]
