@@ -270,8 +270,7 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
 
     - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs; after ±, the published standard error.
-    - Doubt: * marks models that ran on a different processor from 1x1, which changes the loss by about 0.005 nats; the
-    best schemes are closer than this.
+    - Doubt: * marks models that ran on a different processor from 1x1 (about 0.005 nats); the best schemes are closer.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     ours = ours[ours["setting"].isin(("main", "small-batch")) | ours["run"].isin(registered_plains(results).values())]

@@ -125,8 +125,8 @@ def _answer_suites(rows: DataFrame) -> str:
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O?
 
-    - Accuracy minus H2O, after Fig. 4a and Table 2 of the Decay article. The article uses other prompts and does not
-    give LLaMA's alpha. The mean gives its five sets equal weights; with five examples in the prompt, COPA replaces ARC.
+    - Accuracy minus H2O, after Fig. 4a and Table 2 of the Decay article. Its prompts differ; LLaMA's alpha is unknown.
+    The mean weights five sets equally; with five examples, COPA replaces ARC.
     - Brackets: 95 % interval over questions, for this one model.
     - Doubt: sets on which Full is at chance show nothing; caches of other sizes are in the CSV.
     """
@@ -177,8 +177,8 @@ def _answer_tasks(rows: DataFrame) -> str:
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task?
 
-    - Accuracy of Decay with an alpha for each set and with one alpha for all sets, chosen on one half of the questions
-    and evaluated on the other; each half has its own alpha.
+    - Accuracy of Decay with an alpha for each set and with one alpha for all, chosen on one half of the questions and
+    evaluated on the other.
     - Brackets: 95 % interval over questions; for the mean, alpha is chosen again in every resample.
     - Doubt: halves often disagree on the best alpha, so the choice is mostly noise.
     """

@@ -302,8 +302,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     - FLOPs with all ancestors over the FLOPs of a Transformer of equal loss, after Tables 6 and 7 of Tokenformer
     (arXiv:2410.23168; hours read from a figure, ± 30).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the parent's learning rate ended at a tenth of its peak. The rate of the parent trained further then falls
-    to zero, which explains part of its low ratio.
+    - Doubt: part of the parent's low ratio when trained further comes from its learning rate falling to zero.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
