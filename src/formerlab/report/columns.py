@@ -75,6 +75,8 @@ COLUMNS = {
     "grown_minus_nats": Column("grown minus further (nats) ↓"),
     "zero_minus_nats": Column("zero keys minus further (nats) ↓"),
     "minus_ungrown_nats": Column("minus not grown (nats) ↓", "loss minus the loss of the same model without growth"),
+    "first_step_minus_ungrown_nats": Column("first step (nats) ↓", "the same difference before the first step"),
+    "mean_minus_ungrown_nats": Column("mean (nats) ↓", "the same difference, mean over all steps"),
     "behind_net2net_nats": Column(
         "minus Net2Net (nats) ↓", "loss change by growth minus the loss change by Net2Net by padding"
     ),
@@ -92,6 +94,7 @@ COLUMNS = {
     "test_perplexity": Column("perplexity ↓"),
     "loss_minus_base_nats": Column("development loss (nats) ↓"),
     "top1_percent": Column("top-1 (%) ↑"),
+    "lead_nats": Column("Tokenformer minus ViT (nats) ↓"),
     "top1_points": Column("points ↑"),
     "errors": Column("models of the ratio"),
     "error_ratio": Column("error ratio", places=2, null=1),

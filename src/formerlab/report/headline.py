@@ -47,5 +47,5 @@ def headline_tables(results: Results) -> dict[str, DataFrame]:
         if len(rows):
             rows = main_configurations(nearest_budget_rows(rows)) if name == "decay_table" else rows
             with_ends = [f"{column}{end}" for column in columns.split() for end in ("", "_low", "_high")]
-            tables[title] = rows[[column for column in with_ends if column in rows]]
+            tables[title] = rows[[column for column in with_ends if column in rows]].dropna(how="all")
     return tables

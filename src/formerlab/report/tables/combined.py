@@ -20,7 +20,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import table
 from formerlab.report.columns import count
-from formerlab.report.runs import by_seed, estimate, held_out_losses, means_by_run, subtract
+from formerlab.report.runs import by_seed, estimate, held_out_losses, means_by_run, subtract, validation_losses
 from formerlab.report.studies.pruning import is_published_setting, nearest_budget_rows
 from formerlab.report.tables.blocks import first_row, in_words, ngram_levels, ngrams, side_by_side, with_prefix
 from formerlab.results.read import Results
@@ -112,6 +112,14 @@ def effects_on_loss(losses: DataFrame) -> DataFrame:
     return DataFrame(rows)
 
 
+def effects_during_training(results: Results) -> DataFrame:
+    """Return the means of `effects_on_loss` on validation text after each evaluated step of training."""
+    curves = validation_losses(results, STUDY, [*MODELS])
+    frames = [effects_on_loss(rows).assign(step=step) for step, rows in curves.groupby("step") if step]
+    effects = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=["seeds"])
+    return effects.dropna(subset="seeds").assign(kind="validation")
+
+
 _LABELS = {
     "linear layers": "Transformer",
     "linear layers, averages": "Transformer with averages (DenseFormer)",
@@ -151,6 +159,10 @@ def _readers(rows: DataFrame) -> dict[str, DataFrame]:
         pruned = pruned.assign(name=parts[0].map(_LABELS))
         heading = "loss added by a cache of 40 % of the tokens"
         blocks[heading] = side_by_side(pruned, ["name"], labels, "cost_nats").rename(columns={"name": "model"})
+    validation = rows[rows["kind"].eq("validation") & ~rows["name"].str.startswith("parameter")]
+    if len(validation):
+        labels = validation["name"] + " (nats) ↓"
+        blocks["effects on validation text during training"] = side_by_side(validation, ["step"], labels, "effect_nats")
     return blocks
 
 
@@ -163,9 +175,9 @@ def _answer(rows: DataFrame) -> str:
     return f"{words}: the interaction is {in_words(interaction, 'effect_nats')} nats (no claim)."
 
 
-@table(reads="test.csv prune.csv", readers=_readers, answer=_answer,
+@table(reads="eval.csv test.csv prune.csv", readers=_readers, answer=_answer,
        columns="source kind name run variant perplexity loss_nats[] effect_nats[] cost_nats[] parameters_non_embedding "
-               "regime blocks width tokens seeds")  # fmt: skip
+               "regime blocks width tokens step seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Do parameter tokens, averages over depth and a pruned cache add up?
 
@@ -190,4 +202,5 @@ def combined_table(results: Results, runs: list[str]) -> DataFrame:
         rows = levels(pruned)
         rows["name"] += ", " + rows["policy"].map({"full": "full"} | PRUNED)
         frames += [rows, contrasts(pruned)]
+    frames = [*frames, effects_during_training(results)] if frames else frames
     return pd.concat(frames, ignore_index=True) if frames else DataFrame()

@@ -4,6 +4,8 @@ The baseline of all tables, the linear probe, is logistic regression on the pixe
 """
 
 import json
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,15 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.published import TOKENFORMER, published_rows
-from formerlab.report.runs import baselines, load_runs, means_by_run, with_difference
+from formerlab.report.runs import (
+    baselines,
+    difference,
+    load_runs,
+    means_by_run,
+    summarize,
+    validation_losses,
+    with_difference,
+)
 from formerlab.report.tables.blocks import (
     claim_verdicts,
     first_row,
@@ -143,6 +153,8 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the models with letters, then the differences of pairs with our and published error ratios."""
     if rows["source"].eq("published").any():
         return {}
+    lead = rows[rows["split"].notna()] if "split" in rows else rows[:0]
+    rows = rows.drop(lead.index)
     levels = rows[rows["question"].isna()].sort_values("top1_percent", ascending=False)
     variant = levels["run"].str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"), na=False)
     letters = [chr(ord("A") + place) for place in range(len(levels))]
@@ -179,7 +191,12 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
         "parent trained further,\nequal FLOPs": "parent trained further minus parent",
     })  # fmt: skip
     columns = [*expand_columns(f"{COMPARED}[]+"), "errors", *ends, "error_ratio_b", "error_ratio_l", "verdict"]
-    return blocks | {"pairs": asked.assign(comparison=names.str.replace("\n", " "))[["minus", "comparison", *columns]]}
+    blocks["pairs"] = asked.assign(comparison=names.str.replace("\n", " "))[["minus", "comparison", *columns]]
+    if len(lead):
+        blocks["loss of the Tokenformer of equal size minus the ViT; brackets: own seeds alone"] = lead[
+            ["split", "epochs", *expand_columns("lead_nats[]")]
+        ]
+    return blocks
 
 
 def _answer(rows: DataFrame) -> str:
@@ -192,10 +209,10 @@ def _answer(rows: DataFrame) -> str:
     )
 
 
-@table(reads="test.csv floors.csv", published=published_differences, readers=_by_question, answer=_answer,
+@table(reads="eval.csv test.csv floors.csv", published=published_differences, readers=_by_question, answer=_answer,
        columns="source regime question model run compared_with images parameters_non_embedding epochs top1_percent[] "
-               "top1_points[]+ error_ratio[] -loss_nats[] -top5_percent -calibration_error -flops_cumulative seeds "
-               "-diverged verdict")  # fmt: skip
+               "top1_points[]+ error_ratio[] split lead_nats[] -loss_nats[] -top5_percent -calibration_error "
+               "-flops_cumulative seeds -diverged verdict")  # fmt: skip
 def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer as good as a ViT?
 
@@ -223,4 +240,18 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     pairs = pairs.assign(verdict=pd.Series(words, pairs.index, dtype=object)).join(
         DataFrame(np.exp(DataFrame(ratios, pairs.index)))
     )
-    return pd.concat([levels, pairs], ignore_index=True)
+    return pd.concat([levels, pairs, _lead(results, measured, epochs)], ignore_index=True)
+
+
+def _lead(results: Results, measured: DataFrame, epochs: Mapping[Hashable, Any]) -> DataFrame:
+    """Return the loss of the Tokenformer of equal size minus that of the ViT, in training and on the test images."""
+    run, rival = _AS_GOOD
+    curves = validation_losses(results, STUDY, _AS_GOOD)
+    if not {run, rival} <= {*measured["run"]} or curves.empty:
+        return DataFrame()
+    means = summarize(curves, "loss_nats", ["run", "step"], {run: rival}, "lead_nats").query("part == 'mean'")
+    means = means.assign(split="validation", epochs=(means["step"] / means["step"].max() * epochs[run]).round(1))
+    test = difference(measured, run, rival, "lead_nats")
+    return pd.concat(
+        [means[["split", "epochs", *test]], DataFrame([{"split": "test", "epochs": round(epochs[run], 1)} | test])]
+    )
