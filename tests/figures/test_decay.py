@@ -21,6 +21,7 @@ from formerlab.report.studies.pruning import (
 )
 from formerlab.report.studies.questions import DIFFERENCES, MEAN_LABEL, SUITES, accuracies
 from formerlab.report.tables.decay.answers import decay_suites_table
+from formerlab.report.tables.decay.budgets import decay_budgets_table
 from formerlab.report.tables.decay.loss import (
     BEST_OF_TEXT,
     BEST_OF_WINDOW,
@@ -28,6 +29,7 @@ from formerlab.report.tables.decay.loss import (
     decay_decode_table,
     decay_league_table,
 )
+from formerlab.report.tables.decay.objections import decay_objections_table, published_fraction
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 from formerlab.statistics import student
@@ -165,6 +167,62 @@ def test_embedded_tasks_are_shown_only_for_runs_without_published_tasks(tmp_path
     assert sets[["full", "h2o", "decay", "decay_minus_h2o"]].to_numpy() == pytest.approx(
         np.tile([0.8, 0.5, 0.6, 0.1], (3, 1))
     )
+
+
+def test_what_h2o_loses_and_what_decay_wins_back_are_paired(tmp_path):
+    """Full answers 8 of 10 questions, H2O 5 and Decay 6, so Decay wins back a third of what H2O loses."""
+    right = {("full", None, None, 1.0): 8, ("h2o", None, 0.5, 0.4): 5, ("decay", 0.2, 0.0, 0.4): 6}
+    right |= {("decay", 0.5, 0.0, 0.4): 7, ("h2o variant=local_statistics", None, 0.5, 0.4): 4}
+    rows = [
+        (*arm, arm[3], task, 1, example, metric, float(example < count), 4)
+        for arm, count in right.items()
+        for task in ("arc_easy_local", "sciq_local", "blimp_local")
+        for example in range(10)
+        for metric in ("acc", "acc_mutual_info")
+    ]
+    folder = make_run(tmp_path, "decay", "released-small")
+    write_csv(folder / "prune_questions.csv", (*TABLES["prune_questions.csv"].required, "choices"), rows)
+    table = decay_objections_table.rows(Results(tmp_path), ["released-small"])
+    means = table[table["set"].eq("mean of the article's sets")].set_index(["scoring", "condition"])
+    plain = means.loc["total probability"]
+    assert plain["decay_minus_h2o"].to_dict() == pytest.approx(
+        {
+            "as registered": 0.1,
+            "alpha 0.5, the best on these questions": 0.2,
+            "H2O of the official code for OPT": 0.2,
+            "fraction of LLaMA-2-7B-chat": 0.1,
+        }
+    )
+    assert plain.loc["as registered", ["h2o_loses", "full_minus_chance"]].tolist() == pytest.approx([0.3, 0.55])
+    fractions = [published_fraction(model) for model in ("OPT-2.7B", "LLaMA-2-7B-chat")]
+    assert fractions == pytest.approx([4.0 / 5.9, 4.6 / 7.9])
+    beyond = plain.loc[["as registered", "fraction of LLaMA-2-7B-chat"], "beyond_published"]
+    assert beyond.tolist() == pytest.approx([0.1 - 0.3 * fraction for fraction in fractions])
+    assert set(means.loc["mutual information"].index) == {"as registered"}
+    assert (table["set"].eq("mean of ARC-e, SciQ and BLiMP") & table["scoring"].eq("mutual information")).any()
+
+
+def test_the_price_of_a_budget_is_a_perplexity_in_percent(tmp_path):
+    folder = make_run(tmp_path, "decay", "released-small")
+    losses = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.4): HARD + 0.02}
+    losses |= {("decay", 0.95, 0.5, 0.4): HARD + 0.01}
+    write_csv(folder / "prune.csv", TABLES["prune.csv"].required, windows(losses))
+    answers = [
+        (*arm, arm[3], f"{suite}_local", 1, example, "acc", float(example < count))
+        for arm, count in ((("full", None, None, 1.0), 8), (("h2o", None, 0.5, 0.4), 5))
+        for suite in SUITES
+        for example in range(10)
+    ]
+    write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, answers)
+    table = decay_budgets_table.rows(Results(tmp_path), ["released-small"])
+    prices = table.set_index("configuration")["perplexity_increase_percent"].dropna().to_dict()
+    assert prices == pytest.approx(
+        {"Full": 0, "H2O": 100 * np.expm1(0.02), "Decay 0.95, half recent": 100 * np.expm1(0.01)}
+    )
+    assert table.set_index("configuration")["minus_full"].dropna().to_dict() == pytest.approx({"H2O": -0.3})
+    perplexities, accuracies = decay_budgets_table.readers(table.assign(source="ours")).values()
+    assert perplexities["configuration"].tolist() == ["H2O", "Decay 0.95, half recent"]
+    assert accuracies["configuration"].tolist() == ["H2O"]
 
 
 def test_each_run_shows_its_nearest_budget():

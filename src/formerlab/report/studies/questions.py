@@ -1,16 +1,17 @@
 """Accuracy on questions with pruned caches, for figures and tables: metrics of tasks and paired differences."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.report.studies.pruning import CONFIGURATION, label_and_sort
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, mean_ends, standard_error
+from formerlab.statistics import Interval, bootstrap_means, interval_over, mean_ends, standard_error
 
 SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
 """The suites of the Decay article, scored by the summed log-probability (acc)."""
@@ -70,6 +71,33 @@ DIFFERENCES = {"full": "difference", "h2o": "minus_h2o"}
 """Column of the accuracy difference to each baseline policy."""
 
 
+class ResampledMeans(NamedTuple):
+    """Accuracies of several configurations on one task, with bootstrap replicates that share their questions."""
+
+    by_seed: Float[np.ndarray, "configurations seeds"]
+    replicates: Float[np.ndarray, "resamples configurations"]
+    questions: int
+
+    def contrast(self, weights: Float[np.ndarray, " configurations"]) -> Interval:
+        """Return the weighted sum over configurations with its 95 % interval."""
+        return interval_over(weights @ self.by_seed, self.replicates @ weights, self.questions)
+
+
+def resampled_accuracies(rows: DataFrame, suites: Sequence[str]) -> tuple[DataFrame, dict[str, ResampledMeans]]:
+    """Return the configurations of a run (one per row), and their accuracies by task and, if all `suites` are present,
+    for the mean of the suites.
+    """
+    configurations, grids, _ = answer_grids(rows)
+    replicates_by_task = {
+        task: bootstrap_means(grid, resamples=RESAMPLES, random_seed=index)
+        for index, (task, grid) in enumerate(grids.items())
+    }
+    means = _with_mean({task: grid.mean(axis=2) for task, grid in grids.items()}, suites)
+    sizes = _with_mean({task: grid.shape[2] for task, grid in grids.items()}, suites, np.sum)
+    replicates = _with_mean(replicates_by_task, suites)
+    return configurations, {task: ResampledMeans(means[task], replicates[task], sizes[task]) for task in means}
+
+
 def accuracies(rows: DataFrame, against: Sequence[str] = ("full",), suites: Sequence[str] = SUITES) -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
 
@@ -81,17 +109,10 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",), suites: Sequ
     """
     tables = []
     for run, of_run in rows.groupby("run", sort=False):
-        configurations, grids, _ = answer_grids(of_run)
-        replicates_by_task = {
-            task: bootstrap_means(grid, resamples=RESAMPLES, random_seed=index)
-            for index, (task, grid) in enumerate(grids.items())
-        }
-        means = _with_mean({task: grid.mean(axis=2) for task, grid in grids.items()}, suites)
-        sizes = _with_mean({task: grid.shape[2] for task, grid in grids.items()}, suites, np.sum)
+        configurations, means_by_task = resampled_accuracies(of_run, suites)
         budgets = of_run.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
         half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
-        for task, replicates in _with_mean(replicates_by_task, suites).items():
-            by_seed, size = means[task], sizes[task]
+        for task, (by_seed, replicates, size) in means_by_task.items():
             low, high = mean_ends(by_seed, replicates, size)
             table = configurations.assign(task=task, accuracy=by_seed.mean(axis=1), low=low, high=high)
             for policy in against:
