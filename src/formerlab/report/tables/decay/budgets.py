@@ -73,7 +73,7 @@ def _answer(rows: DataFrame) -> str:
 
 
 @table(reads="prune.csv prune_questions.csv", runs="released-* budgets-* random-* novels-* tight-* wikitext-* long-*",
-       needs="tight-*", readers=_prices, answer=_answer,
+       needs="budgets-*", readers=_prices, answer=_answer,
        columns="source run text configuration policy budget realised_budget perplexity_increase_percent[] "
                "increase_nats[] accuracy[] minus_full[] windows questions")  # fmt: skip
 def decay_budgets_table(results: Results, runs: list[str]) -> DataFrame:
