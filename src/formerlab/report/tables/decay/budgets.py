@@ -79,10 +79,8 @@ def _answer(rows: DataFrame) -> str:
 def decay_budgets_table(results: Results, runs: list[str]) -> DataFrame:
     """What does each cache budget cost?
 
-    - Perplexity and accuracy with a pruned cache compared with the full cache, by cache budget in percent of the
-    tokens. Windows have 512 tokens unless noted.
+    - Perplexity and accuracy with a pruned cache compared with the full cache, by budget in percent of the tokens.
     - Brackets: 95 % interval over novels, windows or questions, for this one model.
-    - Doubt: at 10 and 20 % only 500 questions were asked, and at 10 % the answers are at chance; an empty cell was not
-    run.
+    - Doubt: at 10 and 20 % 500 questions were asked, and at 10 % answers are at chance; empty cells were not run.
     """
     return pd.concat([_losses(results, runs), _answers(results, runs)], ignore_index=True)

@@ -112,10 +112,10 @@ def _answer(rows: DataFrame) -> str:
 def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay win back what H2O loses, by every scoring and on every set?
 
-    - Decay 0.2 minus H2O on the same questions; the article's five sets weigh alike (without WinoGrande, four).
-    - Brackets: 95 % interval over questions, for this one model; the last column resamples both differences together.
-    - Doubt: only the first row is registered. ARC-e, SciQ and BLiMP were singled out after the result; the best alpha
-    is chosen on the questions that it answers; the official H2O retains fewer tokens.
+    - Decay 0.2 minus H2O on the same questions; sets have equal weights.
+    - Brackets: 95 % interval over questions, for this one model.
+    - Doubt: only the first row is registered; ARC-e, SciQ and BLiMP were singled out after the result; the best alpha
+    was chosen on these questions; the official H2O retains fewer tokens.
     """
     rows = results.rows("prune_questions.csv", STUDY, runs)
     rows = pruning.nearest_budget_rows(rows)
