@@ -349,6 +349,8 @@ def _fully_annealed_tokenformers(losses: DataFrame, grown: DataFrame) -> DataFra
     and have a learning rate that ends at 0.
     """
     annealed = losses["init.id"].isna() & losses["lent"] & losses["variant"].eq(TOKENFORMER)
+    if not annealed.any():
+        return grown[:0]
     points = with_ancestors(losses[annealed], "tokens")
     ends = grown["flops_cumulative"]
     return points[[bool(ends.between(0.95 * cost, 1.05 * cost).any()) for cost in points["flops_cumulative"]]]
