@@ -76,6 +76,7 @@ def test_chains_exclude_runs_on_other_data(tmp_path):
     folder = write_run(tmp_path, "tokenformer", "annealed-trained-on-short", 0, 3.5, **novels)
     (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,10,{4 * 4**-0.1!r}\n")
     rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
+    rows = rows[~rows.index.str.startswith("envelope-")]
     assert "continued-tokenformer-ungrown" not in rows.index
     assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), (
         "the run is compared by its loss on the data set of the envelope"

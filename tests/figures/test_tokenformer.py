@@ -64,7 +64,7 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
     assert zero_key_row["loss_nats_high"] - zero_key_row["loss_nats_low"] > 1
     draw_one("tokenformer_table", tmp_path, tmp_path / "out")
     text = (tmp_path / "out/tokenformer_table.md").read_text()
-    assert "0.200\N{NO-BREAK SPACE}[" in text, "the table shows the difference of the run grown with zero keys"
+    assert "0.200 [" in text, "grown with zero keys"
 
 
 def test_gains_on_new_text_use_the_validation_split(tmp_path):

@@ -54,23 +54,31 @@ COLUMNS = {
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("minus 1x1 (nats) ↓"),
-    "minus_plain_nats": Column("1x1 minus plain (nats) ↓"),
+    "plain_perplexity": Column("plain, perplexity ↓"),
+    "plain_learning_rate": Column("peak rate of plain (10^-3)", factor=1e3, places=0),
+    "dense_learning_rate": Column("peak rate of 1x1 (10^-3)", factor=1e3, places=0),
     "plain_milliseconds": Column("plain (ms) ↓", places=1),
-    "1x1_time_ratio": Column("1x1 ↓", places=2, null=1),
-    "4x5_time_ratio": Column("4x5 ↓", places=2, null=1),
+    **{
+        f"{name}_{cost}_ratio": Column(f"{name}: {cost} / plain ↓", places=2, null=1)
+        for name in ("1x1", "4x5")
+        for cost in ("time", "memory")
+    },
+    "equal_ratio": Column("time / 4x5 ↓", places=2),
+    "milliseconds": Column("time (ms) ↓", places=1),
     "time_ratio": Column("time ratio ↓", places=2, null=1),
     "reads": Column("reads or adds"),
     "device": Column("processor"),
-    "parameters_added": Column("added", "parameters that the plain Transformer does not have"),
+    "parameters_added": Column("added parameters"),
+    "part_lost": Column("part of the gain lost (%) ↓", factor=100, places=0),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
     "training_time_hours": Column("training time (h)"),
     "arm": Column("Transformer"),
     "effect_nats": Column("effect on the loss (nats) ↓"),
     "cost_nats": Column("added loss (nats) ↓", places=4),
-    "perplexity_tokenformer": Column("Tokenformer ↓", "perplexity"),
-    "difference_nats": Column("Tokenformer minus this Transformer (nats) ↓"),
-    "own_seeds_nats": Column("these seeds alone", "interval over these seeds, without the variance of similar runs"),
+    "perplexity_tokenformer": Column("Tokenformer, perplexity ↓"),
+    "difference_nats": Column("Tokenformer minus Transformer (nats) ↓"),
+    "change_of_difference_nats": Column("change of Tokenformer minus Transformer (nats)"),
     "tokens_per_new_parameter": Column("per new parameter", places=0),
     "grown_minus_nats": Column("grown minus further (nats) ↓"),
     "zero_minus_nats": Column("zero keys minus further (nats) ↓"),
@@ -80,13 +88,12 @@ COLUMNS = {
     "behind_net2net_nats": Column(
         "minus Net2Net (nats) ↓", "loss change by growth minus the loss change by Net2Net by padding"
     ),
-    "flops_ratio": Column("FLOPs ratio ↓", places=1, null=1),
-    **{f"{name}_ratio": Column(f"{name}, ratio ↓", places=1, null=1) for name in ("grown", "zero keys", "further")},
-    **{f"{name}_perplexity": Column(f"{name} ↓", places=1) for name in ("grown", "zero keys", "further")},
-    "least_ratio": Column("least ratio", "the same FLOPs divided by those of the most expensive Transformer", places=1),
-    "grown_minus_it_nats": Column("grown, long, minus it (nats) ↓", "its loss is subtracted; own seeds"),
-    "nearer_count_minus_printed_percent": Column("formula minus printed (%)", places=1),
-    "flops_token_token_coefficient": Column("FLOPs / T²", "4 L d, for attention over T tokens", places=0),
+    "flops_ratio": Column("ratio of costs ↓", places=1, null=1),
+    "teraflops": Column("cost (TFLOP) ↓", places=0),
+    "least_ratio": Column("limit", "lower ratios, also in intervals, are extrapolated", places=1),
+    "equal_loss_teraflops": Column("Transformer of equal loss (TFLOP)", places=0),
+    "envelope": Column("lowest loss for its cost"),
+    "nearer_count_minus_printed_percent": Column("nearer count minus printed (%)", places=1),
     "test_minus_base_nats": Column("loss (nats) ↓"),
     "test_bleu_minus_base": Column("BLEU ↑", places=1),
     "test_sacrebleu": Column("sacreBLEU ↑", places=1),
@@ -161,6 +168,8 @@ def meanings(headings: Iterable[str]) -> list[str]:
 
 def texts(name: str, values: Series, low: Series, high: Series, error: Series) -> list[str]:
     """Return a column as text: `x`, `x [low, high]` or `x ± error`, with the same decimals in all rows."""
+    if name == "verdict":
+        return [verdict_words(value) for value in values]
     if not all(isinstance(value, int | float) or value is None for value in values):
         return ["" if value is None or value != value else str(value) for value in values]
     factor = column(name).factor
@@ -172,9 +181,16 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
     for value, *spread in zip(values, low, high, error, strict=True):
         text, deviation = ("" if math.isnan(x) else number(name, x, places) for x in (value, spread[2]))
         least, most = ("" if math.isnan(x) else _end(name, x, places) for x in spread[:2])
-        cell = f"{text} [{least}, {most}]".lstrip() if least else f"{text} ± {deviation}" if deviation else text
-        cells.append(cell.replace(" ", "\N{NO-BREAK SPACE}"))
+        interval = f" [{least},\N{NO-BREAK SPACE}{most}]" if least else ""
+        spread = f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{deviation}" if deviation and not least else interval
+        cells.append((text + spread).lstrip(" "))
     return cells
+
+
+def verdict_words(verdict: Any) -> str:
+    """Return the words of verdicts without their reasons: "agrees, no verdict" for `agrees; no verdict: few seeds`."""
+    verdicts = verdict.split("; ") if isinstance(verdict, str) else []
+    return ", ".join(dict.fromkeys(text.partition(":")[0] for text in verdicts))
 
 
 def _end(name: str, value: float, places: int) -> str:
@@ -230,6 +246,8 @@ def number(name: str, value: float, places: int) -> str:
     """
     if name in ("lr", "learning_rate"):
         return f"{value:.3g}"
+    if name == "parameters_added":
+        return f"{value:,.0f}"
     if name.startswith(("parameters", "tokens")):
         return count(value)
     if name.startswith("flops") and abs(value) >= 1e6:

@@ -15,6 +15,7 @@ from formerlab.report.columns import MINUS, column, is_spread, texts
 
 _NUMBER = re.compile(rf"[{MINUS}+]?\d[\d.,]*[kMB]?(?:e\d+)?(?:\s[\[±].*)?$")
 """Matches the text of a number, also with an interval or an error."""
+DAGGER = "\N{DOUBLE DAGGER}"
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.6em; }
@@ -93,20 +94,21 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
     `x ± se`. The pooled interval, `x_pooled_low` and `x_pooled_high`, replaces the other one, because verdicts use it.
-    Empty differences in the rows with a true `is_reference` are "reference".
+    ‡ marks a pooled interval without the null value if the other interval includes it. Empty differences in the rows
+    with a true `is_reference` are "reference".
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     reference = table.get("is_reference", pd.Series(False, table.index)).eq(True)
     for name in visible_columns(table, hidden):
-        low, high = (
-            table.get(f"{name}_pooled_{end}", empty).fillna(table.get(f"{name}_{end}", empty))
-            for end in ("low", "high")
-        )
+        own_low, own_high = (table.get(f"{name}_{end}", empty) for end in ("low", "high"))
+        low, high = (table.get(f"{name}_pooled_{end}", own) for end, own in (("low", own_low), ("high", own_high)))
+        low, high, null = low.fillna(own_low), high.fillna(own_high), column(name).null
+        only_pooled = (low.gt(null) | high.lt(null)) & own_low.le(null) & own_high.ge(null)
         column_texts = texts(name, table[name], low, high, table.get(f"{name}_se", empty))
         is_difference = "minus" in name or f"{name}_low" in table
         cells[column(name).heading] = [
-            "reference" if is_difference and is_reference and not text else text
-            for text, is_reference in zip(column_texts, reference, strict=True)
+            "reference" if is_difference and is_reference and not text else text + DAGGER * marked
+            for text, is_reference, marked in zip(column_texts, reference, only_pooled, strict=True)
         ]
     return DataFrame(cells, index=table.index)
 

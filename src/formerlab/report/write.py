@@ -299,9 +299,7 @@ def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> 
 
 
 def _origin(entry: CatalogueEntry, results: Results) -> str:
-    """Return a line with the models and the scale. A released model is listed with its weight precision and, for
-    losses, the window length.
-    """
+    """Return a line on the models, for released ones with the weights and the window length of losses."""
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]
@@ -310,8 +308,22 @@ def _origin(entry: CatalogueEntry, results: Results) -> str:
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
         windows = f", windows of {context:.0f} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})
         models.append(f"{RELEASED_NAMES.get(model, model)}, a released model (weights in {bits}{windows})")
-    origin = results.origin(entry.study, entry.runs)
-    return f"Models: {'; '.join(models) or 'small, trained by us'}. Rows: {origin}."
+    return f"Models: {'; '.join(models) or 'small, trained by us'}."
+
+
+def _reasons(rows: DataFrame) -> list[str]:
+    """Return a line with the first reason why each claim without a verdict has none."""
+    cells = rows["verdict"].dropna().str.split("; ").explode() if "verdict" in rows else []
+    reasons = dict.fromkeys(reason for cell in cells if (reason := cell.partition(": ")[2]))
+    return [f"no verdict: our runs do not meet a condition of the claim. {'. '.join(reasons)}."] if reasons else []
+
+
+_SIGNS = {
+    "\N{EN DASH}": "\N{EN DASH}: not run or not published.",
+    pages.DAGGER: f"{pages.DAGGER}: the interval of these seeds alone includes no difference.",
+    r"[+\N{MINUS SIGN}]0\.0+\b": "+0.000, \N{MINUS SIGN}0.000: above, below zero before rounding.",
+}
+"""Lines that explain signs in cells, by regular expression."""
 
 
 def _links(entry: CatalogueEntry) -> str:
@@ -330,23 +342,24 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
     ours = with_labels(table[table["source"] == "ours"], results.scale)
     answer = declaration.answer(ours) if declaration.answer and len(ours) else ""
     heading = pages.caption_title(entry.caption)
-    text, page = [f"# {heading}"], list[str]()
+    text, page, explained = [f"# {heading}"], list[str](), ""
     if answer:
         text.append(f"**{pages.escape_markdown(answer)}**")
         page.append(f"<p><b>{escape(answer)}</b></p>")
-    headings, any_empty = list[str](), False
+    headings = list[str]()
     for block, rows in _blocks(declaration, ours, table[table["source"] == "published"]):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
             cells = pages.format_table(rows, hidden)
             headings += [*cells]
             cells, note = pages.without_constants(cells)
-        shown, any_empty = cells.replace("", "\N{EN DASH}"), any_empty or "" in cells.to_numpy()
+        shown = cells.assign(**{name: cells[name].replace("", "\N{EN DASH}") for name in cells if name != "verdict"})
+        explained += " ".join(shown.to_numpy().ravel())
         text += [f"**{block}**", *([] if cells.empty else [pages.markdown_table(shown)]), *([note] if note else [])]
         page += [pages.heading(block), *([] if cells.empty else [pages.html_table(shown)])]
         page += [pages.paragraph(note)] if note else []
-    lines = [*pages.bullets(entry.caption), *meanings(headings)]
-    lines += ["\N{EN DASH}: not run, not published, or no claim."] if any_empty else []
+    lines = [*pages.bullets(entry.caption), *meanings(headings), *_reasons(ours)]
+    lines += [meaning for sign, meaning in _SIGNS.items() if re.search(sign, explained)]
     lines.append(_origin(entry, results))
     text += ["\n".join(f"- {words}" for words in lines), _links(entry)]
     return "\n\n".join(text) + "\n", pages.html_page(heading, [*page, pages.bullet_list(lines)])

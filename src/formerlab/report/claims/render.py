@@ -207,7 +207,7 @@ def _verdict_cells(verdict: Verdict) -> dict[str, str]:
         "ours": _our_numbers(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
         "word": verdict_text(verdict.outcome, verdict, verdict.items),
-        "why": "\n".join(_reasons(items)),
+        "why": "\n".join(reasons(items)),
         "changed": read_claims().revisions(claim),
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
@@ -243,7 +243,7 @@ def in_unit(item: Item, name: str) -> str:
     return f"{convert(interval.mean):z{form}} [{low}, {high}]{suffix}"
 
 
-def _reasons(items: Sequence[Item]) -> list[str]:
+def reasons(items: Sequence[Item]) -> list[str]:
     """Return the reasons why items are not tested; names of items precede a reason that applies to some items only."""
     by_reason: dict[str, list[str]] = {}
     for item in items:

@@ -262,9 +262,11 @@ def evaluate_results(results: Results, arms: Mapping[str, Mapping[str, ClaimArms
         for study, by_claim in arms.items()
         for claim, claim_arms in by_claim.items()
     }
-    numbers = {
-        str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
-        for claim, group in results.rows_of(EXACT, "").groupby("claim")
-    }
     ordered = sorted(read_claims().claims, key=lambda claim: not claim.headline)
-    return evaluate_all(ordered, results.scale, rows, numbers)
+    return evaluate_all(ordered, results.scale, rows, exact_numbers(results))
+
+
+def exact_numbers(results: Results) -> dict[str, Numbers]:
+    """Return the results of the exact checks by claim."""
+    groups = results.rows_of(EXACT, "").groupby("claim")
+    return {str(claim): dict(zip(rows["name"], rows["value"].astype(float), strict=True)) for claim, rows in groups}

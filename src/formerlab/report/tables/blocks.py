@@ -12,9 +12,10 @@ from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.render import outcome_text
+from formerlab.report.claims.render import outcome_text, reasons
 from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.claims.verdict import evaluate
+from formerlab.report.claims.verdict import evaluate, exact_numbers
+from formerlab.report.columns import verdict_words
 from formerlab.report.pages import format_table
 from formerlab.report.runs import estimate, language_baselines, load_runs
 from formerlab.results.read import Results
@@ -42,7 +43,7 @@ def side_by_side(rows: DataFrame, keys: list[str], labels: Series, value: str, a
     table = rows[keys].drop_duplicates(ignore_index=True)
     for label in among or labels.unique():
         ends = dict(zip(expand_columns(f"{value}[]"), expand_columns(f"{label.replace(' ', '~')}[]"), strict=True))
-        block = rows.loc[labels == label, [*keys, *ends]].rename(columns=ends)
+        block = rows.loc[labels == label, [*keys, *(end for end in ends if end in rows)]].rename(columns=ends)
         table = pd.merge(table, block, on=keys, how="left")
     return table
 
@@ -94,10 +95,11 @@ def processor(device: str) -> str:
 
 
 class ClaimVerdict(NamedTuple):
-    """The verdict on a claim in words, and the runs that it uses."""
+    """The verdict on a claim in words, the runs that it uses, and the first reason if a condition is not met."""
 
     word: str
     runs: frozenset[str]
+    reason: str = ""
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -106,11 +108,28 @@ def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, Clai
     """
     arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
     verdicts = dict.fromkeys(claims or arms, ClaimVerdict("not tested", frozenset()))
-    for claim in (claim for claim in read_claims().claims if claim.id in verdicts and claim.id in arms):
-        verdict = evaluate(claim, ClaimRows(results, study, arms[claim.id], cache), {}, results.scale)
+    for claim in (claim for claim in read_claims().claims if claim.id in verdicts):
+        if claim.kind == "measured" and claim.id not in arms:
+            continue
+        rows = ClaimRows(results, study, arms.get(claim.id, ClaimArms()), cache)
+        verdict = evaluate(claim, rows, exact_numbers(results).get(claim.id, {}), results.scale)
         word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
-        verdicts[claim.id] = ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()))
+        why = next(iter(reasons([item for item in verdict.counted or verdict.items if item.texts])), "")
+        verdicts[claim.id] = ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()), why)
     return verdicts
+
+
+def with_verdicts(rows: DataFrame, results: Results, study: str, masks: Mapping[str, Any]) -> DataFrame:
+    """Return rows with the column `verdict`: the verdicts on the claims that rest on a row, with reasons.
+
+    `masks` says by claim which rows it may rest on. Of these it rests on the rows whose `run` it uses.
+    """
+    words = Series("", rows.index)
+    for claim, verdict in claim_verdicts(results, study, *masks).items():
+        text = "; " + ": ".join(filter(None, (verdict.word, verdict.reason)))
+        used = rows["run"].isin(verdict.runs) | (verdict.word in ("holds", "fails"))  # exact claims use no runs
+        words += (used & masks[claim]).map({True: text, False: ""})
+    return rows.assign(verdict=words.str.removeprefix("; ").replace("", None))
 
 
 def in_words(row: "Series[Any]", name: str) -> str:
@@ -138,8 +157,8 @@ def negated(rows: DataFrame, name: str, new: str) -> DataFrame:
 
 
 def with_verdict(row: "Series[Any]") -> str:
-    """Return the verdict of a row in round brackets, or "" if no claim uses the row."""
-    return f" ({row['verdict']})" if isinstance(row["verdict"], str) else ""
+    """Return the verdict of a row in round brackets, or "" if no claim rests on it."""
+    return f" ({words})" if (words := verdict_words(row["verdict"])) else ""
 
 
 def ngrams(results: Results, study: str, runs: Sequence[str]) -> DataFrame:

@@ -2,34 +2,39 @@
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.arms import registered_arms
+from formerlab.report.claims.registry import ClaimArms
+from formerlab.report.claims.rows import ClaimRows
+from formerlab.report.columns import count
 from formerlab.report.families import run_setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import (
+    by_seed,
     cached_reader,
     difference,
     held_out_losses,
     load_runs,
     means_by_run,
+    seed_count,
     sort_by_regime,
     with_difference,
 )
 from formerlab.report.tables.blocks import (
     by_regime,
-    claim_verdicts,
     first_row,
     in_words,
-    negated,
     ngram_levels,
     ngrams,
+    pooled_estimate,
     processor,
     side_by_side,
     with_pooled,
     with_prefix,
     with_verdict,
+    with_verdicts,
 )
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
@@ -124,6 +129,7 @@ def published_depths() -> DataFrame:
 
 _DENSE = "DenseFormer 1x1"
 _PAIRS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-training"
+_MODERN = "denseformer-gain-modern-backbone", "denseformer-no-gain-modern-backbone"
 
 
 def published_pairs() -> DataFrame:
@@ -138,72 +144,80 @@ def published_pairs() -> DataFrame:
 
 
 def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per DenseFormer 1x1 and the plain Transformer of equal depth, data and training."""
+    """Return a row per DenseFormer 1x1 and the plain Transformer of equal depth, data and training, in blocks by text;
+    the block of the deepest models and the pair of its claim come first.
+    """
     dense = rows[(rows["variant"] == _DENSE) & rows["gain_nats"].notna()]
     if dense.empty:
         return by_regime(rows)
     published = rows["source"].eq("published").any()
-    plain = dense["perplexity"] * np.exp(dense["gain_nats"])  # of one model each; ours may have further seeds
-    plain = plain if published else dense["plain"].map(rows.drop_duplicates("run").set_index("run")["perplexity"])
-    columns = {
-        "layers": dense["layers"],
-        "tokens": dense["tokens"],
-        "test text": dense["regime"].str.partition(", ")[0],
-    }
-    if not published:
-        rates = ", plain at rate " + dense["plain_learning_rate"].map("{:g}".format)
-        blocks = dense["setting"].eq("modern").map({True: "modern", False: "classic"})
-        columns["blocks are"] = blocks + rates.where(dense["run"].duplicated(keep=False), "")
-    columns |= {"plain ↓": plain, "1x1 ↓": dense["perplexity"]}
-    dense = negated(dense, "gain_nats", "minus_plain_nats")
-    shown = DataFrame(columns).join(dense[[name for name in dense if str(name).startswith("minus_plain_nats")]])
-    shown = shown.join(dense[["seeds", "verdict"]]).sort_values(["layers", "tokens"], kind="stable")
-    return {"perplexity, and loss" + with_prefix("; ", ngram_levels(rows)): shown}
+    dense = dense.assign(text=dense["regime"].str.partition(", ")[0])
+    plain = dense["plain_perplexity"].fillna(dense["perplexity"] * np.exp(dense["gain_nats"]))
+    dense = dense.assign(plain_perplexity=plain, perplexity=plain / np.exp(dense["gain_nats"]))
+    dense.loc[dense["seeds"].eq(1), expand_columns("gain_nats[]+")[1:]] = np.nan
+    modern = dense["setting"].eq("modern").map({True: ", modern", False: ""})
+    dense = dense.assign(layers=dense["layers"].map("{:.0f}".format) + modern, _unclaimed=dense["verdict"].isna())
+    columns = ["layers", "tokens", "plain_learning_rate", "dense_learning_rate", "plain_perplexity", "perplexity"]
+    columns = [*(["text"] if published else []), *columns, *expand_columns("gain_nats[]+"), "seeds", "verdict"]
+    names = {"perplexity": "1x1, perplexity ↓", "layers": "blocks", "text": "test text"}
+    dense = dense.assign(dense_learning_rate=dense["learning_rate"])
+    if published:
+        return {"": dense[columns].rename(columns=names).dropna(axis=1, how="all")}
+    blocks, depths = {}, dense["layers"].str.extract(r"(\d+)", expand=False).astype(int)
+    for text in dense.assign(_depth=depths).sort_values("_depth", ascending=False)["text"].unique():
+        floor = with_prefix("; ", ngram_levels(rows[rows["regime"].eq(text)]))
+        of_text = dense[dense["text"] == text]
+        order = ["_unclaimed"] if of_text["layers"].nunique() == 1 else []
+        blocks[f"{text}{floor}"] = of_text.sort_values(order, kind="stable")[columns].rename(columns=names)
+    return blocks
 
 
 def _answer_pairs(rows: DataFrame) -> str:
-    dense = negated(rows[rows["variant"] == _DENSE], "gain_nats", "minus_plain_nats").dropna(subset="minus_plain_nats")
-    if dense.empty:
+    claimed = rows[(rows["variant"] == _DENSE) & rows["verdict"].notna()].sort_values("layers")
+    if claimed.empty:
         return ""
-    deep = dense.assign(claimed=dense["verdict"].notna()).sort_values(["layers", "claimed"], kind="stable").iloc[-1]
-    lower = f"in {(dense['minus_plain_nats'] < 0).sum()} of {len(dense)} comparisons the mean loss is lower"
-    return (
-        f"At {deep['layers']:.0f} blocks 1x1 changes the loss by {in_words(deep, 'minus_plain_nats')} nats"
-        f"{with_verdict(deep)}; {lower}."
-    )
+    row = claimed.iloc[-1]
+    return f"At {row['layers']:.0f} blocks 1x1 lowers the loss by {in_words(row, 'gain_nats')} nats{with_verdict(row)}."
 
 
 @table(reads="test.csv floors.csv", published=published_pairs, readers=_pairs, answer=_answer_pairs,
-       columns="source run regime setting variant layers tokens -parameters perplexity[] -loss_nats[] -bits_per_byte "
-               "plain -plain_learning_rate gain_nats[]+ interval seeds diverged verdict")  # fmt: skip
+       columns="source run regime setting variant layers tokens -parameters learning_rate perplexity[] -loss_nats[] "
+               "-bits_per_byte plain plain_learning_rate plain_perplexity gain_nats[]+ interval seeds diverged verdict"
+       )  # fmt: skip
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Do averages over depth lower the loss?
 
-    - Test loss of 1x1 (averages over all earlier blocks) minus plain, paired by seed, after Tables 1 and 2 of
-    DenseFormer (arXiv:2402.02622).
+    - Gain: test loss of plain minus test loss of 1x1 (averages over all earlier blocks), paired by seed, as are the
+    perplexities; after Tables 1 and 2 of DenseFormer (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs, if any.
-    - Doubt: the gain depends on the learning rate; modern blocks have RMSNorm, SwiGLU and rotary positions.
+    - Doubt: the gain depends on the learning rates. Modern: RMSNorm, SwiGLU and rotary positions.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     partners = registered_plains(results)
     claimed = ours[ours["run"].isin(partners)].drop(columns=[*expand_columns("gain_nats[]"), "interval"])
     claimed = claimed.assign(plain=claimed["run"].map(partners))
-    claimed["seeds"] = claimed[["plain", "run"]].replace(losses.groupby("run").size().to_dict()).min(axis=1)
     claimed = with_difference(claimed, losses, "plain", "run", "gain_nats", results=results)
     if len(claimed):
         ours = pd.concat([ours, claimed], ignore_index=True).drop_duplicates(["run", "plain"], ignore_index=True)
     ours = with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
+    values = {run: by_seed(losses, run) for run in {*ours["run"], *ours["plain"].dropna()}}
+    paired = [values[plain].reindex(values[run].index).dropna() if plain in values else Series(dtype=float)
+              for run, plain in ours[["run", "plain"]].to_numpy()]  # fmt: skip
+    counts = Series([len(loss) for loss in paired], ours.index)
+    ours = ours.assign(
+        seeds=counts.where(counts > 0, ours["seeds"]), plain_perplexity=[np.exp(x.mean()) for x in paired]
+    )
     rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
-    ours["plain_learning_rate"] = ours["plain"].map(rates)
-    depth, persists = claim_verdicts(results, STUDY, *_PAIRS).values()
-    longest = ours["tokens"].eq(ours.loc[ours["run"].isin(persists.runs), "tokens"].max())
-    dense = ours["variant"].eq(_DENSE)
-    ours["verdict"] = None
-    registered = ours["plain"].eq(ours["run"].map(partners))
-    ours.loc[dense & registered & ours["run"].isin(depth.runs), "verdict"] = depth.word
-    ours.loc[dense & longest & ours["run"].isin(persists.runs), "verdict"] = persists.word
-    rows = sort_by_regime(ours, "layers", "tokens", "variant", "run")
+    ours = ours.assign(plain_learning_rate=ours["plain"].map(rates), learning_rate=ours["run"].map(rates))
+    dense, (depth, persists) = ours["variant"].eq(_DENSE), _PAIRS
+    longest = ours["tokens"].eq(ours.loc[ours["setting"].eq("long"), "tokens"].max())
+    masks = {depth: dense & ours["plain"].eq(ours["run"].map(partners)), persists: dense & longest}
+    masks |= dict.fromkeys(_MODERN, dense & ours["setting"].eq("modern"))
+    rows = sort_by_regime(with_verdicts(ours, results, STUDY, masks), "layers", "tokens", "variant", "run")
     return pd.concat([ngrams(results, STUDY, runs), rows])
+
+
+_SPARSE, _SIMPLER = "denseformer-sparse-keeps-the-gain", "denseformer-beats-simpler-skips"
 
 
 def _published_patterns() -> DataFrame:
@@ -221,34 +235,41 @@ _READS = {
     _DENSE: "all earlier blocks",
     r"DenseFormer (\d+)x1$": r"1 in \1 blocks",
     r"DenseFormer (\d+)x(\d+)": r"1 in \1 blocks, after 1 in \2",
-    r"Last-K.*": "the last 4 outputs, the embedding",
+    r"Last-K.*": "the last 4 outputs and the embedding",
     r"Connect-to-Last": "all blocks, at the end only",
     r"Skips with Gains": "a gain on each addition",
-    r"Hyper-Connections.*": "4 residual streams",
-    r"mHC.*": "4 residual streams, constrained",
+    r"Hyper-Connections, static.*": "4 residual streams, fixed weights",
+    r"Hyper-Connections, dynamic.*": "4 residual streams, weights by input",
+    r"mHC.*start mixing": "the same, starts with mixed streams",
+    r"mHC.*": "4 residual streams, doubly stochastic",
 }
 """Descriptions of what each scheme reads or adds, by regular expressions for their names."""
 
 
 def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return one block per depth and text that has 1x1 and at least three models; one block for published rows."""
-    if rows["source"].eq("published").any():
-        levels = rows.assign(is_reference=rows["variant"].eq(_DENSE)).rename(columns={"setting": "training"})
-        levels = levels.replace({"published_nats": 0.0}, np.nan).sort_values(["training", "perplexity"])
-        columns = ["training", "variant", "perplexity", "perplexity_se", "published_nats", "is_reference"]
-        return {"48 blocks, OpenWebText2": levels[columns].rename(columns={"published_nats": "loss_minus_dense_nats"})}
-    blocks, texts = {}, rows["regime"].str.partition(", ")[0]
+    """Return a block per depth, text and batch with more models than 1x1 and the plain Transformer."""
+    published, blocks = bool(rows["source"].eq("published").any()), {}
+    texts = "OpenWebText2, " + rows["setting"] if published else rows["regime"].str.partition(", ")[0]
+    rows = rows.assign(loss_minus_dense_nats=rows["published_nats"]) if published else rows
+    columns = ["variant", "reads", "parameters_added", "perplexity", *expand_columns("loss_minus_dense_nats[]+")]
     for (depth, text), group in rows.groupby([rows["layers"], texts], sort=False):
-        if len(group) < 3 or not (dense := group["variant"].eq(_DENSE)).any():
+        dense, plain = (group["variant"].eq(name) for name in (_DENSE, "Transformer"))
+        if len(group) < 3 or not (dense.any() or published):
             continue
-        other = group["device"].ne(group.loc[dense, "device"].iloc[0])
-        rates = ", rate " + group["learning_rate"].map("{:g}".format)
-        stars = rates.where(group["variant"].duplicated(keep=False), "") + other.map({True: " *", False: ""})
-        group.insert([*group].index("variant") + 1, "reads", group["variant"].replace(_READS, regex=True))
-        group = group.assign(variant=group["variant"] + stars, is_reference=dense)
-        group = group.drop(columns=["regime", "setting", "layers", "device", "learning_rate"])
-        blocks[f"{depth:.0f} blocks, {text}"] = group.sort_values("perplexity")
-    return blocks
+        lost = group["loss_minus_dense_nats"] / group.loc[plain, "loss_minus_dense_nats"].mean()
+        group = group.assign(
+            reads=group["variant"].replace(_READS, regex=True),
+            variant=group["variant"].str.removesuffix(", X_0 always"),
+            loss_minus_dense_nats=group["loss_minus_dense_nats"].mask(dense),
+            part_lost=lost.mask(dense | plain),
+            is_reference=dense,
+        )
+        shown = [*columns, "part_lost", "verdict", "is_reference"]
+        training = (
+            "" if published else f"; {count(group['tokens'].max())} training tokens, {seed_count(group['seeds'])}"
+        )
+        blocks[f"{depth:.0f} blocks, {text}{training}"] = group.sort_values("perplexity")[shown]
+    return dict(sorted(blocks.items(), key=lambda block: -int(block[0].split()[0])))
 
 
 def _answer_patterns(rows: DataFrame) -> str:
@@ -263,27 +284,42 @@ def _answer_patterns(rows: DataFrame) -> str:
 
 
 @table(reads="test.csv", published=_published_patterns, readers=_by_depth, answer=_answer_patterns,
-       columns="source -run regime setting variant learning_rate layers parameters_added perplexity -perplexity_se "
+       columns="source run regime setting variant learning_rate layers parameters_added perplexity -perplexity_se "
                "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged verdict")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
-    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622).
-    - Brackets: 95 % interval over seeds, with the variance of similar runs; after ±, the published standard error.
-    - Doubt: * marks models that ran on a different processor from 1x1 (about 0.005 nats); the best schemes are closer.
+    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622). Part of
+    the gain lost: divided by the loss of the Transformer minus that of 1x1.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch.
+    - Doubt: two processors, which differ by about 0.005 nats, so the best schemes cannot be ordered.
     """
-    ours, losses = gains(results, runs), held_out_losses(results, STUDY)
-    ours = ours[ours["setting"].isin(("main", "small-batch")) | ours["run"].isin(registered_plains(results).values())]
-    ours = ours.replace({"setting": {"whole": "main"}}).rename(columns={"spec.optimizer.lr": "learning_rate"})
+    losses, arms = held_out_losses(results, STUDY), registered_arms(_SPARSE, results.scale).arms
+    named = {arm.run for arm in arms.values()}
+    seeds = losses[losses["run"].isin(named)].groupby("seed")["run"].nunique()
+    shared = seeds.index[seeds == len(named)]  # the claim pairs the seeds that all its arms have
+    losses = losses[~losses["run"].isin(named) | losses["seed"].isin(shared)]
+    ours = gains(results, runs).rename(columns={"spec.optimizer.lr": "learning_rate"})
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
-    keys = ["regime", "setting", "layers"]
+    is_arm = ours["run"].isin(named)
+    with_arm = is_arm.groupby([ours["regime"], ours["layers"]]).transform("any")
+    ours = ours[is_arm | ~with_arm & ours["setting"].isin(("main", "small-batch"))].replace(
+        {"setting": "whole"}, "main"
+    )
+    by_run = losses.groupby("run")["loss_nats"].agg(["mean", "size"]).reindex(ours["run"]).set_index(ours.index)
+    ours = ours.assign(loss_nats=by_run["mean"], perplexity=np.exp(by_run["mean"]), seeds=by_run["size"])
+    keys, name = ["regime", "setting", "layers"], "loss_minus_dense_nats"
     of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
-    ours = with_difference(ours.join(of_key, on=keys), losses, "run", "dense", "loss_minus_dense_nats")
-    ours = with_pooled(ours, results, STUDY, "run", "dense", "loss_minus_dense_nats")
-    sparse = claim_verdicts(results, STUDY, claim := "denseformer-sparse-keeps-the-gain")[claim]
-    claimed = ours["run"].isin(sparse.runs) & ours["variant"].eq("DenseFormer 4x5")
-    ours = ours.assign(device=ours["device"].map(processor), verdict=claimed.map({True: sparse.word, False: None}))
-    return sort_by_regime(ours, "setting", "layers", "loss_nats")
+    ours = with_difference(ours.join(of_key, on=keys), losses, "run", "dense", name)
+    ours = with_pooled(ours, results, STUDY, "run", "dense", name)
+    if {"sparse", "dense"} <= {*arms} and len(shared):
+        signs = dict.fromkeys(map(str, named), 0.0) | {str(arms["sparse"].run): 1.0, str(arms["dense"].run): -1.0}
+        of_claim = pooled_estimate(ClaimRows(results, STUDY, ClaimArms()), f"{name}_pooled", signs)
+        for end in ("low", "high"):
+            ours.loc[ours["run"].eq(arms["sparse"].run), f"{name}_pooled_{end}"] = of_claim.get(f"{name}_pooled_{end}")
+    ours = ours.assign(device=ours["device"].map(processor))
+    masks = {_SPARSE: ours["variant"].eq("DenseFormer 4x5"), _SIMPLER: ours["variant"].ne(_DENSE)}
+    return sort_by_regime(with_verdicts(ours, results, STUDY, masks), "setting", "layers", "loss_nats")
 
 
 @table(reads="test.csv speed.csv", runs="plain-* dwa-* equal-time-*", needs="equal-time-*",
@@ -323,24 +359,32 @@ def _published_speeds() -> DataFrame:
                        time_ratio=rows["layers"].map(plain) / speed)  # fmt: skip
 
 
+_EQUAL = ["Transformer 72 blocks", "DenseFormer 4x5 48 blocks"]
+"""The published models of nearly equal perplexity."""
+
+
 def _by_operation(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return a row per depth and operation: the time of the plain Transformer, and the ratios of the others."""
-    heading = "time divided by the time of plain"
-    if published := rows["source"].eq("published").any():
-        times = rows.set_index("run")["milliseconds"]
-        equal = times["Transformer 72 blocks"] / times["DenseFormer 4x5 48 blocks"]
-        heading += f"; at nearly equal perplexity, 72 plain blocks / 48 blocks of 4x5: {equal:.2f}"
+    published, blocks = rows["source"].eq("published").any(), dict[str, DataFrame]()
+    if published:
+        equal = rows.set_index("run").loc[_EQUAL, ["perplexity", "milliseconds"]].rename_axis("model").reset_index()
+        equal["equal_ratio"] = equal["milliseconds"] / equal["milliseconds"].iloc[-1]
+        blocks["models of nearly equal perplexity"] = equal
         rows = rows[rows["variant"].isin(("Transformer", _DENSE, "DenseFormer 4x5"))]
     operations = [_OPERATIONS[key].format(size) for key, size in zip(rows["measure"], rows["sequences"], strict=True)]
-    rows = rows.assign(operation=operations)
-    keys = ["layers", "operation"]
-    plain = rows[rows["variant"] == "Transformer"].set_index(keys)[["milliseconds"]].add_prefix("plain_")
+    rows, keys = rows.assign(operation=operations), ["layers", "operation"]
+    is_plain = rows["variant"] == "Transformer"
+    plain = rows[is_plain].set_index(keys)[["milliseconds"]].add_prefix("plain_")
+    others = rows[~is_plain].sort_values("variant")
+    names = others["variant"].str.removeprefix("DenseFormer ")
+    table = plain.join(side_by_side(others, keys, names + "_time_ratio", "time_ratio").set_index(keys), how="inner")
     if not published:
-        plain = plain.join(rows[rows["variant"] == "Transformer"].set_index(keys)[["device", "threads"]])
-    others = rows[rows["variant"] != "Transformer"].sort_values("variant")
-    labels = others["variant"].str.removeprefix("DenseFormer ") + "_time_ratio"
-    table = side_by_side(others, keys, labels, "time_ratio")
-    return {heading: plain.join(table.set_index(keys), how="inner").reset_index()}
+        memory = side_by_side(others, keys, names + "_memory_ratio", "memory_ratio").set_index(keys)
+        table = table.join(memory).join(rows[is_plain].set_index(keys)["verdict"])
+        first = rows.iloc[0]
+        heading = f"{first['layers']:.0f} blocks; {first['device']}, {first['threads']:.0f} core"
+        return {f"{heading}, {first['repetitions']:.0f} repetitions": table.reset_index().drop(columns="layers")}
+    return {"forward pass of 64 windows": table.reset_index().drop(columns="operation")} | blocks
 
 
 def _answer_speeds(rows: DataFrame) -> str:
@@ -351,17 +395,20 @@ def _answer_speeds(rows: DataFrame) -> str:
     return f"A forward pass takes {' and '.join(times)} times as long as plain." if times else ""
 
 
+_MEMORY = "denseformer-memory-negligible"
+
+
 @table(reads="speed.csv", published=_published_speeds, readers=_by_operation, answer=_answer_speeds,
        columns="source run variant layers measure sequences milliseconds[] time_ratio[] memory_ratio megabytes device "
-               "threads"
+               "threads repetitions perplexity verdict"
        )  # fmt: skip
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     """How much slower is a DenseFormer than the plain Transformer of equal depth?
 
-    - Ratios of median times; repetitions take turns in one process. After Tables 1 and 6 of DenseFormer
-    (arXiv:2402.02622).
+    - Time and memory of 1x1 (averages over all earlier blocks) and 4x5 (every fourth, after every fifth block) divided
+    by those of plain, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622).
     - Brackets: quartiles of the ratio within each repetition.
-    - Doubt: ours are small models on a CPU; the paper measures forward passes on a GPU. Memory is in the CSV.
+    - Doubt: ours are small models on a CPU, the paper's on a GPU.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers"]], on="run")
@@ -380,5 +427,7 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
             columns[label] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
         columns |= {"megabytes": rows[f"{measure}_memory_bytes"] / 1e6, "sequences": rows[f"{measure}_sequences"]}
         frames.append(rows[["run", "variant", "layers"]].assign(measure=measure, **columns))
-    record = results.stage_record(STUDY, "speed")
-    return pd.concat(frames).assign(device=processor(record.get("device", "")), threads=record.get("threads"))
+    record, table = results.stage_record(STUDY, "speed"), pd.concat(frames, ignore_index=True)
+    table = table.assign(device=processor(record.get("device", "")), threads=record.get("threads"),
+                         repetitions=times["repetition"].nunique())  # fmt: skip
+    return with_verdicts(table, results, STUDY, {_MEMORY: table["measure"].isin((TRAINING, DECODE))})

@@ -16,7 +16,7 @@ from formerlab.report.runs import (
     validation_losses,
     with_difference,
 )
-from formerlab.report.tables.blocks import claim_verdicts, in_words, with_pooled, with_verdict
+from formerlab.report.tables.blocks import in_words, with_pooled, with_verdict, with_verdicts
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -151,10 +151,7 @@ def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     ours = _minus_base(ours, measured.merge(test[columns], on=keys, how="outer"), **names)
     levels = test.groupby("run")[columns[2:]].mean().assign(test_perplexity=lambda rows: np.exp(rows["test_nats"]))
     ours = with_pooled(ours.join(levels, on="run"), results, STUDY, "run", "base", "test_minus_base_nats")
-    verdicts = {run: verdict.word for claim, verdict in claim_verdicts(results, STUDY, *CLAIMS).items()
-                for run in verdict.runs}  # fmt: skip
-    changed = ~ours["run"].str.endswith("base")
-    return ours.assign(verdict=ours["run"].map(verdicts).where(changed, None))
+    return with_verdicts(ours, results, STUDY, dict.fromkeys(CLAIMS, ~ours["run"].str.endswith("base")))
 
 
 THEORY = DataFrame(

@@ -14,7 +14,7 @@ from formerlab.report.studies import pruning, questions
 from formerlab.report.studies.pruning import CONFIGURATION, is_published_setting, model_label
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, accuracies, load_answers, task_label
 from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices, split_halves
-from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, with_verdict
+from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, with_verdict, with_verdicts
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
@@ -30,6 +30,16 @@ _NAMED = (*SUITES, "copa", "sciq", "blimp")
 """Sets with a published name. If a run has any of these sets, its other sets are omitted."""
 _MEAN = "mean"
 _POLICIES = {"Full": "Full", "H2O 20+20": "H2O", "Decay 0+40": "Decay 0.2"}
+_BUDGET = 0.4
+_CLAIMS = {
+    "decay-beats-h2o": "Decay 0.2",
+    "decay-halves-the-pruning-loss": "Decay 0.2",
+    "decay-h2o-needs-recent-window": "plain sum (alpha 1)",
+    "decay-needs-no-recent-window": "Decay 0.2, half recent",
+    "decay-past-helps-beyond-last-row": "Decay 0",
+}
+"""The policy beside H2O whose mean decides a claim at the published budget."""
+_SHOTS = "decay-h2o-nearly-lossless-long-prompts"
 _OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"
 
 
@@ -152,10 +162,10 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
         table.loc[is_base, expand_columns(f"{name}[]")] = np.nan
     is_mean = table["task"].str.startswith(questions.MEAN_LABEL)
     sets = table["task"].map(task_label).str.removesuffix(" (local)").mask(is_mean, _MEAN)
-    compared = claim_verdicts(results, STUDY, claim := "decay-beats-h2o")[claim]
-    claimed = is_mean & table["run"].isin(compared.runs) & table["policy"].eq("decay") & is_published_setting(table)
-    verdict = claimed.map({True: compared.word, False: None})
-    return table.assign(set=sets, chance=table["task"].map(chance), verdict=verdict)
+    table = table.assign(set=sets, chance=table["task"].map(chance))
+    at_budget = is_mean & table["budget"].eq(_BUDGET)
+    masks = {claim: at_budget & table["configuration"].eq(policy) for claim, policy in _CLAIMS.items()}
+    return with_verdicts(table, results, STUDY, masks | {_SHOTS: is_mean & table["policy"].eq("h2o")})
 
 
 LARGEST_ALPHA = 0.9

@@ -8,12 +8,13 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.names import TABLE_LABELS
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, label_and_sort, model_label, paired_losses
-from formerlab.report.tables.blocks import claim_verdicts, in_words, processor, side_by_side
+from formerlab.report.tables.blocks import in_words, processor, side_by_side, with_verdicts
 from formerlab.results.read import Results
 
 STUDY = "decay"
 _SWEPT = r"Decay 0\.([13-8]|9$)"
 """Matches the values of alpha that tables for readers leave out."""
+_HALF_RECENT = "decay-half-recent-beats-h2o"
 _BOUNDS = ("Full", "Ideal")
 """Upper bounds: no cache of this budget can implement these policies."""
 
@@ -93,10 +94,8 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = pruning.configurations(results, STUDY, runs)
     rows = rows.merge(_minus_h2o(results.rows("prune.csv", STUDY, runs)), "left", CONFIGURATION)
-    verdict = claim_verdicts(results, STUDY, claim := "decay-half-recent-beats-h2o")[claim]
-    claimed = rows["run"].isin(verdict.runs) & rows["configuration"].eq("Decay 0.2, half recent")
-    texts = rows["run"].map(pruning.text_labels(results, STUDY, runs))
-    return rows.assign(text=texts, verdict=claimed.map({True: verdict.word, False: None}))
+    rows = rows.assign(text=rows["run"].map(pruning.text_labels(results, STUDY, runs)))
+    return with_verdicts(rows, results, STUDY, {_HALF_RECENT: rows["configuration"].eq("Decay 0.2, half recent")})
 
 
 @table(reads="prune_one_shot.csv", readers=_increases, answer=_answer_increases,

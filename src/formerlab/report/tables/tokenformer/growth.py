@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,17 +29,18 @@ from formerlab.report.runs import (
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     STUDY,
+    WAYS_TO_GROW,
     fully_annealed_losses,
     published_points,
     published_ratio,
     runs_with_ancestors,
+    scratch_points,
     stage_pairs,
     with_ancestors,
     with_registered_rates,
 )
 from formerlab.report.tables.blocks import (
     by_regime,
-    claim_verdicts,
     in_words,
     negated,
     ngram_levels,
@@ -49,6 +49,7 @@ from formerlab.report.tables.blocks import (
     with_pooled,
     with_prefix,
     with_verdict,
+    with_verdicts,
 )
 from formerlab.results.read import Results
 from formerlab.statistics import student
@@ -59,7 +60,7 @@ _SERIES = {"grown, 30B a stage": "grown", "Transformer, 300B tokens": "Transform
 
 _GROWN, _ZERO = "grown: random keys, tau sqrt(n)", "grown: zero keys, tau kept"
 _STAGE, _SCRATCH = "the parent trained further", "the same model from scratch"
-_BEATS = "tokenformer-growth-beats-continuing"
+_BEATS, _EQUAL_FLOPS = "tokenformer-growth-beats-continuing", "tokenformer-growth-equal-total-flops"
 
 
 def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
@@ -132,11 +133,9 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
         differing = with_pooled(differing, results, STUDY, "run", "compared_with", "difference_nats")
         differing = differing[differing["part"] == "mean"].drop(columns=["source", "part", "seed", "seeds"])
         rows = rows.merge(differing, on="run", how="left")
-    verdict = claim_verdicts(results, STUDY, _BEATS)[_BEATS]
-    claimed = rows["run"].isin(verdict.runs) & rows.get("question", rows["run"]).eq(_STAGE)
-    families = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
+    families, question = {"pattention": TOKENFORMER, "linear": TRANSFORMER}, rows.get("question", rows["run"])
     rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
-    rows["verdict"] = claimed.map({True: verdict.word, False: None})
+    rows = with_verdicts(rows, results, STUDY, {_BEATS: question.eq(_STAGE), _EQUAL_FLOPS: question.eq(_SCRATCH)})
     rows = rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
     return pd.concat([ngrams(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
 
@@ -211,12 +210,11 @@ def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
                 signs.update({rival_ungrown: -1.0, rival: 1.0})
                 row |= pooled_estimate(reader, "minus_net2net_nats", signs, at="last_step")
         columns.append(row)
-    verdict = claim_verdicts(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
     names = expand_columns(
         "validation_perplexity first_step_gain_nats[] mean_gain_nats[] validation_gain_nats[] minus_net2net_nats[]"
     )
     rows = rows.join(DataFrame(columns, rows.index, names))
-    return rows.assign(verdict=rows["run"].eq(grown).map({True: verdict.word, False: None}))
+    return with_verdicts(rows, results, STUDY, {_NEW_TEXT: rows["run"].eq(grown)})
 
 
 def _published_costs() -> DataFrame:
@@ -227,55 +225,36 @@ def _published_costs() -> DataFrame:
     wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
     units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
     wide.columns = wide.columns.map(lambda pair: f"{pair[1]}: {units[pair[0]]} ↓")
-    return wide.reset_index().assign(flops_ratio=published_ratio()["flops_ratio"].iloc[0])
+    ratio = published_ratio()
+    return wide.reset_index().merge(ratio.assign(size=ratio["run"].str.split().str[1])[["size", "flops_ratio"]], "left")
 
 
 _COST = "tokenformer-growth-saves-cost"
+_WAYS = WAYS_TO_GROW | {f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained further", TOKENFORMER: "parent"}
 
 
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per stage with columns for grown, zero keys and trained further; for published rows, the published
-    costs.
-    """
+    """Return the ways to spend FLOPs on the parent, then the Transformers; or the published costs."""
     if rows["source"].eq("published").any():
-        ratio = rows["flops_ratio"].iloc[0]
-        return {
-            "OpenWebText; 30B tokens a stage, Transformer from 300B; at equal perplexity, hours of grown / Transformer "
-            f"{ratio:.2f} (interpolated by us)": rows.drop(columns="flops_ratio").dropna(axis=1, how="all")
-        }
-    ways = {"grown": _GROWN, "zero keys": _ZERO, "further": f"{TOKENFORMER}, {TRAINED_FURTHER}"}
-    scratch = rows[rows["grown_minus_it_nats"].notna()] if "grown_minus_it_nats" in rows else rows[:0]
-    rows = rows.drop(scratch.index)
-    grown = rows[rows["variant"].eq(_GROWN)]
-    parents = rows[rows["run"].isin(grown["parent"])].assign(variant=ways["further"])
-    rows = pd.concat([parents, rows[rows["variant"].isin(ways.values())]])
-    if grown.empty:
+        hours = rows.assign(**{"ratio of hours at equal loss ↓": rows["flops_ratio"].round(2), "flops_ratio": np.nan})
+        return {"OpenWebText; 30B tokens a stage, Transformer from 300B": hours.dropna(axis=1, how="all")}
+    scratch, ours = rows[rows["variant"].eq(TRANSFORMER)], rows[rows["variant"].isin(_WAYS)]
+    if scratch.empty or ours.empty:
         return rows
-    table = rows[["flops_cumulative"]].drop_duplicates().sort_values("flops_cumulative", ignore_index=True)
-    for name, variant in ways.items():
-        of_way = rows[rows["variant"].eq(variant)].drop_duplicates("flops_cumulative")
-        columns = {"perplexity": f"{name}_perplexity"}
-        columns |= {end: end.replace("flops", name) for end in map(str, of_way) if end.startswith("flops_ratio")}
-        table = table.merge(of_way[["flops_cumulative", *columns]].rename(columns=columns), "left", "flops_cumulative")
-    names = ["none: the parent", *("short", "medium", "long")] if len(table) == 4 else map(str, range(len(table)))
-    table.insert(0, "stage", [*names])
-    cost_of_largest = grown["flops_cumulative"].iloc[0] / grown["least_ratio"].iloc[0]
-    table.insert(2, "least_ratio", table["flops_cumulative"] / cost_of_largest)
-    first, verdicts = grown.iloc[0], grown.set_index("flops_cumulative")["verdict"]
-    text = first["regime"].partition(", ")[0]
-    heading = (
-        f"perplexity, and ratio of FLOPs; {text}; {first['transformers']:.0f} Transformers, "
-        f"{first['single_seed']:.0f} of them with one seed; all others {seed_count(rows['seeds'])}"
-    )
-    blocks = {heading: table.assign(verdict=table["flops_cumulative"].map(verdicts))}
-    if len(scratch):
-        scratch = scratch.assign(
-            parameters=scratch["parameters_non_embedding"],
-            extrapolated=scratch["envelope"].eq("extrapolated").map({True: "yes", False: "no"}),
-        ).sort_values("flops_cumulative")
-        shown = "parameters flops_cumulative least_ratio perplexity flops_ratio[]+ grown_minus_it_nats[] extrapolated"
-        blocks[f"Tokenformers from scratch, learning rate to zero; {text}"] = scratch[expand_columns(shown)]
-    return blocks
+    cost = {"teraflops": rows["flops_cumulative"] / 1e12, "equal_loss_teraflops": rows["flops_of_transformer"] / 1e12}
+    rows = rows.assign(**cost, variant=rows["variant"].replace(_WAYS))
+    ours, text = rows.loc[ours.index], scratch["regime"].iloc[0].partition(", ")[0]
+    sizes = "from scratch, rate to zero, " + ours["parameters_non_embedding"].map(count)
+    ours = ours.assign(variant=ours["variant"].mask(ours["grown_minus_it_nats"].notna(), sizes))
+    ours = ours.assign(_cost=ours["teraflops"].round(-1)).sort_values(["_cost", "variant"])
+    heading = f"Tokenformers; {text}; {seed_count(ours['seeds'])}"
+    shown = ["variant", "tokens", "teraflops", "perplexity", "equal_loss_teraflops", *expand_columns("flops_ratio[]+")]
+    shown.append("least_ratio")
+    columns = ["parameters_non_embedding", "tokens", "teraflops", "perplexity", "seeds", "envelope"]
+    return {
+        heading: ours[[*shown, "verdict"]],
+        f"the Transformers from scratch; {text}": rows.loc[scratch.index, columns].sort_values("perplexity"),
+    }
 
 
 def _answer_ratios(rows: DataFrame) -> str:
@@ -283,65 +262,62 @@ def _answer_ratios(rows: DataFrame) -> str:
     if grown.empty:
         return ""
     row = grown.sort_values("flops_cumulative").iloc[-1]
+    costs = [rows.loc[rows["run"].eq(row["parent"]), "flops_cumulative"].max(),
+             rows.loc[rows["variant"].eq(TRANSFORMER), "flops_cumulative"].max()]  # fmt: skip
     return (
-        f"Growth costs {in_words(row, 'flops_ratio')} times a Transformer of equal loss, claimed at most 0.5"
-        f"{with_verdict(row)}; its parent alone costs {row['earlier_cost']:.2f} of the most expensive Transformer."
+        f"Growth as published costs {in_words(row, 'flops_ratio')} times a Transformer of equal loss, claimed at most "
+        f"0.5{with_verdict(row)}. Its parent alone costs {costs[0] / costs[1]:.2f} of the most expensive Transformer."
     )
 
 
 @table(reads="test.csv", needs="envelope-*", readers=_ratios, answer=_answer_ratios, published=_published_costs,
-       columns="source run regime variant schedule -learning_rate parent -parameters_non_embedding tokens "
+       columns="source run regime variant schedule -learning_rate parent parameters_non_embedding tokens "
                "-tokens_cumulative -flops flops_cumulative -loss_nats[] perplexity -bits_per_byte flops_of_transformer "
-               "flops_ratio[]+ least_ratio grown_minus_it_nats[] parents_ratio earlier_cost transformers single_seed "
-               "envelope seeds verdict size "
-               "grown:~perplexity~↓ grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓"
-       )  # fmt: skip
+               "flops_ratio[]+ least_ratio -grown_minus_it_nats[] envelope seeds verdict size "
+               "grown:~perplexity~↓ grown:~TPU~hours~↓ Transformer:~perplexity~↓ Transformer:~TPU~hours~↓")  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """Does growth need fewer FLOPs than training from scratch?
 
-    - FLOPs with all ancestors over the FLOPs of a Transformer of equal loss, after Tables 6 and 7 of Tokenformer
-    (arXiv:2410.23168; hours read from a figure, ± 30).
+    - FLOPs, with all ancestors, over those of a Transformer of equal loss, interpolated between the lowest
+    Transformers; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: part of the parent's low ratio when trained further comes from its learning rate falling to zero.
+    - Doubt: the parent's learning rate ended at a tenth; in a stage it falls to zero, which alone lowers the loss.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
         losses = comparable_losses(results, STUDY, runs)
-    scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
-    envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
-    seeds, largest = scratch.groupby("run").size(), scratch["flops_cumulative"].max()
-    shared: dict[str, Any] = {"transformers": len(seeds), "single_seed": int((seeds == 1).sum())}
-    shared |= {"regime": next(iter(scratch["regime"]), None)}
-    reader, verdict = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY, _COST)[_COST]
-    arms = registered_arms(_COST, results.scale).arms
+    scratch, rows = scratch_points(losses), []
+    envelope = scratch[["flops_cumulative", "loss_nats"]].to_numpy().T
+    reader, arms = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_COST, results.scale).arms
     judged = arms["grown"].run if "grown" in arms else ""
     envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
     points = runs_with_ancestors(losses)
-    models = [points, _fully_annealed_tokenformers(losses, points)] if judged in points.index else [points]
-    for record in pd.concat(models).sort_values("flops_cumulative").to_dict("records"):
-        row = {str(name): value for name, value in record.items()} | shared
+    annealed = _fully_annealed_tokenformers(losses, points) if judged in points.index else points[:0]
+    for record in pd.concat([points, annealed]).sort_values("flops_cumulative").to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
         of_run = losses[losses["run"] == row["run"]]
         needed = of_run["loss_nats"].map(lambda loss: flops_at_loss(loss, *envelope))
         inside = needed.notna().all()
         row |= estimate("flops_ratio", student(of_run["flops_cumulative"] / needed if inside else []))
         signs, metric = {row["run"]: 1.0}, "flops_ratio_at_equal_loss"
         row |= pooled_estimate(reader, "flops_ratio_pooled", signs, metric, envelope=envelope_runs)
-        row |= {
-            "envelope": None if inside else "beyond its ends",
-            "flops_of_transformer": flops_at_loss(row["loss_nats"], *envelope),
-        }
-        if row["run"] not in points.index:
+        row["envelope"] = None if inside else "beyond its ends"
+        is_annealed = row["run"] in annealed.index
+        row["flops_of_transformer"] = flops_at_loss(row["loss_nats"], *envelope, extrapolate=is_annealed)
+        if is_annealed:
             row |= difference(losses, judged, row["run"], "grown_minus_it_nats")
-            if not inside:
-                beyond = flops_at_loss(row["loss_nats"], *envelope, extrapolate=True)
-                row |= {"envelope": "extrapolated", "flops_ratio": row["flops_cumulative"] / beyond}
-        row["parents_ratio"] = (row["flops_cumulative"] - row["flops"]) / row["flops_of_transformer"] or None
-        row["earlier_cost"] = (row["flops_cumulative"] - row["flops"]) / largest or None
-        row["least_ratio"] = row["flops_cumulative"] / largest
-        row["schedule"] = of_run["regime"].iloc[0].partition(", ")[2]
-        row["verdict"] = verdict.word if row["run"] == judged else None
-        rows.append(row | {"learning_rate": of_run["spec.optimizer.lr"].iloc[0]})
-    return DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))
+        if is_annealed and not inside:
+            ratio = row["flops_cumulative"] / row["flops_of_transformer"]
+            row |= {"envelope": "extrapolated", "flops_ratio": ratio}
+        row["least_ratio"] = row["flops_cumulative"] / scratch["flops_cumulative"].max()
+        rows.append(row)
+    table = DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))
+    scratch = scratch.assign(envelope=scratch["lowest"].map({True: "yes", False: "no"}))
+    first = losses.drop_duplicates("run").set_index("run")[["regime", "spec.optimizer.lr"]]
+    table = pd.concat([table, scratch], ignore_index=True)
+    table = table.join(first.set_axis(["regime", "learning_rate"], axis=1), on="run")
+    table["schedule"] = table["regime"].str.partition(", ")[2]
+    return with_verdicts(table, results, STUDY, {_COST: table["run"].eq(judged)})
 
 
 def _fully_annealed_tokenformers(losses: DataFrame, grown: DataFrame) -> DataFrame:
