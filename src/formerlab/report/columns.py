@@ -182,8 +182,8 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
         text, deviation = ("" if math.isnan(x) else number(name, x, places) for x in (value, spread[2]))
         least, most = ("" if math.isnan(x) else _end(name, x, places) for x in spread[:2])
         interval = f" [{least},\N{NO-BREAK SPACE}{most}]" if least else ""
-        spread = f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{deviation}" if deviation and not least else interval
-        cells.append((text + spread).lstrip(" "))
+        error_text = f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{deviation}"
+        cells.append((text + (error_text if deviation and not least else interval)).lstrip(" "))
     return cells
 
 

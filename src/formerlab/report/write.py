@@ -313,8 +313,8 @@ def _origin(entry: CatalogueEntry, results: Results) -> str:
 
 def _reasons(rows: DataFrame) -> list[str]:
     """Return a line with the first reason why each claim without a verdict has none."""
-    cells = rows["verdict"].dropna().str.split("; ").explode() if "verdict" in rows else []
-    reasons = dict.fromkeys(reason for cell in cells if (reason := cell.partition(": ")[2]))
+    verdicts = [text for cell in rows.get("verdict", pd.Series(dtype=str)).dropna() for text in cell.split("; ")]
+    reasons = dict.fromkeys(reason for text in verdicts if (reason := text.partition(": ")[2]))
     return [f"no verdict: our runs do not meet a condition of the claim. {'. '.join(reasons)}."] if reasons else []
 
 
@@ -353,7 +353,7 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
             cells = pages.format_table(rows, hidden)
             headings += [*cells]
             cells, note = pages.without_constants(cells)
-        shown = cells.assign(**{name: cells[name].replace("", "\N{EN DASH}") for name in cells if name != "verdict"})
+        shown = cells.apply(lambda texts: texts if texts.name == "verdict" else texts.replace("", "\N{EN DASH}"))
         explained += " ".join(shown.to_numpy().ravel())
         text += [f"**{block}**", *([] if cells.empty else [pages.markdown_table(shown)]), *([note] if note else [])]
         page += [pages.heading(block), *([] if cells.empty else [pages.html_table(shown)])]

@@ -289,8 +289,8 @@ def _answer_patterns(rows: DataFrame) -> str:
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
-    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622). Part of
-    the gain lost: divided by the loss of the Transformer minus that of 1x1.
+    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622); part
+    lost: divided by the same for the Transformer.
     - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch.
     - Doubt: two processors, which differ by about 0.005 nats, so the best schemes cannot be ordered.
     """
@@ -316,7 +316,9 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
         signs = dict.fromkeys(map(str, named), 0.0) | {str(arms["sparse"].run): 1.0, str(arms["dense"].run): -1.0}
         of_claim = pooled_estimate(ClaimRows(results, STUDY, ClaimArms()), f"{name}_pooled", signs)
         for end in ("low", "high"):
-            ours.loc[ours["run"].eq(arms["sparse"].run), f"{name}_pooled_{end}"] = of_claim.get(f"{name}_pooled_{end}")
+            ours.loc[ours["run"].eq(str(arms["sparse"].run)), f"{name}_pooled_{end}"] = of_claim.get(
+                f"{name}_pooled_{end}"
+            )
     ours = ours.assign(device=ours["device"].map(processor))
     masks = {_SPARSE: ours["variant"].eq("DenseFormer 4x5"), _SIMPLER: ours["variant"].ne(_DENSE)}
     return sort_by_regime(with_verdicts(ours, results, STUDY, masks), "setting", "layers", "loss_nats")

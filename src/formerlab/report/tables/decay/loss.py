@@ -100,10 +100,10 @@ def _answer_increases(rows: DataFrame) -> str:
 def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """Which eviction policy adds less loss than H2O?
 
-    - Loss minus the loss with H2O on the same windows, by cache budget in percent of the tokens. The claim is about 10
+    - Loss minus the loss with H2O on the same windows, by cache budget in percent of the tokens; claim: 10
     and 20 %.
     - Brackets: 95 % interval over windows, for this one model.
-    - Doubt: few books. Half recent: half of the budget is for the last tokens, as in H2O. Ideal sees the future. The
+    - Doubt: few books. Half recent: half of the budget for the last tokens. Ideal sees the future. The
     CSV has more policies.
     """
     rows = pruning.configurations(results, STUDY, runs)

@@ -242,7 +242,7 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     if scratch.empty or ours.empty:
         return rows
     cost = {"teraflops": rows["flops_cumulative"] / 1e12, "equal_loss_teraflops": rows["flops_of_transformer"] / 1e12}
-    rows = rows.assign(**cost, variant=rows["variant"].replace(_WAYS))
+    rows = rows.assign(variant=rows["variant"].replace(_WAYS)).join(DataFrame(cost))
     ours, text = rows.loc[ours.index], scratch["regime"].iloc[0].partition(", ")[0]
     sizes = "from scratch, rate to zero, " + ours["parameters_non_embedding"].map(count)
     ours = ours.assign(variant=ours["variant"].mask(ours["grown_minus_it_nats"].notna(), sizes))
@@ -281,7 +281,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     - FLOPs, with all ancestors, over those of a Transformer of equal loss, interpolated between the lowest
     Transformers; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the parent's learning rate ended at a tenth; in a stage it falls to zero, which alone lowers the loss.
+    - Doubt: the parent's learning rate ended at a tenth; in a stage it falls to zero.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
@@ -289,7 +289,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     scratch, rows = scratch_points(losses), []
     envelope = scratch[["flops_cumulative", "loss_nats"]].to_numpy().T
     reader, arms = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_COST, results.scale).arms
-    judged = arms["grown"].run if "grown" in arms else ""
+    judged = str(arms["grown"].run) if "grown" in arms else ""
     envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
     points = runs_with_ancestors(losses)
     annealed = _fully_annealed_tokenformers(losses, points) if judged in points.index else points[:0]

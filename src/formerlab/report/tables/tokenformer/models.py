@@ -85,15 +85,17 @@ def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
 def _published_formulas() -> DataFrame:
     """Return the coefficients of T² of Table 8, then the sizes of Table 9, beside the formulas."""
     sizes = published_rows(PAPER, "Table 9")
-    printed = published_rows(PAPER, "Table 8").dropna(subset="token_token_flops_coefficient").set_index("model")
-    printed, rows = printed["token_token_flops_coefficient"] * 1e4, []
+    coefficients = published_rows(PAPER, "Table 8").set_index("model")["token_token_flops_coefficient"].dropna()
+    printed, rows = coefficients * 1e4, list[dict[str, Any]]()
     for name, model, widths in (
         (TOKENFORMER, "TokenFormer", TRANSFORMER_WIDTHS[:1] * 3),
         (f"{TRANSFORMER}, wider", "Net2Net (Transformer)", TRANSFORMER_WIDTHS),
     ):
         for size, width in zip(("124M", "354M", "757M"), widths, strict=True):
-            row = {"run": f"{name}, {size}", "layers": 12, "width": width, "flops_printed": printed[f"{model} {size}"]}
-            rows.append(row | {"flops_token_token_coefficient": 4 * 12 * width})
+            shared = {"run": f"{name}, {size}", "layers": 12, "width": width}
+            rows.append(
+                shared | {"flops_printed": printed[f"{model} {size}"], "flops_token_token_coefficient": 4 * 12 * width}
+            )
     for row in sizes[sizes["model"].str.startswith(("LM", "Scale"))].to_dict("records"):
         shape = Shape(*(int(row[key]) for key in
                         ("layers", "hidden_size", "attention_tokens_per_projection", "ffn_tokens")))  # fmt: skip
