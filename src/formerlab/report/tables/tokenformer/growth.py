@@ -236,7 +236,7 @@ _WAYS = WAYS_TO_GROW | {f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained fur
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the ways to spend FLOPs on the parent, then the Transformers; or the published costs."""
     if rows["source"].eq("published").any():
-        hours = rows.assign(**{"ratio of hours at equal loss ↓": rows["flops_ratio"].round(2), "flops_ratio": np.nan})
+        hours = rows.drop(columns="flops_ratio").join(rows["flops_ratio"].round(2).rename("ratio at equal loss ↓"))
         return {"OpenWebText; 30B tokens a stage, Transformer from 300B": hours.dropna(axis=1, how="all")}
     scratch, ours = rows[rows["variant"].eq(TRANSFORMER)], rows[rows["variant"].isin(_WAYS)]
     if scratch.empty or ours.empty:
