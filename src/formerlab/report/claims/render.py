@@ -18,7 +18,7 @@ from formerlab.report.claims.verdict import Item, Outcome, Verdict, evaluate_res
 from formerlab.report.names import RELEASED_NAMES
 from formerlab.results.read import Results
 
-KINDS = {"measured": "evaluated on trained models", "exact": "proved or counted, without training"}
+KINDS = {"measured": "about trained models", "exact": "proved or counted, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 RULES = (
     "Each claim was registered with its criterion; later changes are marked. A measured claim agrees if its 95 % "
@@ -194,7 +194,7 @@ def outcome_counts(evaluated: Sequence[Verdict]) -> str:
         of_kind.sort(key=lambda verdict: ORDER.index(verdict.outcome))
         counts = Counter(outcome_text(verdict.outcome, verdict.items) for verdict in of_kind)
         listed = "; ".join(f"{text} {count}" for text, count in counts.items())
-        sentences += [f"Of {len(of_kind)} {kind} claims: {listed}."] if listed else []
+        sentences += [f"Of {len(of_kind)} claims {KINDS[kind]}: {listed}."] if listed else []
     return " ".join(sentences)
 
 
