@@ -246,12 +246,18 @@ def test_passkeys_are_counted_by_length_and_position(tmp_path):
     (panel,) = decay_passkey.draw(data.reset_index()).axes
     assert panel.get_title() == "1k tokens"
     squares = [to_hex(colour) for colour in panel.collections[0].get_facecolors()]
-    assert squares == [SQUARES["found"], SQUARES["not found"], SQUARES["found"], SQUARES["found"]]
+    missed = SQUARES["not found by the full cache either"]
+    assert squares == [to_hex(colour) for colour in (SQUARES["found"], missed, SQUARES["found"], SQUARES["found"])]
+    assert [text.get_text() for text in panel.texts] == ["3 of 4"]
     write_needles(tmp_path)
     short = decay_passkey.rows(Results(tmp_path), ("long-*",)).dropna(subset="found_percent")
     by_task = short.groupby("task").agg({"configuration": set, "decides": set, "numbers": set})
     assert by_task["configuration"].tolist() == 2 * [{"Full", "H2O"}]
     assert by_task["numbers"].tolist() == 2 * [{4}]
+    assert short.groupby("task")["by_text"].unique().map(list).to_dict() == {
+        "needle_multikey_512": ["1000"],
+        "needle_single_512": ["1110"],
+    }
     assert by_task["decides"].to_dict() == {"needle_multikey_512": {"no"}, "needle_single_512": {"yes"}}
 
 

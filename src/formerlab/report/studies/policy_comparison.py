@@ -84,18 +84,22 @@ def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
 def needles(results: Results) -> DataFrame:
     """Return the percentage of needles that each policy finds, by task and budget, with its interval over examples.
 
-    The full cache is repeated for every budget. The column `decides` is "no" for a task on which the full cache scores
-    below MIN_FULL_SCORE_PERCENT, or was not measured: such a task cannot compare policies.
+    The full cache is repeated for every budget. The column `by_text` has a digit per example, 1 if the needle was
+    found. The column `decides` is "no" for a task on which the full cache scores below MIN_FULL_SCORE_PERCENT, or was
+    not measured: such a task cannot compare policies.
     """
     files, records = [results.rows_of(file, "") for file in NEEDLES], []
-    columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples"]
+    columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples", "by_text"]
     if any(len(rows) for rows in files):
         rows = pd.concat(files, ignore_index=True)
         rows = labelled(rows[rows["metric"] == "string_match"])
         for key, group in rows.groupby(columns[:6], sort=False, dropna=False):
             values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
             records.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
-            records[-1]["examples"] = len(group)
+            digits = "".join(
+                group.sort_values("example", key=pd.to_numeric)["value"].eq(1).map({True: "1", False: "0"})
+            )
+            records[-1] |= {"examples": len(group), "by_text": digits}
     table = DataFrame(records, columns=columns)
     full, pruned = table[table["policy"] == "full"], table[table["policy"] != "full"]
     beside_each = full.drop(columns="budget").merge(pruned[["task", "budget"]].drop_duplicates(), on="task")

@@ -102,34 +102,38 @@ def _sizes(rows: DataFrame) -> list[str]:
 
 
 def draw_passkey(data: DataFrame) -> Figure:
-    """Draw a square per number with a row per policy, in a panel per task."""
-    names = list(data.groupby("configuration", sort=False)["found"].mean().sort_values(ascending=False).index)
+    """Draw a square per number with a row per policy and a column per text, in a panel per task."""
+    names = sorted(data["configuration"].unique(), key=[*policy_comparison.POLICIES, *data["configuration"]].index)
     kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
     data = data.sort_values(["depth", "length"], kind="stable", ignore_index=True)
-    data = data.assign(_row=data["configuration"].map(names.index), _hits=(data["found"] * data["numbers"]).round())
-    full = data[data["policy"].eq("full")].drop_duplicates(cell := ["_task", "depth", "length"])
-    lost = data[cell].merge(full[[*cell, "_hits"]], "left", cell)["_hits"].eq(0)
-    squares = data.assign(_lost=lost).loc[data.index.repeat(data["numbers"])]
-    hit = squares.groupby(level=0).cumcount() < squares["_hits"]
-    squares["number"] = hit.map({True: "found", False: "not found"}).mask(squares["_lost"], [*SQUARES][-1])
-    gaps = 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
-    squares["_column"] = squares.groupby(["_task", "configuration"], sort=False).cumcount() + gaps
+    squares = data.assign(_row=data["configuration"].map(names.index), _hit=data["by_text"].map(list)).explode("_hit")
+    squares["_text"] = squares.groupby(["_task", "configuration"], sort=False).cumcount()
+    squares = squares.reset_index(drop=True)
+    full = squares[squares["policy"].eq("full")].set_index(["_task", "_text"])["_hit"]
+    lost = full.reindex(pd.MultiIndex.from_frame(squares[["_task", "_text"]])).eq("0").to_numpy()
+    hit = squares["_hit"].eq("1")
+    squares["number"] = hit.map({True: "found", False: "not found"}).mask(lost & ~hit, [*SQUARES][-1])
+    step = np.where(squares["depth"].notna(), 1.4, 1)  # room for the lengths below the squares
+    squares["_column"] = step * squares["_text"] + 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
     caches = f"caches of {' or '.join(_sizes(data))} of the text; " * bool(_sizes(data))
-    note = f"A square is one hidden number and one text; {caches}policies without squares were not run."
+    note = f"A column is one text with one hidden number; {caches}policies without squares were not run."
     panels = {str(name): rows for name, rows in squares.groupby("_task", sort=False)}
-    widths = [2 + rows["_column"].max() for rows in panels.values()]
-    figure = Figure((WIDEST, 1.3 + 0.17 * len(names)), layout="constrained", label=note)
+    widths = [6.2 + rows["_column"].max() for rows in panels.values()]
+    figure = Figure((WIDEST, 1.5 + 0.17 * len(names)), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
     for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=True):
-        sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=34,
+        sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=24,
                         edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
-        positions = rows.groupby("depth")["_column"].mean()
-        axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(len(names) - 0.4, -0.6),
-                 xlabel="position of the number" if len(positions) else "")  # fmt: skip
-        axes.set_xticks(positions, [f"{100 * depth:.0f} %" for depth in positions.index])
+        for row, found in rows.groupby("_row")["_hit"]:
+            axes.text(width - 4.9, row, f"{found.eq('1').sum()} of {len(found)}", va="center", fontsize=7)
+        positions, lengths = (rows.groupby(by)["_column"].mean() for by in ("depth", ["_column", "length"]))
+        below = "thousand tokens,\nposition of number" if len(positions) else f"texts 1 to {rows['_text'].max() + 1}"
+        axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(len(names) - 0.4, -0.6), xlabel=below)
+        axes.set_xticks(positions, [f"\n{100 * depth:.0f} %" for depth in positions.index])
+        axes.set_xticks(lengths, [f"{length / 1024:g}" for _, length in lengths.index], minor=True, fontsize=7)
         axes.set_yticks(range(len(names)), names)
-        axes.tick_params(length=0)
+        axes.tick_params(length=0, which="both")
         axes.grid(visible=False)
         sns.despine(ax=axes, left=True, bottom=True)
         handles, labels = axes.get_legend_handles_labels()
@@ -144,15 +148,16 @@ def draw_passkey(data: DataFrame) -> Figure:
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
     a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
-    text (passkey retrieval, arXiv:2305.16300), one text per length, the shortest first; a number is found if every
-    token is the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four of
-    which one is asked for by its key. With twenty texts, 0 found is consistent with up to 17 %. The CSV has intervals
-    over the twenty texts, and log-probabilities of the numbers in long texts. To see: which rows look like the full
-    cache.
+    text (passkey retrieval, arXiv:2305.16300), one text per length and position; a number is found if every token is
+    the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four of which
+    one is asked for by its key. A column is the same text in all rows. With twenty texts, 0 found is consistent with up
+    to 17 %. The CSV has intervals over the twenty texts, and log-probabilities of the numbers in long texts. To see:
+    which rows look like the full cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
-    long = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
+    long = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean"),
+                     by_text=("found", lambda found: "".join(map("{:.0f}".format, found)))).reset_index()  # fmt: skip
     short = policy_comparison.needles(results).rename(columns={"examples": "numbers"})
     short = short[short["budget"].eq(PUBLISHED_BUDGET)].assign(found=lambda table: table["found_percent"] / 100)
     table = pd.concat([label_and_sort(long).assign(task="passkey"), short], ignore_index=True)
