@@ -153,7 +153,7 @@ def test_figures_and_tables_exist(page):
     named = {line for line in code(page) if pattern.match(line)}
     removed = {
         *("denseformer_pace", "transformer_positions", "vision_growth", "decay_bias", "tokenformer_growth"),
-        *("decay_budget", "decay_scores", "decay_precision_table", "decay_ratio_table"),
+        *("decay_budget", "decay_scores", "decay_precision_table", "decay_ratio_table", "decay_baselines"),
         *("denseformer_delay", "transformer_bleu"),
         *("combined_curves", "transformer_curves", "vision_curves", "transformer_rates", "vision_rates"),
         "tokenformer_curves",
