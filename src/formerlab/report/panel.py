@@ -284,13 +284,13 @@ def _sides_of_columns(
 
 
 def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
-    """Return the legend handles of all panels with `name="legend"`, and of the limits of claims."""
+    """Return the legend handles of all panels with `name="legend"`, and of the limits of claims beside them."""
     handles: dict[str, Line2D] = {}
     for panel, rows in pairs:
         if panel.name == "legend":
             drawn = rows.dropna(subset=[panel.x] if panel.kind == "forest" else panel.y)
             handles |= {name: line for name, line in panel.handles(drawn).items() if name not in handles}
-    if any(f"{panel.x}_limit" in rows for panel, rows in pairs):
+    if handles and any(f"{panel.x}_limit" in rows for panel, rows in pairs):
         handles["limit of the claim"] = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
     return handles
 

@@ -18,8 +18,8 @@ from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, estimate, load_runs, seed_count, summarize
 from formerlab.report.studies.denseformer import STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, LETTER, ORANGE, WIDEST, arrow, box, ink
-from formerlab.report.tables.blocks import in_words, pooled_estimate
+from formerlab.report.style import BLACK, GREY, LETTER, ORANGE, PUBLISHED_INK, WIDEST, arrow, box, ink
+from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE
@@ -123,39 +123,40 @@ _weights = partial(
 
 
 THIRDS = ("first_third", "last_third")
+_PATTERN = "denseformer-weight-pattern"
 
 
-def _tint_thirds(axes: Axes, rows: DataFrame) -> None:
-    """Tint the first and the last third of the averages, and write the mean weight of the embedding in each."""
+def _draw_thirds(axes: Axes, rows: DataFrame) -> None:
+    """Draw the mean weight of the embedding in the first and the last third of the averages, with its interval."""
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     of_run, blocks = rows[rows["part"] == "run"], sorted(rows["destination"].dropna().unique())
     if of_run.empty or len(blocks) < 3:
         return
     count = len(blocks) // 3
     for third, ends, right in zip(THIRDS, (blocks[:count], blocks[:-1][-count:]), (0, 1), strict=True):
-        axes.axvspan(ends[0] - 0.5, ends[-1] + 0.5, color=GREY, alpha=0.12, linewidth=0)
-        axes.text(right, 0.99 - 0.1 * right, in_words(of_run.iloc[0], third), transform=axes.transAxes, va="top",
-                  ha="right" if right else "left", fontsize=7)  # fmt: skip
+        mean, low, high = of_run.iloc[0].reindex(expand_columns(f"{third}[]"))
+        axes.fill_between([ends[0] - 0.5, ends[-1] + 0.5], low, high, color=GREY, alpha=0.35, linewidth=0, zorder=3)
+        axes.hlines(mean, ends[0] - 0.5, ends[-1] + 0.5, color=BLACK, linewidth=2, zorder=4)
+        words = f"{third.replace('_', ' ')}: {in_words(of_run.iloc[0], third)}" + right * of_run["_claim"].iloc[0]
+        axes.text(0.99, 0.98 - 0.1 * right, words, transform=axes.transAxes, ha="right", va="top", fontsize=7)
 
 
 @plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     _weights(where={"part": "mean"}),
     Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, share_y=True,
-          same_limits="y", xlabel="average after block i", ylabel="weight of\nthe embedding", finish=_tint_thirds),
-    Panel("_r", "_model_lines", by="_model_lines", kind="forest", zero=0.0, title="Seed against seed",
-          xlabel="correlation of the weights"),
-    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; tinted: first "
-                        "and last third with mean and 95 % interval; correlation: of pairs of seeds, with 95 % "
-                        "interval; both are the values of the claim."],
-    columns=3, height=1.6, order="_rank destination source_block"
+          same_limits="y", xlabel="average after block i", ylabel="weight of\nthe embedding", finish=_draw_thirds),
+    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; r: correlation "
+                        "of pairs of seeds; grey: mean of a third; intervals: 95 %."],
+    height=1.6, order="_rank destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
-    i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text and the deepest 4x5 are shown; the
-    CSV has all schemes. Training starts from 1 on the diagonal. Below: the weight of the embedding in the averages of
-    1x1, by seed, with its mean over the first and the last third of the averages (without the last); and the mean
-    correlation of the off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). To see: whether the pattern
-    of the paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and
-    negative late, a triangle of large weights over the last blocks, and the same pattern in all seeds.
+    i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text is shown; the CSV has all schemes.
+    Training starts from 1 on the diagonal. r is the mean correlation of the off-diagonal weights of two seeds
+    (Fisher's z, jackknife over seeds). Below: the weight of the embedding, by seed, with its mean over the first and
+    the last third of the averages (without the last), which the claim has above and below zero. To see: whether the
+    pattern of the paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early
+    and negative late, a triangle of large weights over the last blocks, and the same pattern in all seeds.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
@@ -165,7 +166,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     keys = ["run", "variant", "layers", "_text", "destination", "source_block"]
     rows = rows.merge(models[keys[:4]]).rename(columns={"source": "source_block"})
     means = rows.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    reader = ClaimRows(results, STUDY, ClaimArms())
+    reader, claim = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY, _PATTERN)[_PATTERN]
     seeds = rows[[*keys, "seed", "weight"]].assign(part="seed")
     of_runs = []
     for record in models[keys[:4]].to_dict("records"):
@@ -175,16 +176,18 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
             row |= pooled_estimate(reader, third, {record["run"]: 1.0}, f"embedding_weight_{third}")
         of_runs.append(row | {"part": "run"})
     rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds], ignore_index=True)
-    dense, deepest = rows["variant"].eq(SCHEMES[0]), rows["layers"].eq(rows["layers"].max())
+    dense = rows["variant"].eq(SCHEMES[0])
     blocks = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format)
     model = blocks + rows.pop("_text")
-    shown = dense | rows["variant"].eq(SCHEMES[-1]) & deepest
+    alike = DataFrame(of_runs).set_index("run").apply(in_words, axis=1, name="_r").radd("r = ")
     rows = rows.assign(
         source="ours",
-        _title=model.where(shown | (not shown.any())),
+        _title=(model + ", " + rows["run"].map(alike).str.replace(" ", "\N{NO-BREAK SPACE}")).where(
+            dense | (not dense.any())
+        ),
         _model=model.where(dense & rows["part"].isin(["mean", "seed", "run"])),
         _style=rows["variant"],
-        _model_lines=model.str.replace(" blocks, ", " blocks,\n").where(rows["part"].eq("run") & shown),
+        _claim=rows["run"].isin(claim.runs).map({True: f"\nclaim: below 0, {claim.word}", False: ""}),
         _embedding=rows["weight"].where(rows["source_block"].eq(0)),
         _rank=(~dense).astype(int),
     )
@@ -257,38 +260,34 @@ MOST_DROPPED = 0.4
 
 def _mark_knee(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1)
-    axes.text(0.14, 0.5, "paper: 15 %", transform=axes.get_xaxis_transform(), rotation=90, ha="right", va="center",
-              color=GREY, fontsize=7)  # fmt: skip
-
-
-_blocks = partial(Panel, "place", kind="band", where={"measure": COSINE}, xlabel="block",
-                  finish=lambda axes, _: axes.xaxis.set_major_locator(MaxNLocator(5, integer=True)))  # fmt: skip
+    axes.text(0.145, 0.95, "paper: sharp\nrise from 15 %", transform=axes.get_xaxis_transform(), ha="right", va="top",
+              color=PUBLISHED_INK, fontsize=7)  # fmt: skip
 
 
 def _show_cosines(axes: Axes, rows: DataFrame) -> None:
-    """Show cosines up to 1, the cosine of a block that passes the embedding on."""
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.axhline(0, color=BLACK, linewidth=0.9, zorder=1)
-    axes.set_ylim(min(-0.2, axes.get_ylim()[0]), 1)
+    """Show the range of our cosines; cosines of the paper are near 1."""
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set_ylim(-0.15, max(0.2, axes.get_ylim()[1]))
+    axes.text(0.02, 0.97, "paper, DenseFormer: near 1 over most blocks", transform=axes.transAxes, va="top",
+              color=PUBLISHED_INK, fontsize=7)  # fmt: skip
 
 
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    _blocks("_cosine", title="Output of each block", name="legend", ylabel="cosine of the output\nwith the embedding",
-            finish=_show_cosines),
-    _blocks("minus_plain", title="Zoom: 1x1 minus Transformer", name="none", zero=0.0, ylabel="cosine difference"),
-    Panel("place", "_added", kind="band", title="Small weights dropped", zero=0.0, name="none", finish=_mark_knee,
-          xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)"),
+    Panel("place", "_cosine", kind="band", where={"measure": COSINE}, title="Output of each block", zero=0.0,
+          name="legend", xlabel="block", ylabel="cosine of the output\nwith the embedding", finish=_show_cosines),
+    Panel("place", "_added", kind="band", title="Small weights of 1x1 dropped", zero=0.0, name="none",
+          finish=_mark_knee, xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds."],
-    columns=3, height=1.7
+    height=1.8
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
     the embedding X_0, for the deepest models that were measured, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622).
-    Middle: this cosine minus the cosine of the Transformer, paired by seed. To see: how much of the embedding remains
-    after each block; in the paper a DenseFormer stays near it over most of its depth and the plain Transformer leaves
-    it early. Right: increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7;
-    in the paper perplexity rises sharply beyond 15 % (dotted). The paper prints no numbers. The CSV also has larger
-    fractions.
+    To see: how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of
+    its depth and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights
+    are dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 % (dotted). The paper
+    prints no numbers. The CSV also has larger fractions, and the cosine minus the cosine of the Transformer, paired by
+    seed.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
