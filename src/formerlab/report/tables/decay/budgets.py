@@ -38,11 +38,12 @@ def _answers(results: Results, runs: list[str]) -> DataFrame:
     rows = policy_comparison.labelled(rows, ("Full", *_SHOWN)).drop(columns="configuration")
     rows = rows[rows["task"].str.removesuffix(LOCAL_SUFFIX).isin(SUITES)]
     tables, full = [], rows["policy"].eq("full")
-    for (_, budget), _ in rows[~full].groupby(["run", "budget"], sort=False):
+    for budget in rows.loc[~full, "budget"].unique():
         tables.append(questions.accuracies(rows[full | rows["budget"].eq(budget)]))
     table = pd.concat(tables, ignore_index=True) if tables else DataFrame(columns=["task", "policy"])
     table = table[table["task"].astype(str).str.startswith(questions.MEAN_LABEL) & table["policy"].ne("full")]
     table = table.rename(columns=lambda name: name.replace("difference", "minus_full"))
+    table = table.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})
     return table.drop_duplicates(["run", "configuration", "budget"])
 
 

@@ -61,15 +61,15 @@ def _compared(
         for task, means in means_by_task.items():
             is_mean = task.startswith(questions.MEAN_LABEL)
             label = name if is_mean else task_label(task).removesuffix(" (local)")
-            of_task = [chance.get(f"{suite}{LOCAL_SUFFIX}", chance.get(suite)) for suite in suites]
-            guess = chance.get(task) if not is_mean else float(np.mean(of_task)) if all(of_task) else None
-            row = {"set": label, "questions": means.questions, "chance": guess}
+            tasks = [f"{suite}{LOCAL_SUFFIX}" for suite in suites] if task.endswith(f"({LOCAL_SUFFIX[1:]})") else suites
+            guess = float(np.mean([chance.get(of_mean, np.nan) for of_mean in (tasks if is_mean else [task])]))
+            row: dict[Any, Any] = {"set": label, "questions": means.questions, "chance": guess}
             row |= estimate("full", means.contrast(full)) | estimate("h2o_loses", means.contrast(full - rival))
             row |= estimate("decay_minus_h2o", means.contrast(ours - rival))
             beyond = ours - rival - published_fraction(model) * (full - rival)
             row |= estimate("beyond_published", means.contrast(beyond))
             for end in ("", "_low", "_high"):
-                row[f"full_minus_chance{end}"] = np.nan if guess is None else row[f"full{end}"] - guess
+                row[f"full_minus_chance{end}"] = row[f"full{end}"] - guess
             table[label] = row
     return [*table.values()]
 
@@ -78,7 +78,8 @@ def _best_alpha(rows: DataFrame) -> float:
     """Return the alpha with the highest mean accuracy on the article's sets."""
     suites = _sets([*rows["task"].unique()])[_MEAN]
     rows = rows[rows["task"].str.removesuffix(LOCAL_SUFFIX).isin(suites)]
-    return float(rows.groupby(["alpha", "task"])["value"].mean().groupby("alpha").mean().idxmax())
+    means = rows.groupby(["alpha", "task"])["value"].mean().groupby("alpha").mean()
+    return float(means.index[int(means.argmax())])
 
 
 def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
