@@ -46,8 +46,9 @@ _PUBLISHED = (
     ("Fig 4", "Transformer, 30B tokens"),
     ("Fig 3", "grown, 30B a stage"),
 )
-_ELSEWHERE = (WAYS_TO_GROW["grown: zero keys, tau kept"], "parent trained further, equal FLOPs")
-"""Series that tokenformer_stage_length compares; only the CSV has their costs."""
+_ELSEWHERE = WAYS_TO_GROW["grown: zero keys, tau kept"]
+"""Series that tokenformer_stage_length compares; only the CSV has its costs."""
+_FURTHER = "parent trained further, equal FLOPs"
 _STAGE = f"-({'|'.join(LENGTHS)})$"
 _losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
 
@@ -58,7 +59,7 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
     """
     write = partial(axes.annotate, textcoords="offset points", fontsize=7)
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
-    for run, point in means[means["parent"].isin(means.index)].iterrows():
+    for run, point in means[means["parent"].isin(means.index) & means["series"].ne(_FURTHER)].iterrows():
         colour = plot_style(point["series"])["color"]
         ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
         arrow(axes, *ends, color=colour, linewidth=0.8, linestyle=":")
@@ -71,6 +72,8 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
               color=GREY)  # fmt: skip
     for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
         write(PARENT, (x, y), (0, 7), ha="center", color=ink(plot_style(PARENT)["color"]))
+    for x, y in means.loc[means["series"].eq(_FURTHER), ["_at", "loss_nats"]].sort_values("_at").to_numpy()[-1:]:
+        write("parent trained\nfurther", (x, y), (6, 4), color=ink(plot_style(_FURTHER)["color"]))
     lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "parameters_non_embedding", "seeds"]]
     for nth, (x, y, size, seeds) in enumerate(lowest.to_numpy(float)):
         words = f"{format_count(size, 3)} parameters, {seeds:.0f} seed{'s' if seeds > 1 else ''}"
@@ -114,7 +117,7 @@ def draw_cost(data: DataFrame) -> Figure:
         axes.set(xlabel=words, ylabel=panel.ylabel)
         axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
         stages = rows[rows["parent"].notna() & rows["run"].str.extract(_STAGE)[0].notna()]
-        named = {PARENT, _LOWEST, *stages["series"]}
+        named = {PARENT, _LOWEST, _FURTHER, *stages["series"]}
         label_at_edge(axes, [label for label in labels if label.text not in named], 14)
     if len(ratios):
         panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
@@ -137,12 +140,12 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     beyond 1). Below: this ratio and the ratio of the parent, with the interval of the verdict; dashed: the claim, at
     most 0.5; hollow: the largest grown model of the paper against its Transformers of 300B tokens. To see: growing
     saves cost if its mark is to the left of the black line. tokenformer_stage_length compares with the parent trained
-    further; the tables tokenformer_envelope and tokenformer_table have growth with zero keys and all Transformers. The
-    published models are a thousand times larger, and their Transformers are single models. If the learning rates of
-    some runs fell to zero, only these runs are shown. All losses are on one test text.
+    further (pink); the tables tokenformer_envelope and tokenformer_table have growth with zero keys and all
+    Transformers. The published models are a thousand times larger, and their Transformers are single models. If the
+    learning rates of some runs fell to zero, only these runs are shown. All losses are on one test text.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
-    rows["_series"] = rows["series"].where(~rows["series"].isin(_ELSEWHERE))
+    rows["_series"] = rows["series"].where(rows["series"].ne(_ELSEWHERE))
     frames = [rows.assign(flops_ratio=np.nan)]
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
@@ -165,7 +168,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([*frames, published.assign(_series=published["series"])], ignore_index=True)
     cost = rows["flops_cumulative"].fillna(rows["tpu_v4_hours"])
     largest = cost.where(rows["variant"].eq(TRANSFORMER) | rows["run"].str.startswith(TRANSFORMER))
-    rows["_line"] = rows["run"].where(rows["parent"].notna(), rows["_series"])  # arrows join models and their parents
+    linked = rows["parent"].notna() & rows["series"].ne(_FURTHER)  # arrows join models and their parents
+    rows["_line"] = rows["run"].where(linked, rows["_series"])
     ratio = rows.dropna(subset="flops_ratio").set_index("run")["flops_ratio"]
     rows["_ratio"] = rows["run"].map(ratio).where(rows["series"].ne(PARENT) & rows["flops_ratio"].isna())
     rows["_relative"] = cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan)
