@@ -1,4 +1,4 @@
-"""Settings of all tests: fixed random numbers, one order of sums on all machines, and faster planning and writing."""
+"""Settings of all tests: fixed seeds, one thread, plans built in the same process, and writing without fsync."""
 
 import os
 import sqlite3

@@ -125,7 +125,7 @@ def test_edited_code_reruns_exactly_the_jobs_that_use_it(finished_dag):
 
 
 @pytest.mark.parametrize(("scale", "rule"), [("overnight", "train"), ("pretrained", "load")])
-def test_every_other_scale_has_a_dag(finished_dag, scale, rule):
+def test_scales_overnight_and_pretrained_have_a_dag(finished_dag, scale, rule):
     job_names = finished_dag.to_do(config={"scale": scale})
     assert {"exact", *FINAL_JOBS} <= job_names
     studies = {entry.study for name, entry in catalogue().items() if f"draw_{name}" in job_names}
@@ -145,7 +145,7 @@ def test_the_slurm_profile_plans_scale_paper(finished_dag):
     assert {"track", "all"} <= job_names
 
 
-def test_until_a_stage_with_chained_runs_completes_the_stage(finished_dag):
+def test_snakemake_until_train_also_trains_runs_with_a_parent(finished_dag):
     parent = next(job["init"] for job in finished_dag.jobs.values() if job["init"])
     tracked = finished_dag.root / results(finished_dag) / "mlflow.json"
     tracked.unlink()

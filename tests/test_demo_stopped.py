@@ -65,7 +65,7 @@ def demo(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in MAKE_VARIABLES}
     environment["PYTHONPATH"] = os.pathsep.join(search_path)
     environment["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    with open(tmp_path / "said", "wb") as file:
+    with open(tmp_path / "output.txt", "wb") as file:
         make = subprocess.Popen(
             ["make", "demo"],
             cwd=tmp_path,
@@ -78,7 +78,7 @@ def demo(tmp_path):
             ),  # background commands of a shell script inherit an ignored SIGINT
         )
     while not ((tmp_path / "quick/begun").exists() and (tmp_path / "slow").exists()):
-        assert make.poll() is None, (tmp_path / "said").read_text()
+        assert make.poll() is None, (tmp_path / "output.txt").read_text()
         time.sleep(0.02)
     yield make
     make.kill()
@@ -87,7 +87,7 @@ def demo(tmp_path):
 def test_ctrl_c_ends_all_processes_and_prints_that_no_work_is_lost(demo, tmp_path):
     os.killpg(demo.pid, signal.SIGINT)
     assert demo.wait(timeout=60) == -signal.SIGINT
-    output = (tmp_path / "said").read_text()
+    output = (tmp_path / "output.txt").read_text()
     assert output.splitlines()[-1] == SAFE
     assert not [word for word in ("Traceback", "RuleException", "***") if word in output]
     assert read_note("train", tmp_path / "quick")["state"] == "stopped"
@@ -96,10 +96,10 @@ def test_ctrl_c_ends_all_processes_and_prints_that_no_work_is_lost(demo, tmp_pat
     assert not list((tmp_path / ".snakemake/locks").iterdir())
 
 
-def test_without_make_the_exit_status_is_stopped_early(demo, tmp_path):
+def test_sigterm_to_the_demo_gives_exit_status_75(demo, tmp_path):
     (process,) = psutil.Process(demo.pid).children()
     process.terminate()
     assert demo.wait(timeout=60) == 2  # make returns this status after any failure
-    output = (tmp_path / "said").read_text().splitlines()
+    output = (tmp_path / "output.txt").read_text().splitlines()
     assert output[-2] == SAFE
     assert output[-1].endswith("Error 75")

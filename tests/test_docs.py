@@ -116,7 +116,7 @@ def test_pages_are_short():
 
 
 def test_the_configuration_of_docs_own_text_makes_a_plan(tmp_path, monkeypatch):
-    """docs/own_text.md names two runs, their questions and a figure."""
+    """docs/own_text.md configures two runs, a suite of questions and a figure."""
     page = (ROOT / "docs/own_text.md").read_text()
     settings, questions = ("".join(re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)) for kind in ("yaml", "json"))
     assert settings.startswith("studies: [denseformer]")
@@ -178,8 +178,11 @@ def test_every_study_has_a_page_and_a_link_in_the_readme():
 
 
 @pytest.mark.parametrize("page", STUDY_PAGES, ids=lambda page: page.stem)
-def test_a_study_page_begins_with_its_figure_and_mentions_no_run(page):
-    """The figure that answers the question comes first. Readers do not know the names of runs."""
+def test_a_study_page_begins_with_its_figure_and_mentions_no_hyphenated_run_name(page):
+    """The figure that answers the question comes first. Readers do not know the names of runs.
+
+    Names without a hyphen, such as `decoder`, are also words of the text.
+    """
     text = page.read_text()
     title, _, figure = text.splitlines()[:3]
     assert re.fullmatch(r"# .+\?", title)
@@ -192,7 +195,10 @@ def test_a_study_page_begins_with_its_figure_and_mentions_no_run(page):
 
 @EVERY_PAGE
 def test_links_to_headings_exist(page):
-    """The strict build of the site refuses such links too. On the code host such a link opens the top of the page."""
+    """The strict build of the site also fails on a link to a missing heading.
+
+    On the code host, such a link opens the top of the page.
+    """
     for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text(encoding="utf-8")):
         headings = re.findall(r"^#+ (.*)", (page.parent / target if target else page).read_text(), re.MULTILINE)
         slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -80,7 +80,7 @@ def test_the_notebook_prunes_measures_and_plots(folder, capsys, monkeypatch):
         exec(source, namespace)
     printed = capsys.readouterr().out
     sizes = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) bytes", printed)]
-    assert sizes[1:] == 3 * [sizes[0] * 16 // 59], "16 retained keys of 40 prompt tokens, plus 19 tokens of the answer"
+    assert sizes[1:] == 3 * [sizes[0] * 16 // 59], "the full cache stores 40 + 19 tokens, a pruned cache 16 keys"
     assert len(re.findall(r"-?\d\.\d{3} nats above the full cache", printed)) == 9
     assert [len(line.get_xdata()) for line in namespace["axes"].lines] == [3, 3, 3]
     namespace["plt"].close("all")

@@ -218,7 +218,10 @@ def test_a_damaged_record_excludes_only_its_run(live, cached, content):
 
 
 def stale_outputs(**reasons):
-    """Return a staleness function. It returns the given reason if the "stage name" of an output contains the word."""
+    """Return a staleness function.
+
+    If the "stage name" of an output contains a keyword of `reasons`, the function returns the reason, otherwise "".
+    """
     return lambda stage, name: next((reason for word, reason in reasons.items() if word in f"{stage} {name}"), "")
 
 

@@ -140,7 +140,7 @@ def test_the_queue_times_first_and_trains_by_priority(queue, tmp_path):
         assert len(weights.getnames()) == 4
 
 
-def test_the_row_loop_runs_in_the_precision_of_a_gpu():
+def test_the_reference_implementation_of_decay_supports_bfloat16():
     q, k, v = torch.randn(3, 2, 12, 8, dtype=torch.bfloat16)
     assert row_loop(q, k, v, 4, 0.2).dtype == torch.bfloat16
 

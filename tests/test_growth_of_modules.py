@@ -90,7 +90,7 @@ class Classifier(nn.Module):
         return self.head(self.body(tokens).mean(dim=1))
 
 
-def test_a_decoder_inside_grows_with_its_spec():
+def test_a_decoder_inside_a_user_module_grows_with_its_spec():
     model = Classifier(DECODER).double()
     grown = grow(model)
     torch.testing.assert_close(grown(TOKENS), model(TOKENS), rtol=0, atol=1e-12)
@@ -150,7 +150,7 @@ def test_loading_a_state_with_another_tau_is_refused():
     grown = grow(Pattention(tokens=48).build(8, 16), factor=2)
     with pytest.raises(RuntimeError, match=r"build with tau=6\.928"):
         Pattention(tokens=96).build(8, 16).load_state_dict(grown.state_dict())
-    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # a plain dict does not store tau
+    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # without `_metadata`
     same = Pattention(tokens=96, tau=grown.tau).build(8, 16)
     same.load_state_dict(grown.state_dict())
     x = torch.randn(4, 8)

@@ -140,8 +140,8 @@ def test_hypercloning_matches_the_papers_block_matrix():
     assert torch.equal(new["final_norm.gain"], old["final_norm.gain"].repeat(2) / 2)
 
 
-def test_net2net_copies_each_unit_two_or_three_times():
-    """Columns of the embedding are channels. The seed determines the copies, which follow the old channels."""
+def test_each_channel_occurs_two_or_three_times_after_net2net():
+    """Columns of the embedding are channels. The seed selects the copied channels. Copies follow all old channels."""
     model = random_model(PARENT)
     child = wider(PARENT, 2.5, hidden=20)
     first, same_seed, other_seed = (grown(model, child, seed, method="net2net").embedding for seed in (5, 5, 6))

@@ -32,7 +32,7 @@ def test_a_kernel_is_compiled_once(cache, monkeypatch):
 
 
 @needs_compiler
-def test_kernel_path_depends_on_the_compiler(monkeypatch, tmp_path):
+def test_kernel_implementation_is_plain_without_a_working_compiler(monkeypatch, tmp_path):
     assert native.kernel_implementation().startswith("native, ")
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))

@@ -58,7 +58,7 @@ def examples(page, heading=""):
 def test_the_readme_examples_are_short_and_print_the_documented_output(capsys, monkeypatch):
     """The model has the layers, heads and width of SmolLM2-135M.
 
-    The fake tokenizer returns as many tokens as its tokenizer.
+    The fake tokenizer returns as many tokens as the tokenizer of SmolLM2-135M.
     """
     build("llama")  # makes sure that models of transformers can be imported
     import transformers
@@ -104,7 +104,7 @@ def run_without(package, code):
     return subprocess.run([sys.executable, "-c", code_without_package], capture_output=True, text=True)
 
 
-def test_an_import_error_without_a_package_keeps_its_message():
+def test_an_import_error_without_a_module_name_keeps_its_message():
     assert missing_package(ModuleNotFoundError("no LlamaModel")) == "cannot be imported: no LlamaModel"
 
 

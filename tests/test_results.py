@@ -151,7 +151,7 @@ import sys
 from importlib import import_module
 from formerlab.report.catalogue import catalogue
 entries = catalogue()
-assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not import what draws"
+assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not import plotting libraries"
 for entry in entries.values():
     import_module(entry.module)
 for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",

@@ -16,7 +16,7 @@ def defaults(union: object) -> list[Spec]:
 
 
 def settings(union: object) -> list[Spec]:
-    """Return all variants with their defaults, and every variant once more for each other value of each option."""
+    """Return all variants with their defaults, and with each other value of each bool or Literal option."""
     return [spec for default in defaults(union) for spec in (default, *_changed(default))]
 
 

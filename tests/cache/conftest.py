@@ -20,7 +20,7 @@ def softmax(row: dict[int, float]) -> dict[int, float]:
 
 
 class Oracle:
-    """Eviction rules head by head with dictionaries, without code of the package."""
+    """Eviction rules in plain Python with dictionaries, without code of the package."""
 
     @staticmethod
     def evict(heads: list[list[list[float]]], *, alpha: float, budget: int, recent: int, sink: int) -> list[set[int]]:

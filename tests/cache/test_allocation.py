@@ -175,7 +175,7 @@ def test_a_pyramid_evicts_as_simulated_in_each_layer(scoring):
 
 
 @pytest.mark.parametrize("make", [PrunedCache, CompressedCache])
-def test_a_pyramid_uses_the_bytes_of_an_equal_division(make):
+def test_a_pyramid_uses_as_many_bytes_as_equal_layer_budgets(make):
     tokens, model = torch.arange(2 * TIME).view(2, TIME) % 11, Toy(2, rotary=True)
     even, pyramid = make(H2O(), 4), make(Pyramid(policy=H2O(), layers=2, last=0.5), 4)
     for cache in (even, pyramid):
@@ -185,7 +185,7 @@ def test_a_pyramid_uses_the_bytes_of_an_equal_division(make):
         assert [pyramid.kept(layer).shape[-1] for layer in (0, 1)] == [6, 2]
 
 
-def test_an_adaptive_pyramid_divides_among_layers_and_heads():
+def test_an_adaptive_pyramid_divides_the_budget_among_layers_and_heads():
     cache, (q, k, v) = CompressedCache(Pyramid(policy=HeadAdaptive(policy=H2O()), layers=2, last=0.5), 8), tensors()
     for layer in (0, 1):
         cache(layer, q, k, v)

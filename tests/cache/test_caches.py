@@ -234,14 +234,15 @@ def test_a_budget_may_be_a_fraction_of_the_prompt(policy, fraction, tokens):
     simulation = Simulation(policy, fraction, position=model.position)
     assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
     keys = resolve_budget(fraction, TIME)
-    policy = policy.model_copy(update={"sink": min(policy.sink, keys)})  # a fraction retains at most the budget
+    # with a fractional budget, `sink` is capped at the number of retained keys
+    policy = policy.model_copy(update={"sink": min(policy.sink, keys)})
     counting_cache = PrunedCache(policy, keys, model.position)
     model(tokens, attend=counting_cache)
     assert torch.equal(*(model(tokens[:, :2], attend=attend, start=TIME) for attend in (cache, counting_cache)))
     assert cache.bytes() == counting_cache.bytes()
 
 
-def test_a_fraction_with_length_supports_single_tokens(tokens):
+def test_a_fractional_budget_with_a_known_length_supports_single_tokens(tokens):
     model = decoder()
     cache = PrunedCache(Decay(), 0.4, length=TIME)
     steps = [model(token, attend=cache, start=position) for position, token in enumerate(tokens.split(1, 1))]

@@ -110,7 +110,7 @@ def test_scores_match_the_worked_example(alpha, expected, vectors, hand_logits):
 
 @pytest.mark.parametrize(("slope", "width"), [(0.0, 1), (0.01, 128), (0.1, 16), (10.0, 32), (10.0, 0), (0.1, 400)])
 def test_the_sigmoid_window_matches_its_formula(slope, width):
-    """The window moves with the age of a query; with 150 tokens the queries are read in two chunks."""
+    """The weight of a query is a sigmoid of its position. A prompt of 150 tokens is read in two chunks."""
     q, k, v = tensors(time=150)
     weights = [1 / (1 + math.exp(min(700, -slope * (query - (150 - width - 0.5))))) for query in range(150)]
     columns = (attention(q, k) * torch.tensor(weights)[:, None]).sum(2)
@@ -211,7 +211,7 @@ def test_policies_that_mask_whole_sequences_cannot_compress(policy):
 
 
 @pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
-def test_one_key_of_the_shortest_prompt_is_retained(policy):
+def test_a_short_prompt_retains_at_least_one_key(policy):
     for time, budget in ((1, 4), (1, 0.1), (4, 0.1)):
         retained = time if isinstance(policy, Full) else 1
         assert [[len(keys) for keys in row] for row in chosen(policy, budget, *tensors(time=time))] == [

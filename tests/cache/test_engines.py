@@ -105,7 +105,7 @@ def test_ties_evict_the_older_key_in_every_engine(numba_engine):
     k = torch.zeros(1, 2, 40, 16)
     for run in (engines.run_in_torch, numba_engine.run):
         last_query = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last_query
-        assert last_query[0, 0].tolist() == [*range(6, 40), *[40] * 6], "the retained keys are those of a window"
+        assert last_query[0, 0].tolist() == [*range(6, 40), *[40] * 6], "the six most recent keys are retained"
 
 
 def test_results_do_not_depend_on_threads(numba_engine):

@@ -17,7 +17,7 @@ def test_decoding_a_token_needs_few_launches():
     assert launches(PrunedCache(Decay(), 2), LAYERS) <= 37 * LAYERS
 
 
-def test_an_average_over_depth_needs_two_launches():
+def test_averages_over_depth_need_two_launches_per_block():
     """Adding streams one by one took 1273 launches in 48 blocks."""
     mixing = launches(KVCache(), DEEP_LAYERS, depth=DepthWeightedAverage()) - launches(KVCache(), DEEP_LAYERS)
     assert mixing <= 2 * DEEP_LAYERS + 2

@@ -195,7 +195,7 @@ def test_later_tokens_do_not_change_earlier_outputs(policy):
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES + OFFICIAL if policy not in CAUSAL], ids=repr)
-def test_documented_policies_use_the_future(policy):
+def test_policies_that_are_not_causal_use_later_tokens(policy):
     logits = random_logits()
     _, visible = layers(policy, logits, 4)
     _, shorter = layers(policy, logits[..., :9, :9], 4)
@@ -224,20 +224,18 @@ def test_padding_and_batch_order_have_no_effect(policy, groups):
 
 
 @pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
-def test_a_head_group_retains_one_set_by_its_summed_attention(policy):
+def test_query_heads_of_a_key_value_head_retain_the_same_keys(policy):
     logits = random_logits()
     _, visible = layers(policy, logits, 4, groups=2)
     assert torch.equal(visible[:, 0::2], visible[:, 1::2])
     twins = logits[:, ::2].repeat_interleave(2, 1)
     _, grouped = layers(policy, twins, 4, groups=2)
     _, single = layers(policy, logits[:, ::2], 4)
-    assert torch.equal(grouped[:, ::2], single), (
-        "a group of two equal heads retains the keys that one of the heads retains"
-    )
+    assert torch.equal(grouped[:, ::2], single), "two equal query heads retain the keys that one of them retains alone"
 
 
 def test_scores_of_half_precision_logits_are_summed_in_float32():
-    """In bfloat16 a sum would stop growing at 256 times the smallest step."""
+    """In bfloat16, a running sum would stop growing at about 256 times the addend."""
     layer = LayerInputs(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
     _, scores = slot_states(H2O(), layer)[-1]
     assert scores.dtype == torch.float32

@@ -162,7 +162,7 @@ def test_unsupported_uses_of_a_protected_prompt_are_refused_in_one_line():
             H2O(variant="local_statistics", **options)
 
 
-def test_defaults_are_not_written_to_specs():
+def test_unset_sink_recent_and_protect_are_not_written_to_specs():
     assert Random().to_dict() == {"scope": "group", "kind": "random", "seed": 0}
     assert Random().fingerprint() == "de7b5d2696cd4ab5"
     assert Random(sink=4, recent=0.25).to_dict() == {"sink": 4, "recent": 0.25, **Random().to_dict()}

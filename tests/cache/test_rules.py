@@ -1,4 +1,4 @@
-"""Rules other than accumulated attention, against references in plain Python."""
+"""Rules other than accumulated attention, and the scope of scores, against references in plain Python."""
 
 import math
 

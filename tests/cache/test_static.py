@@ -1,4 +1,4 @@
-"""Decoding steps with constant shapes: equal tokens, one graph, no synchronisation."""
+"""Decoding steps with constant shapes: equal tokens, one graph, few kernel launches."""
 
 import copy
 import functools
@@ -78,7 +78,7 @@ def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
         assert torch.equal(ordinary.kept(1), static.kept(1))
 
 
-def test_a_full_cache_is_static():
+def test_a_cache_that_has_reached_its_budget_is_static():
     model = decoder("transformer")
     cache = PrunedCache(Decay(), 64)  # its initial slots equal the budget, without a slot for the next key
     static = []

@@ -1,4 +1,4 @@
-"""The worked examples of the algorithms in exact fractions: traces, retained sets, scores."""
+"""Examples of the algorithms that were computed by hand: traces, retained keys, and scores to six digits."""
 
 import pytest
 import torch

@@ -42,7 +42,7 @@ def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     for loss in losses:
         needed = flops_at_loss(loss, flops, losses)
         assert math.isnan(needed) == (loss > losses[indices[0]]), (
-            "only a loss above the loss of the cheapest run on the envelope has no FLOPs"
+            "the result is NaN exactly if the cheapest run on the envelope has a lower loss"
         )
         enough = flops[indices][losses[indices] <= loss]
         assert math.isnan(needed) or needed <= enough.min() * (1 + 1e-9)

@@ -60,9 +60,9 @@ def test_pooled_variance_is_used_unless_an_f_test_rejects_it():
 
 
 def test_arms_with_unequal_deviations_have_welchs_interval():
-    """Each arm has a separate variance with its own degrees of freedom.
+    """Arms with different deviations have separate variances and degrees of freedom (Welch).
 
-    Arms with equal deviations share one variance.
+    If the deviations are equal or one is unknown, the arms share one variance.
     """
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
     variances = [within_run_variance([values]) for values in (wide, narrow)]

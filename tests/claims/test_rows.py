@@ -1,4 +1,4 @@
-"""The numbers of claims, on rows with known values."""
+"""Values that claims use, computed from rows with known values."""
 
 import pytest
 from fixtures.rows import NOVELS, WINDOWS, make_decay, make_run, model, write, write_csv

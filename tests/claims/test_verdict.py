@@ -15,7 +15,7 @@ REGISTRY = read_claims()
 
 
 class SyntheticRows(ClaimRows):
-    """Synthetic rows: numbers by arm and metric, or answers by arm."""
+    """Synthetic rows: numbers or answers by arm and metric."""
 
     def __init__(self, claim, numbers, examples=None):
         super().__init__(None, claim.study, ClaimArms(arms={name: Arm(run=name) for name in claim.arms}))

@@ -1,4 +1,4 @@
-"""A private Slurm on this machine: munge, a database, accounting, controller, and one or more nodes with two fake GPUs.
+"""A private Slurm on this machine: munge, a database, accounting, controller, and nodes that share two fake GPUs.
 
 All files are in one folder, and all ports are free ports. The files of a system's Slurm are neither read nor written.
 `stop` ends all processes. Daemons and jobs run as root, because only root can create the device files of the GPUs.

@@ -131,7 +131,7 @@ def test_long_paragraphs_occur_once(docstrings):
     assert len(set(long)) == len(long)
 
 
-def test_streams_do_not_depend_on_questions():
+def test_documents_do_not_depend_on_questions():
     data = embedded_data(max_bytes=None, max_held_out_bytes=1)
     plain, with_questions = (data.source.open(data.fractions) for _ in range(2))
     modules = list(with_questions.test_modules)

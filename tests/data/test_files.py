@@ -68,7 +68,7 @@ def test_each_folder_is_read_once_despite_links(tmp_path):
     assert paths == ["words.txt", "z/more.txt", "again"]
 
 
-def test_named_splits_are_read_first(tmp_path):
+def test_held_out_splits_are_read_before_training_text(tmp_path):
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text(name)
     path = {name: (str(tmp_path / f"{name}.txt"),) for name in ("train", "valid", "test")}

@@ -26,7 +26,7 @@ STREAM = np.random.default_rng(0).choice(6, size=400, p=[0.4, 0.2, 0.2, 0.1, 0.0
 
 
 def reference_probability(stream, order):
-    """Return p(w, h) by the definition of Chen and Goodman, with dictionaries."""
+    """Return the function P(word | history) by the definition of Chen and Goodman, with dictionaries."""
     grams = [Counter(tuple(stream[i : i + n]) for i in range(len(stream) - n + 1)) for n in range(1, order + 1)]
     counts = [Counter({gram: 0 for gram in grams[n]}) for n in range(order - 1)] + [grams[-1]]
     for n in range(order - 1):

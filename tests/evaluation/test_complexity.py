@@ -1,4 +1,4 @@
-"""Table 1 of the Transformer: the longest paths equal the paths in the graph.
+"""Table 1 of the Transformer: the formula for the longest path gives the path length in the dependency graph.
 
 The exact claim transformer-complexity-table1 tests the operation counts.
 """
@@ -14,7 +14,7 @@ SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, 
 
 @pytest.mark.parametrize("n", [2, 9, 10, 64, 100])
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_longest_path_equals_the_path_in_the_graph(name, n):
+def test_the_path_length_formula_matches_the_dependency_graph(name, n):
     """Follow the layers until every output depends on every input (or every earlier input)."""
     distance = np.arange(n) - np.arange(n)[:, None]
     steps = {

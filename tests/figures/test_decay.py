@@ -169,7 +169,7 @@ def test_embedded_tasks_are_shown_only_for_runs_without_published_tasks(tmp_path
     )
 
 
-def test_what_h2o_loses_and_what_decay_wins_back_are_paired(tmp_path):
+def test_the_loss_of_h2o_and_the_gain_of_decay_are_paired(tmp_path):
     """Full answers 8 of 10 questions, H2O 5 and Decay 6, so Decay wins back a third of what H2O loses."""
     right = {("full", None, None, 1.0): 8, ("h2o", None, 0.5, 0.4): 5, ("decay", 0.2, 0.0, 0.4): 6}
     right |= {("decay", 0.5, 0.0, 0.4): 7, ("h2o variant=local_statistics", None, 0.5, 0.4): 4}
@@ -202,7 +202,7 @@ def test_what_h2o_loses_and_what_decay_wins_back_are_paired(tmp_path):
     assert (table["set"].eq("mean of ARC-e, SciQ and BLiMP") & table["scoring"].eq("mutual information")).any()
 
 
-def test_the_price_of_a_budget_is_a_perplexity_in_percent(tmp_path):
+def test_the_cost_of_a_budget_is_the_increase_of_perplexity_in_percent(tmp_path):
     folder = make_run(tmp_path, "decay", "released-small")
     losses = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.4): HARD + 0.02}
     losses |= {("decay", 0.95, 0.5, 0.4): HARD + 0.01}
@@ -215,8 +215,8 @@ def test_the_price_of_a_budget_is_a_perplexity_in_percent(tmp_path):
     ]
     write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, answers)
     table = decay_budgets_table.rows(Results(tmp_path), ["released-small"])
-    prices = table.set_index("configuration")["perplexity_increase_percent"].dropna().to_dict()
-    assert prices == pytest.approx(
+    increases = table.set_index("configuration")["perplexity_increase_percent"].dropna().to_dict()
+    assert increases == pytest.approx(
         {"Full": 0, "H2O": 100 * np.expm1(0.02), "Decay 0.95, half recent": 100 * np.expm1(0.01)}
     )
     assert table.set_index("configuration")["minus_full"].dropna().to_dict() == pytest.approx({"H2O": -0.3})

@@ -87,7 +87,7 @@ def test_pooled_intervals_are_thick_bars_behind_the_seed_intervals(rows):
     assert seed_notes(pooled)[0].startswith("n = 3 seeds; thick bars: 95 % interval with the spread of similar runs")
 
 
-def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
+def test_text_has_enough_contrast_and_each_palette_colour_marks_one_family():
     families = {
         BLUE: "Tokenformer|grown|final size|random keys|parent",
         GREEN: "decay|Decay",

@@ -1,4 +1,4 @@
-"""Every figure and table is rendered with one seed and without runs."""
+"""Every figure and table is rendered twice: from one seed, and from an empty folder."""
 
 import json
 import re
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 CACHED, OVERNIGHT = ROOT / "results/cached", ROOT / "figures/cached/overnight"
 ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""One figure and one table per study are saved as images. The others are not saved: saving is the same code."""
+"""One figure and one table per study. Only these figures are saved as PDF and PNG, because saving is the same code."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
 
@@ -435,7 +435,7 @@ def test_damaged_rows_fail_the_rendering(tmp_path):
 
 
 def test_translation_scores_are_corpus_scores(tmp_path):
-    """The score depends only on the sums of n-grams and lengths; the exact fraction is a mean over sentences."""
+    """The score depends only on the sums of n-grams and lengths; the fraction of exact translations is a mean."""
     folder, sentences = make_run(tmp_path, "transformer", "base"), range(10)
     add_rows(folder / "translate.csv", [("test", sentence, 9, 9, 9, -0.5, sentence % 2) for sentence in sentences])
     counts = (9, 8, 7, 6, 10, 10, 10, 10, 13, 13)

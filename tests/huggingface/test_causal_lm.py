@@ -60,7 +60,7 @@ def test_no_token_sees_a_later_token(causal_lm):
             logits, changed_logits = causal_lm(text, **first), causal_lm(changed, **second)
         close(logits[:, :7], changed_logits[:, :7], atol=1e-12)
         assert (logits[:, 7:] - changed_logits[:, 7:]).abs().max() > 0.1
-    with torch.no_grad():  # a direct call, as in transformers, uses the registered mask
+    with torch.no_grad():  # a call of the wrapped model uses the mask that CausalLM registered
         logits, changed_logits = causal_lm.model(text).logits, causal_lm.model(changed).logits
     close(logits[:, :7], changed_logits[:, :7], atol=1e-12)
 
@@ -134,7 +134,7 @@ def test_unsupported_models_are_refused(kind, changes, message):
         pytest.skip("transformers 4 does not run MPT in double precision and does not name the layer types of Mamba")
     model = build(kind, **changes)
     if not changes:
-        # Released models of these types have no such setting; an argument `context` does not help them.
+        # Released Bloom, MPT and Mamba models have no such setting, and the argument `context` does not replace it.
         del model.config.max_position_embeddings
     with pytest.raises(UserError, match=message):
         CausalLM(model)

@@ -325,7 +325,7 @@ def test_mistakes_give_a_one_line_error(tmp_path):
 
 
 def test_code_in_a_model_folder_never_runs(tmp_path, monkeypatch):
-    """The test confirms every prompt of transformers."""
+    """The test answers "y" to every question that transformers asks."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     folder, marker = tmp_path / "model", tmp_path / "marker"
     folder.mkdir()

@@ -296,10 +296,7 @@ LONG = tokens(1, tiny_models.CONTEXT)
     ids=repr,
 )
 def test_an_evicted_attention_sink_is_reported_once(policy, losses, remedy, monkeypatch):
-    """`losses` are the losses under three caches, in nats.
-
-    They are the policy, the policy with four protected tokens, and the full cache.
-    """
+    """`losses` are in nats: with the policy, with the policy and four sink tokens, and with the full cache."""
     model, measured = build("llama"), []
     remaining = iter(losses)
     monkeypatch.setattr(

@@ -82,7 +82,10 @@ def test_evicting_the_largest_logit_does_not_underflow(interpreted):
 
 
 def check_reductions(heads, queries):
-    """Count the reductions in a block of queries; the threads of a program synchronise at each reduction."""
+    """Count the reductions in a block of queries; the threads of a program synchronise at each reduction.
+
+    A head needs one maximum per block and one sum per query, and each eviction needs one minimum.
+    """
     from triton.runtime import interpreter
 
     from formerlab.cache import triton_engine
@@ -99,7 +102,7 @@ def check_reductions(heads, queries):
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_each_query_needs_one_reduction_per_head_and_each_eviction_one_minimum(interpreted, heads):
+def test_number_of_reductions_in_a_block_of_queries(interpreted, heads):
     interpreted(check_reductions, heads, 16)
 
 

@@ -18,7 +18,7 @@ TARGETS = (80, 90, 100)
 ALL = os.environ.get("FORMERLAB_ALL_TARGETS") == "1"
 """Whether to test every combination of target, dtype and size.
 
-By default each target and each dtype is tested at least once, at a small or medium size.
+By default each target and each dtype is tested at least once, at size SMALL or LARGE.
 """
 
 TYPES = torch.float32, torch.bfloat16, torch.float16

@@ -78,7 +78,7 @@ def test_mixers_that_need_a_width_refuse_to_build_without_it():
 
 
 @every_mixer
-def test_mixers_start_bit_identical_to_the_plain_stack_exactly_if_documented(spec):
+def test_expected_mixers_start_bit_identical_to_the_plain_stack(spec):
     x, updates = inputs()
     mixed, plain = (stack(built(depth), x, updates) for depth in (spec, Identity()))
     starts_plain = {

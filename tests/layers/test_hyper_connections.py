@@ -124,7 +124,7 @@ def test_static_weights_have_no_weight_decay_and_translators_are_refused(kind):
 
 
 @pytest.mark.parametrize("streams", [2, 4])
-def test_start_mixing_lets_the_residual_matrix_learn(streams):
+def test_the_residual_matrix_changes_more_with_the_mixing_start_than_with_the_identity_start(streams):
     """Sinkhorn-Knopp returns exp(b) / row sum, because all rows and columns of exp(b) have the same sum."""
     tokens, inputs, changes = torch.arange(6)[None], torch.randn(1, 1, streams, 8, dtype=torch.float64), {}
     for start, bias in (("identity", 4.0), ("mixing", 1.0)):

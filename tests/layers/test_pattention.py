@@ -18,7 +18,7 @@ def gelu(z):
 
 
 def reference(score, products, tau):
-    """Return the scores by the published formulas (sections 1.1 and 1.3 of the paper's appendix and code)."""
+    """Return the scores by the formulas of the paper (arXiv:2410.23168) and of its released code."""
     if score == "l2_gelu":
         return gelu(tau * products / products.square().sum(-1, keepdim=True).sqrt())
     if score == "l2":

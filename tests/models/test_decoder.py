@@ -91,7 +91,7 @@ every_option = pytest.mark.parametrize("spec", OPTIONS, ids=name)
 
 @every_combination
 def test_no_token_sees_a_later_token(spec):
-    """Only token s reads row s of the embedding, so its gradient shows which positions see token s."""
+    """Only token s reads row s of the embedding. Position t sees token s if its logits have a gradient for row s."""
     model = perturbed(spec.model_copy(update={"tied": False}))
     tokens = torch.arange(TIME)[None]
     logits = model(tokens)

@@ -17,8 +17,8 @@ from formerlab.plan.sources import read_sources
 
 PLAIN = LayerNorm(gain=False, bias=False)
 
-# Attention tokens; non-embedding and total in millions (2410.23168, Table 9 and the formula
-# N = 2 L d (n_q + n_k + n_v + n_o + n_ffn), n_ffn = 4 n_q, with V = 50304)
+# Parameter tokens per attention projection; non-embedding and total parameters in millions (2410.23168, Table 9 and
+# the formula N = 2 L d (n_q + n_k + n_v + n_o + n_ffn), n_ffn = 4 n_q, with V = 50304)
 TOKENFORMERS = {
     "tokenformer-150m": (768, 113.2, 151.9),
     "tokenformer-450m": (1024, 402.7, 454.2),
@@ -118,7 +118,7 @@ def test_runs_of_scale_paper_train_the_published_models(study):
     for run, name in RUNS[study].items():
         ours, reference = PUBLISHED[name].to_dict(), runs[run].to_dict()
         for spec in (ours, reference):
-            # may be explicit or four times the width; equal parameter counts prove that both are equal
+            # `hidden` may be explicit or four times the width; equal parameter counts prove that both are equal
             spec["feedforward"].pop("hidden", None)
             spec.pop("drop_path", None)  # the recipe sets this field
             spec.pop("context", None)  # the data set determines this field

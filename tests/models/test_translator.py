@@ -46,9 +46,7 @@ def test_closed_forms_match_the_built_model(changes):
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         tokens = torch.ones(1, 7, dtype=torch.long)
         model.to("meta").eval()(tokens, tokens.bool(), torch.ones(1, 5, dtype=torch.long))
-    # FlopCounterMode cannot count the operator of Pattention; tests/layers counts it
-    if "Pattention" not in repr(model):
-        assert counter.get_total_flops() == spec.flops(7, 5)
+    assert counter.get_total_flops() == spec.flops(7, 5)
 
 
 def test_residual_projections_start_smaller_in_deeper_stacks():

@@ -56,7 +56,7 @@ def bytes_moved_with(depth):
 def test_a_compiled_step_moves_the_bytes_of_the_estimate(mixer):
     """The formulas omit per-token weights.
 
-    They also omit half of the stream traffic of small models, because one kernel does two operations.
+    In small models, one kernel fuses two operations and so moves half of the residual-stream bytes of the formulas.
     """
     mixer = mixer.model_copy(update={"iterations": 2} if hasattr(mixer, "iterations") else {})
     assert bytes_moved_with(mixer) - bytes_moved_with(PLAIN.depth) == pytest.approx(

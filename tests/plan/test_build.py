@@ -29,7 +29,7 @@ def plan(request, plans):
     return plans[request.param]
 
 
-def test_every_study_has_runs_at_every_scale(plan):
+def test_every_scale_has_runs_of_its_studies(plan):
     studies = set(plan["studies"]) if plan["scale"] not in ("pretrained", "released") else {"decay"}
     unsearched = {"decay", "combined"} if plan["scale"] == "pilot" else set()
     assert studies - unsearched == {job["study"] for job in run_jobs(plan).values()}
@@ -53,7 +53,7 @@ def test_parents_come_first_and_with_higher_priority(plan):
 
 def test_released_models_read_text_encoded_with_their_tokenizer(plan):
     assert bool(plan["load"]) == (plan["scale"] in ("released", "pretrained", "paper"))
-    if plan["scale"] in ("released", "pretrained"):  # the released model has its own shape
+    if plan["scale"] in ("released", "pretrained"):  # its shape differs from the trained decoder
         assert plan["decode"]["decay"]["runs"] == ["decay/released-smollm2-135m-instruct/seed0"]
     for name, job in plan["load"].items():
         run = ReleasedRun.model_validate(job["spec"])

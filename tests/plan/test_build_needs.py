@@ -1,4 +1,4 @@
-"""Planning needs no data, network or heavy libraries, and is deterministic."""
+"""Planning needs no data, no network and no heavy library except torch, and is deterministic."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def copied(tmp_path):
     return tmp_path
 
 
-def test_planning_needs_no_data_network_or_heavy_library_and_is_deterministic(copied):
+def test_planning_needs_no_data_network_or_heavy_library_except_torch_and_is_deterministic(copied):
     """Compare a plan from another process, in which sets have another order, with a plan from this process."""
     hash_seed = os.environ.get("PYTHONHASHSEED", "random")
     environment = os.environ | {"PYTHONHASHSEED": "2" if hash_seed == "1" else "1", "PYTHONPATH": str(copied / "src")}

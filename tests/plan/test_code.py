@@ -129,7 +129,7 @@ def new_code(text):
         ("models/decoder.py", MODELS),
         ("growth/stage.py", {"train grown", "train continued"}),  # contains the spec of a continued run
         ("growth/width.py", {"train grown", "train continued"}),
-        ("training/record.py", TRAIN),  # functions next to a spec
+        ("training/record.py", TRAIN),  # defines a spec, and functions that training calls
         ("evaluation/language/suites.py", EVALUATED),
         ("training/loop.py", TRAIN),
         ("tasks/language.py", TRAIN),

@@ -85,7 +85,7 @@ def test_a_data_set_of_another_kind_replaces_the_base(project):
 
 
 @given(st.tuples(trees, trees, trees))
-def test_merging_is_associative_and_stores_files_without_changing_its_arguments(given):
+def test_merging_is_associative_records_the_file_of_each_key_and_changes_no_argument(given):
     a, b, c = (Tree(tree, file) for tree, file in zip(given, "abc", strict=True))
     assert merge(merge(a, b), c) == merge(a, merge(b, c))
     assert merge(a, Tree()) == merge(Tree(), a) == a

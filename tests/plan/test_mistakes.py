@@ -181,7 +181,7 @@ def test_a_missing_file_gives_its_name(project):
     assert project.mistake().startswith(f"config.yaml: not in {project.root.resolve()}; run this in a project")
 
 
-def test_nested_yaml_merge_keys_have_no_duplicate_keys(project):
+def test_nested_yaml_merge_keys_are_not_reported_as_duplicates(project):
     project.write(
         project.study,
         """

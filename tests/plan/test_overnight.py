@@ -62,13 +62,13 @@ def test_searched_runs_differ_from_the_arm_only_in_the_learning_rate(studies, st
         assert run.model_copy(update={"name": chosen, "optimizer": arm.optimizer, "seed": arm.seed}) == arm
 
 
-def test_runs_on_the_whole_text_have_equal_tokens_and_fewer_than_twice_the_epochs(runs):
+def test_runs_on_the_whole_text_have_equal_tokens_and_the_long_run_fewer_than_twice_their_epochs(runs):
     grown, scratch = runs["annealed-random-sqrt-all"], runs["annealed-scratch-all"]
     assert (grown.tokens, grown.task, grown.schedule) == (scratch.tokens, scratch.task, scratch.schedule)
     assert grown.tokens == runs["annealed-random-sqrt-long"].tokens
     longer = runs["annealed-scratch-long"]
     first, end = longer.task.stretch
-    # the run repeats its text less than twice as often as the grown run
+    # the long run repeats its text less than twice as often as the grown run
     assert longer.tokens / (end - first) < 2 * grown.tokens
 
 

@@ -1,4 +1,4 @@
-"""At GPU scales, models have sizes that are efficient on tensor cores."""
+"""At scale workstation, models have sizes that are efficient on tensor cores."""
 
 from pathlib import Path
 

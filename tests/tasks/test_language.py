@@ -18,7 +18,7 @@ from formerlab.tasks.window_losses import window_documents, window_losses
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
 TASK = LanguageModeling(context=6, batch=4, valid_windows=5)
-STREAM = np.arange(40, dtype=np.uint16)  # every token is its own position in the stream
+STREAM = np.arange(40, dtype=np.uint16)  # token i of the stream has the value i
 
 
 @settings(max_examples=20)

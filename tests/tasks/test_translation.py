@@ -132,7 +132,7 @@ def trained(run, stop_at=None, content=None):
     return state, snapshots
 
 
-def test_averaged_weights_are_the_mean_of_the_snapshots_after_a_stop():
+def test_averaged_weights_are_the_mean_of_the_snapshots_also_after_a_resume():
     plain, snapshots = trained(run())
     averaged, _ = trained(run(average_last=3, average_every=2))
     snapshots = [snapshots[5], snapshots[7], plain.model.state_dict()]

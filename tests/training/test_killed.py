@@ -37,7 +37,7 @@ class Processes:
     def run(self, *command, signal="SIGKILL", at_call=None, function=None, **limits):
         """Run a command.
 
-        The process gets the signal at its n-th call (of the named function); with 0 it only counts calls.
+        The process gets the signal at call number `at_call` (of `function`, if given). With 0 it only counts calls.
         """
         order = {"command": [str(word) for word in command], "signal": signal, "at_call": at_call, "function": function}
         order |= limits
@@ -95,7 +95,7 @@ def calls(processes, data, tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, command, out, uninterrupted_hashes, calls):
-    """The first kill hits a random call in the first 90 % of the run. Two seeds also kill the resumed run twice."""
+    """The first kill hits a random call in the first 90 % of the run. With two of the seeds, up to two kills follow."""
     moments = random.Random(seed)
     first = processes.run(*command, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9

@@ -155,7 +155,7 @@ def test_compile_runs_the_compiled_model_and_saves_the_plain_model(monkeypatch):
 
 
 def test_before_mixing_start_step_a_run_is_bit_identical_to_the_plain_run():
-    """The gradient norm excludes the mixing weights, too."""
+    """Before this step, the mixing weights are neither trained nor part of the gradient norm."""
     mixed = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
     waiting = done(small(model=mixed, optimizer=AdamW(lr=0.01, mixing_start_step=12)))
     plain = done(small()).model.state_dict()

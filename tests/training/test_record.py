@@ -1,4 +1,4 @@
-"""run.json: the entries of docs/files.md, and numbers that match independent counts."""
+"""run.json: provenance, and numbers that match independent counts."""
 
 import functools
 import json

@@ -137,7 +137,7 @@ def train_with_a_signal_while_images_are_read(rank, digits, out):
                 os.killpg(job, signal.SIGTERM)
                 os._exit(0)
             os.waitpid(sender, 0)
-            time.sleep(0.2)  # a worker that is ended by the signal does not return
+            time.sleep(0.2)  # a worker that the signal kills delivers no images
         return original(images, *words)
 
     with pytest.MonkeyPatch.context() as patch:
