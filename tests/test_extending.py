@@ -231,10 +231,10 @@ from formerlab.report.catalogue import catalogue
 from formerlab.report.names import data_set_label
 
 plan = build_plan(Path.cwd(), {"scale": "own", "studies": ["own"]})
-kept = [is_committed(Path.cwd(), catalogue()["own_end"], scale) for scale in ("own", "smoke")]
+committed = [is_committed(Path.cwd(), catalogue()["own_end"], scale) for scale in ("own", "smoke")]
 default = list(build_plan(Path.cwd(), {"scale": "smoke"})["studies"])
-drawn = sorted(name for job in plan["draw"].values() for name in job["drawings"])
-print(json.dumps([sorted(plan["train"]), drawn, kept, data_set_label("text", None, "own"), default]))
+figures = sorted(name for job in plan["draw"].values() for name in job["drawings"])
+print(json.dumps([sorted(plan["train"]), figures, committed, data_set_label("text", None, "own"), default]))
 """
 
 

@@ -110,9 +110,9 @@ def test_a_translator_grows_too():
     assert grown.spec.feedforward == Pattention(tokens=8, tau=2.0)
 
 
-def unsupported_net(how):
+def unsupported_net(change):
     model = net()
-    if how == "pruned":
+    if change == "pruned":
         prune.random_unstructured(model.first, "values", 0.5)
     else:
         model.other = Pattention(tokens=12).build(8, 16)
@@ -120,7 +120,7 @@ def unsupported_net(how):
     return model
 
 
-def shell():
+def wrapped_model():
     from formerlab.integrations.huggingface import FormerlabConfig, FormerlabForCausalLM
 
     return FormerlabForCausalLM(FormerlabConfig(spec=DECODER.to_dict()))
@@ -135,7 +135,7 @@ def shell():
         (net(), {"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
         (unsupported_net("shared"), {}, "cannot grow other: its keys are tied to first"),
         (unsupported_net("pruned"), {}, "cannot grow first: its values are reparametrized or sharded"),
-        (shell(), {}, "cannot grow a FormerlabForCausalLM: its config also stores the sizes; grow its decoder"),
+        (wrapped_model(), {}, "cannot grow a FormerlabForCausalLM: its config also stores the sizes; grow its decoder"),
         (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it belongs to a model"),
     ],
 )  # fmt: skip

@@ -69,26 +69,26 @@ def test_differences_of_replicates_are_replicates_of_differences():
     np.testing.assert_allclose(bootstrap_means(a, weights, resamples=300), together[:, 0])
 
 
-def random_effects(between, among, both, seeds=3, examples=60, trials=600, seed=4):
+def random_effects(seed_effect, example_effect, pair_effect, seeds=3, examples=60, trials=600, seed=4):
     """Return values (trials, seeds, examples) with mean 0: random effects of seeds, examples and their pairs."""
     random = np.random.default_rng(seed)
-    values = both * random.normal(size=(trials, seeds, examples))
-    values += between * random.normal(size=(trials, seeds, 1))
-    return values + among * random.normal(size=(trials, 1, examples))
+    values = pair_effect * random.normal(size=(trials, seeds, examples))
+    values += seed_effect * random.normal(size=(trials, seeds, 1))
+    return values + example_effect * random.normal(size=(trials, 1, examples))
 
 
 @pytest.mark.parametrize(
-    ("between", "among", "both"),
+    ("seed_effect", "example_effect", "pair_effect"),
     [(1.0, 0.0, 0.1), (0.3, 1.0, 0.3), (0.1, 1.0, 1.0), (0.0, 1.0, 0.1), (0.5, 4.0, 1.0), (0.0, 0.0, 1.0)],
     ids=["seeds", "seeds and examples", "pairs too", "examples", "mostly examples", "pairs alone"],
 )
-def test_intervals_of_three_seeds_have_95_percent_coverage(between, among, both):
+def test_intervals_of_three_seeds_have_95_percent_coverage(seed_effect, example_effect, pair_effect):
     """Coverage with 4000 trials: 0.945, 0.936, 0.965, 0.948, 0.948, 0.989.
 
     It is too high for "pairs alone", because the effect of a pair counts in both variances. A bootstrap that also
     resamples the seeds has the coverage 0.70, 0.87, 0.96, 0.93, 0.92 and 1.00.
     """
-    values = random_effects(between, among, both)
+    values = random_effects(seed_effect, example_effect, pair_effect)
     low, high = mean_ends(values.mean(axis=-1), bootstrap_means(values, resamples=400), values.shape[-1])
     covered = np.mean((low <= 0) & (high >= 0))
     assert 0.92 <= covered <= 0.995

@@ -90,12 +90,12 @@ def test_ideal_sees_the_largest_probabilities_of_every_row():
 class TestRandom:
     """Priorities that are sampled once per key retain a uniform sample of all earlier keys."""
 
-    def kept(self, policy, budget=4, time=400, heads=3, layer=0):
+    def visible_keys(self, policy, budget=4, time=400, heads=3, layer=0):
         logits = torch.zeros(2, heads, time, time)
         return simulate(policy, logits, budget, layer=layer)[1]
 
     def test_the_largest_draws_are_retained(self):
-        policy, visible = Random(seed=5), self.kept(Random(seed=5), time=60)
+        policy, visible = Random(seed=5), self.visible_keys(Random(seed=5), time=60)
         draws = policy.initial_scores(torch.arange(60), 3, None, 0)[0]
         assert len(draws.unique()) == draws.numel()
         assert draws.min() >= 0
@@ -119,8 +119,8 @@ class TestRandom:
         assert off_diagonal.abs().max() < 0.08
 
     def test_draws_depend_on_seed_layer_and_head_only(self):
-        visible = self.kept(Random())
+        visible = self.visible_keys(Random())
         assert torch.equal(visible[0], visible[1])
         assert not torch.equal(visible[:, 0], visible[:, 1])
-        assert not torch.equal(visible, self.kept(Random(seed=1)))
-        assert not torch.equal(visible, self.kept(Random(), layer=1))
+        assert not torch.equal(visible, self.visible_keys(Random(seed=1)))
+        assert not torch.equal(visible, self.visible_keys(Random(), layer=1))

@@ -65,9 +65,9 @@ def folder(tmp_path_factory):
 
 
 def test_all_figures_and_tables_are_rendered(folder):
-    drawn = {path.stem for path in folder.glob("*.csv")}
-    assert drawn | {path.stem for path in (ROOT / "figures/cached").glob("*/*.csv")} >= set(ENTRIES)
-    for name in drawn:
+    rendered = {path.stem for path in folder.glob("*.csv")}
+    assert rendered | {path.stem for path in (ROOT / "figures/cached").glob("*/*.csv")} >= set(ENTRIES)
+    for name in rendered:
         assert "ours" in set(pd.read_csv(folder / f"{name}.csv")["source"]), name
         if ENTRIES[name].kind == "figure":
             saved = name in WITH_IMAGES

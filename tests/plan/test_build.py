@@ -110,7 +110,7 @@ SEEDS = [
 
 
 def test_the_most_specific_seeds_are_used_and_need_parents(project):
-    hashes = set()
+    seeds_of_plans = set()
     for file, text, seeds in SEEDS:
         project.merge_into(project.scale if file == "scale" else file, text)
         train = project.plan()["train"]
@@ -118,8 +118,8 @@ def test_the_most_specific_seeds_are_used_and_need_parents(project):
             assert [job["seed"] for job in train.values() if job["run"] == run] == expected
         children = [job for job in train.values() if job["run"] == "child"]
         assert [job["init"] for job in children] == [f"small/parent/seed{seed}" for seed in seeds["child"]]
-        hashes |= {job["spec"]["seed"] for job in train.values()}
-    assert hashes == {0, 1, 5, 6, 7, 8, 9}
+        seeds_of_plans |= {job["spec"]["seed"] for job in train.values()}
+    assert seeds_of_plans == {0, 1, 5, 6, 7, 8, 9}
     project.merge_into(project.config, "seeds: null")
     project.merge_into(project.scale, "studies: {small: {runs: {child: {seeds: [5, 4]}}}}")
     refused = "small.runs.child: seed 4 has no parent, because 'parent' has seeds 5, 6, 7; give both runs"

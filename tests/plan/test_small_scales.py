@@ -22,7 +22,7 @@ def decoders(scale):
 
 
 @torch.no_grad()
-def loss_at_first(model):
+def initial_loss(model):
     """Return the loss of an untrained model on random tokens."""
     tokens = torch.randint(model.vocabulary, (4, 33), generator=torch.Generator().manual_seed(0))
     logits = model.build(0).eval()(tokens[:, :-1])
@@ -33,7 +33,7 @@ def loss_at_first(model):
 def test_small_models_start_at_the_uniform_loss_and_rotate_all_channels(scale):
     for run in decoders(scale):
         uniform = math.log(run.model.vocabulary)
-        assert loss_at_first(run.model) == pytest.approx(uniform, rel=0.05), run.id
+        assert initial_loss(run.model) == pytest.approx(uniform, rel=0.05), run.id
         assert not isinstance(run.model.position, Rotary) or run.model.position.fraction == 1, run.id
 
 

@@ -180,14 +180,14 @@ def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, comman
     assert hashes(out) == uninterrupted_hashes
 
 
-@pytest.mark.parametrize(("largest_file", "stays_out"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
+@pytest.mark.parametrize(("largest_file", "unwritten_file"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
 def test_a_full_disk_is_reported_and_the_same_call_continues(
-    largest_file, stays_out, processes, data, tmp_path, uninterrupted_hashes
+    largest_file, unwritten_file, processes, data, tmp_path, uninterrupted_hashes
 ):
     """The disk is full at the first checkpoint after resuming from step 6 or, without checkpoints, at the weights."""
     command = train_command(RUN, data, tmp_path)
     out = tmp_path / "results" / RUN.id
-    if stays_out == CHECKPOINT:
+    if unwritten_file == CHECKPOINT:
         assert processes.run(*command[:4], signal="SIGTERM", function="train_batch", at_call=6)["status"] == 75
         good = (out / CHECKPOINT).read_bytes()
     else:
@@ -195,18 +195,18 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(
     failed = processes.run(*command, largest_file=largest_file)
     assert failed["status"] == 2, failed["output"]
     (output,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
-    assert output.startswith(f"error: {out / stays_out}: could not be written, is the disk full? Make room")
+    assert output.startswith(f"error: {out / unwritten_file}: could not be written, is the disk full? Make room")
     assert not list(out.rglob("*.tmp"))
     assert not (out / "run.json").exists()
     note = read_note("train", out)
     assert (note["state"], f"error: {note['reason']}") == ("failed", output)
-    if stays_out == CHECKPOINT:
+    if unwritten_file == CHECKPOINT:
         assert (out / CHECKPOINT).read_bytes() == good
     else:
-        assert not (out / stays_out).exists()
+        assert not (out / unwritten_file).exists()
     again = processes.run(*command)
     assert again["status"] == 0, again["output"]
-    assert ("continuing after step 6" in again["output"]) == (stays_out == CHECKPOINT)
+    assert ("continuing after step 6" in again["output"]) == (unwritten_file == CHECKPOINT)
     assert hashes(out) == uninterrupted_hashes
 
 

@@ -113,7 +113,7 @@ def test_a_stage_that_stops_resumes_and_grows_matches_the_cpu(on_device, data, t
     on_device(check_stage, data, tmp_path)
 
 
-def check_mixing():
+def check_wrong_device():
     with fake_device():
         model = RUN.model.build(0).to(DEVICE)
         with pytest.raises(RuntimeError, match="on the CPU and on the fake device"):
@@ -121,4 +121,4 @@ def check_mixing():
 
 
 def test_a_tensor_on_the_wrong_device_is_refused(on_device):
-    on_device(check_mixing)
+    on_device(check_wrong_device)
