@@ -1,8 +1,11 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
+from typing import cast
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
@@ -10,7 +13,7 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
-from formerlab.report.style import BLACK, GREEN, GREY, VERMILION, ink, plot_style
+from formerlab.report.style import GREEN, GREY, VERMILION, ink, plot_style
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -33,24 +36,36 @@ def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
 SHOWN = {"Full": "full", "Decay 0.95, half recent": "decay", "Decay 0.2, half recent": "decay", "Decay 0.2": "decay",
          "TOVA": "tova", "StreamingLLM": "streaming_llm", "Random, protected": "random", "Local": "local"}  # fmt: skip
 """The policies of `decay_league` from top to bottom, with their kinds."""
-_TEXTS = (("D", BLACK, BLACK), ("s", GREY, "white"), ("p", "#8C8C8C", "#8C8C8C"))
-"""Marker, colour and filling of each text, the text with the most budgets first."""
+_TEXTS = "Dso"
+"""Marker of each text, the text with the most budgets first."""
 
 
 def _mark_policies(axes: Axes, rows: DataFrame) -> None:
-    """Limit the axis to small differences, shade the better side, and give the names the colours of the policies."""
-    axes.set(xlim=(-0.23, 0.22), xticks=[-0.2, -0.1, 0, 0.1, 0.2])
-    axes.set_xticklabels(["\N{MINUS SIGN}0.2", "", "0", "", "0.2"])
-    axes.axvspan(-0.23, 0, color="#f0f0f0", linewidth=0, zorder=0)
-    axes.axhline(len(axes.get_yticks()) - 1.5, color=GREY, linewidth=0.6)
-    for label in axes.get_yticklabels():
-        label.set_color(ink(plot_style(SHOWN[label.get_text().removesuffix(" cache")])["color"]))
+    """Limit the axis in proportion to 1 / budget, shade the better side, and colour names and marks by policy."""
+    tick = 0.02 / min(rows["budget"].iloc[0], 1)
+    axes.set(xlim=(-1.85 * tick, 1.85 * tick), xticks=[-tick, 0, tick])
+    axes.set_xticklabels([f"\N{MINUS SIGN}{tick:g}", "H2O", f"{tick:g}"])
+    axes.get_xticklabels()[1].set_color(ink(VERMILION))
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    colours = [plot_style(SHOWN[name.removesuffix(" cache")])["color"] for name in names]
+    for bars in axes.collections:  # the series are the texts, so each series has the marks of all policies
+        bars.set_color([colours[round(bar[0][1])] for bar in cast("LineCollection", bars).get_segments()])
+    for point in (line for line in axes.get_lines() if np.size(line.get_ydata()) == 1):
+        colour = colours[round(float(np.ravel(point.get_ydata())[0]))]
+        point.set(markerfacecolor=colour, markeredgecolor="white", markeredgewidth=0.4)
+    for at, (name, label) in enumerate(zip(names, axes.get_yticklabels(), strict=True)):
+        label.set_color(ink(colours[at]))
+        if name not in set(rows["_policy"]):
+            axes.text(1.75 * tick, at, "not run", ha="right", va="center", fontsize=7, color=GREY)
+    axes.axvspan(-1.85 * tick, 0, color="#f0f0f0", linewidth=0, zorder=0)
+    axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.6)
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
     Panel(MINUS_H2O, "_policy", by="text", kind="forest", facet="_panel", zero=0.0, name="legend", share_y=True,
           where={"configuration": [*SHOWN]}, xlabel="loss minus H2O\n(nats; shaded: better)", finish=_mark_policies),
-    notes=minus_h2o_notes, columns=4, order="_rank budget _row"
+    notes=lambda rows: [minus_h2o_notes(rows)[0].rstrip(".") + "; the scale is proportional to 1 / cache."],
+    columns=4, order="_rank budget _row"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
@@ -71,10 +86,10 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     table["text"] = with_text_and_model(table)
     table["_row"] = -table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
     texts = table.sort_values("_row", kind="stable")["text"].unique()
-    for nth, column in enumerate(("_marker", "_color", "_markerfacecolor")):
-        table[column] = table["text"].map({text: style[nth] for text, style in zip(texts, _TEXTS, strict=False)})
     return table.assign(
         source="ours",
+        _marker=table["text"].map(dict(zip(texts, _TEXTS, strict=False))),
+        _color=GREY,
         _panel="Cache of " + table["budget"].map(pruning.budget_text),
         _rank=table["configuration"].map({name: rank for rank, name in enumerate(SHOWN)}),
         _policy=table["configuration"].replace("Full", "Full cache"),
