@@ -117,7 +117,7 @@ def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     name_zero(axes)
     axes.text(0.78, 0.98, rows["_beyond"].iloc[0], transform=axes.transAxes, ha="right", va="top", fontsize=7,
-              color=ink(rows["_color"].iloc[0]))  # fmt: skip
+              color=GREEN)  # fmt: skip
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-*", draw=layout(
@@ -129,7 +129,7 @@ def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss with Decay minus the loss with H2O (half recent) at the same budget and on the same windows,
     against the decay factor alpha, with a panel for each budget; after Fig. 4b and 4c of the Decay article, which show
-    accuracies. Filled: the whole budget is selected by score. Hollow: half of it is for recent keys, as in H2O. alpha 0
+    accuracies. Dark: the whole budget is selected by score. Light: half of it is for recent keys, as in H2O. alpha 0
     retains the keys that the last query attended to, alpha 1 is the plain sum. On the text with a line, all values of
     alpha were run; on the other text, only a few. Each alpha has its own 95 % interval. Differences above 0.1 nats,
     which only Decay without recent keys has, are numbers. To see: where the curve is lowest, and which bars exclude
@@ -150,10 +150,9 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
         _cell="Cache of " + table["budget"].map(pruning.budget_text),
         _series=(names + half.map({True: ", half recent", False: ""})).drop(beyond.index),
         _beyond=table["budget"].map(values.groupby(beyond["budget"]).agg("\n".join)).radd("far above:\n").fillna(""),
-        _color=names.map(dict(zip(series, (GREEN, "#5E9C84", GREY, GREY), strict=False))),
+        _color=half.map({True: "#6FB59A", False: GREEN}),
         _marker=names.map(dict(zip(series, "sD^v", strict=False))),
         _linestyle=half.map({True: "", False: "-"}),
-        _markerfacecolor=half.map({True: "white"}),
         _half=half,
         _few=-alphas,
     )
