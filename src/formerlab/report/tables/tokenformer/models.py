@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.evaluation.exact.counts import TRANSFORMER_WIDTHS
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
@@ -82,14 +81,20 @@ def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
     }
 
 
+_TABLE_8_WIDTHS = (768, 1416, 2104)
+"""Widths of the Transformers in Table 8, as `evaluation.exact.counts` has them; that module imports torch, which tables
+must not.
+"""
+
+
 def _published_formulas() -> DataFrame:
     """Return the coefficients of T² of Table 8, then the sizes of Table 9, beside the formulas."""
     sizes = published_rows(PAPER, "Table 9")
     coefficients = published_rows(PAPER, "Table 8").set_index("model")["token_token_flops_coefficient"].dropna()
     printed, rows = coefficients * 1e4, list[dict[str, Any]]()
     for name, model, widths in (
-        (TOKENFORMER, "TokenFormer", TRANSFORMER_WIDTHS[:1] * 3),
-        (f"{TRANSFORMER}, wider", "Net2Net (Transformer)", TRANSFORMER_WIDTHS),
+        (TOKENFORMER, "TokenFormer", _TABLE_8_WIDTHS[:1] * 3),
+        (f"{TRANSFORMER}, wider", "Net2Net (Transformer)", _TABLE_8_WIDTHS),
     ):
         for size, width in zip(("124M", "354M", "757M"), widths, strict=True):
             shared = {"run": f"{name}, {size}", "layers": 12, "width": width}
