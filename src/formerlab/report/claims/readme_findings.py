@@ -98,7 +98,7 @@ README_CLAIMS = {
         "Condition not met: the model before growth already costs 89 % of our most expensive Transformer, so no "
         "result could meet the criterion. A Tokenformer from scratch costs 1.8 times as much, too, and has a lower "
         "perplexity than the grown one. The interval includes equal cost and is partly extrapolated.",
-        float, " times", "z.1f"),
+        float, " times", "z.2g"),
     "denseformer-gain-persists-with-training": ReadmeClaim(
         "DenseFormer's averages still help after eight times as many training tokens (our own claim).",
         "perplexity of DenseFormer relative to the plain model, 8 blocks, 32 M tokens; needed: at least 1.1 % lower",
