@@ -30,6 +30,7 @@ NEWER_VERDICTS = {
     "overnight": {
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
+        "denseformer-better-at-equal-depth": "not_tested -> agrees",
     },
     "pretrained": {
         "decay-mask-closer-to-ideal": "not_tested -> agrees",

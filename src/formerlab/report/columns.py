@@ -92,7 +92,7 @@ COLUMNS = {
     "teraflops": Column("cost (TFLOP) ↓", places=0),
     "least_ratio": Column("limit", "lower ratios, also in intervals, are extrapolated", places=1),
     "equal_loss_teraflops": Column("Transformer of equal loss (TFLOP)", places=0),
-    "envelope": Column("lowest loss for its cost"),
+    "envelope": Column("lowest of these for its cost"),
     "nearer_count_minus_printed_percent": Column("nearer count minus printed (%)", places=1),
     "test_minus_base_nats": Column("loss (nats) ↓"),
     "test_bleu_minus_base": Column("BLEU ↑", places=1),

@@ -88,7 +88,7 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
 def _write_ratios(axes: Axes, rows: DataFrame) -> None:
     """Write each ratio with its interval at the right of its row."""
     for at, row in enumerate(rows.to_dict("records")[::-1]):
-        words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.1f}, {flops_ratio_pooled_high:.1f}]".format_map(row)
+        words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.2g}, {flops_ratio_pooled_high:.1f}]".format_map(row)
         words = words if pd.notna(row["flops_ratio_pooled_low"]) else f"{row['flops_ratio']:.2f}"
         words += f", {row['_verdict']}" if pd.notna(row.get("_verdict")) else ""
         axes.annotate(
