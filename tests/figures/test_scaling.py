@@ -15,11 +15,13 @@ from fixtures.rows import (
     write_csv,
 )
 
+from formerlab.evaluation.exact.counts import TRANSFORMER_WIDTHS
 from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.tables.denseformer import gains
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
+from formerlab.report.tables.tokenformer.models import _TABLE_8_WIDTHS
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -137,3 +139,8 @@ def test_a_longer_run_is_compared_with_a_plain_run_of_equal_length(tmp_path):
     means = plotted_rows[plotted_rows["part"] == "mean"]
     assert list(means["tokens"]) == [100, 800]
     assert list(means["difference_nats"]) == pytest.approx([0.1, 0.05])
+
+
+def test_the_table_of_formulas_and_the_exact_counts_have_the_same_widths():
+    """Tables must not import torch, so the widths of Table 8 exist twice."""
+    assert _TABLE_8_WIDTHS == TRANSFORMER_WIDTHS

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from formerlab.report.catalogue import table
+from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
@@ -86,10 +86,9 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the means under all conditions, then the sets by scoring."""
     rows = pruning.first_model_rows(rows)
     means, registered = rows["set"].eq(_MEAN), rows["condition"].eq(_REGISTERED)
-    contrasts = [f"{name}{end}" for name in ("h2o_loses", "decay_minus_h2o", "beyond_published")
-                 for end in ("", "_low", "_high")]  # fmt: skip
+    contrasts = expand_columns("h2o_loses[] decay_minus_h2o[] beyond_published[]")
     blocks = {f"{_MEAN}, cache of 40 %": rows.loc[means, ["condition", "scoring", "questions", *contrasts]]}
-    chances = [f"full_minus_chance{end}" for end in ("", "_low", "_high")]
+    chances = expand_columns("full_minus_chance[]")
     for scoring in _SCORINGS.values():
         shown = rows[registered & rows["scoring"].eq(scoring) & ~means]
         blocks[f"set by set, scored by {scoring}"] = shown[["set", "questions", "full", *chances, *contrasts]]
