@@ -244,7 +244,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _lead(results: Results, measured: DataFrame, epochs: Mapping[Hashable, Any]) -> DataFrame:
-    """Return the loss of the Tokenformer of equal size minus the loss of the ViT, in training and on the test images."""
+    """Return the loss of the Tokenformer minus the loss of the ViT of equal size, in training and on test images."""
     run, rival = _AS_GOOD
     curves = validation_losses(results, STUDY, _AS_GOOD)
     if not {run, rival} <= {*measured["run"]} or curves.empty:
