@@ -357,19 +357,24 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
     assert [count(value) for value in (1_310_000_000.0, 89_012, 86e6, 152)] == ["1.31B", "89.0k", "86M", "152"]
 
 
-def test_an_interval_end_that_rounds_to_zero_keeps_its_sign():
-    ends = {"_low": [-0.011, -0.00004, 0.0], "_high": [-0.00002, 0.008, 0.5]}
-    rows = pd.DataFrame({"x_minus_y_nats": [-0.006, 0.004, np.nan], "is_reference": [False, False, True]})
-    rows = rows.assign(**{f"x_minus_y_nats{end}": values for end, values in ends.items()})
-    rows.loc[2, ["x_minus_y_nats_low", "x_minus_y_nats_high"]] = np.nan
-    (cells,) = format_table(rows).to_dict("list").values()
-    assert [cell.replace("\N{NO-BREAK SPACE}", " ") for cell in cells] == [
-        "\N{MINUS SIGN}0.006 [\N{MINUS SIGN}0.011, \N{MINUS SIGN}0.000]",
-        "0.004 [\N{MINUS SIGN}0.000, 0.008]",
-        "reference",
-    ]
-    ratio = pd.DataFrame({"flops_ratio": [2.81], "flops_ratio_low": [0.97], "flops_ratio_high": [4.65]})
-    assert format_table(ratio).iloc[0, 0].endswith("[0.97,\N{NO-BREAK SPACE}4.7]")
+def test_a_number_that_rounds_to_no_effect_has_more_decimals():
+    cells = {
+        (-0.006, -0.011, -0.00002): "-0.006 [-0.011, -0.00002]",
+        (0.004, -0.00004, 0.008): "0.004 [-0.00004, 0.008]",
+        (-0.0002, -0.012, 0.012): "-0.0002 [-0.012, 0.012]",
+        (0.00003, 0.00001, 0.00004): "0.00003 [0.00001, 0.00004]",
+        (0.00003, -0.012, 0.012): "0.000 [-0.012, 0.012]",  # a tiny fraction of the interval
+        (0.0, 0.0, 0.5): "0.000 [0.000, 0.500]",
+    }
+    names = [f"x_minus_y_nats{end}" for end in ("", "_low", "_high")]
+    (texts,) = format_table(pd.DataFrame([*cells], columns=names)).to_dict("list").values()
+    plain = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-") for text in texts]
+    assert plain == [*cells.values()]
+    reference = pd.DataFrame({"x_minus_y_nats": [np.nan, 1.0], "is_reference": [True, False]})
+    assert format_table(reference).iloc[0, 0] == "reference"
+    for ratio, text in {(2.81, 0.97, 4.65): "2.8 [0.97, 4.7]", (0.98, 0.97, 0.99): "0.98 [0.97, 0.99]"}.items():
+        row = pd.DataFrame([ratio], columns=["flops_ratio", "flops_ratio_low", "flops_ratio_high"])
+        assert format_table(row).iloc[0, 0].replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 def test_numbers_are_aligned_right_and_captions_of_tables_are_short():

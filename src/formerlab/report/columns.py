@@ -178,12 +178,17 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
     if places is None:
         places = _mantissa(values) if name.startswith("flops") else _decimals(name, values, low, high, error)
     cells = []
-    for value, *spread in zip(values, low, high, error, strict=True):
-        text, deviation = ("" if math.isnan(x) else number(name, x, places) for x in (value, spread[2]))
-        least, most = ("" if math.isnan(x) else _end(name, x, places) for x in spread[:2])
-        interval = f" [{least},\N{NO-BREAK SPACE}{most}]" if least else ""
-        error_text = f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{deviation}"
-        cells.append((text + (error_text if deviation and not least else interval)).lstrip(" "))
+    null, tenth = column(name).null, 10.0 ** -(places + 1)
+    for value, least, most, deviation in zip(values, low, high, error, strict=True):
+        differs = least > null or most < null
+        text = _text(name, value, places, 0 if differs else tenth)
+        least_text, most_text = (_text(name, end, places) for end in (least, most))
+        error_text = "" if math.isnan(deviation) else number(name, deviation, places)
+        if least_text:
+            text += f" [{least_text},\N{NO-BREAK SPACE}{most_text}]"
+        elif error_text:
+            text += f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{error_text}"
+        cells.append(text.lstrip(" "))
     return cells
 
 
@@ -193,16 +198,16 @@ def verdict_words(verdict: Any) -> str:
     return ", ".join(dict.fromkeys(text.partition(":")[0] for text in verdicts))
 
 
-def _end(name: str, value: float, places: int) -> str:
-    """Return the end of an interval. An end that rounds to the column's `null` keeps its sign (null 0) or gets more
-    digits.
+def _text(name: str, value: float, places: int, least: float = 0) -> str:
+    """Return a number, or "" for NaN. A number that rounds to the column's `null`, but differs from it by more than
+    `least`, gets as many further decimals as show the difference.
     """
+    if math.isnan(value):
+        return ""
     null = column(name).null
-    if abs(value - null) < 1e-9 or float(f"{value:.{places}f}") != null:
-        return number(name, value, places)
-    if null == 0:
-        return f"{value:+.{places}f}".replace("-", MINUS)
-    return _end(name, value, places + 1)
+    while abs(value - null) > max(least, 1e-9) and float(f"{value:.{places}f}") == null:
+        places += 1
+    return number(name, value, places)
 
 
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:

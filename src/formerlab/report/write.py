@@ -321,7 +321,6 @@ def _reasons(rows: DataFrame) -> list[str]:
 _SIGNS = {
     "\N{EN DASH}": "\N{EN DASH}: not run or not published.",
     pages.DAGGER: f"{pages.DAGGER}: the interval of these seeds alone includes no difference.",
-    r"[+\N{MINUS SIGN}]0\.0+\b": "+0.000, \N{MINUS SIGN}0.000: above, below zero before rounding.",
 }
 """Lines that explain signs in cells, by regular expression."""
 
