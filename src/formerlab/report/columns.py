@@ -6,6 +6,7 @@ A heading ends in ↓ if lower is better, and in ↑ if higher is better.
 import math
 import re
 from collections.abc import Iterable
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,6 @@ class Column(NamedTuple):
 LOSS = "mean negative log-likelihood per token of the test data"
 COLUMNS = {
     "variant": Column("model"),
-    "verdict": Column("verdict", "on the registered claim that uses this row"),
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
@@ -168,8 +168,6 @@ def meanings(headings: Iterable[str]) -> list[str]:
 
 def texts(name: str, values: Series, low: Series, high: Series, error: Series) -> list[str]:
     """Return a column as text: `x`, `x [low, high]` or `x ± error`, with the same decimals in all rows."""
-    if name == "verdict":
-        return [verdict_words(value) for value in values]
     if not all(isinstance(value, int | float) or value is None for value in values):
         return ["" if value is None or value != value else str(value) for value in values]
     factor = column(name).factor
@@ -192,10 +190,17 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
     return cells
 
 
-def verdict_words(verdict: Any) -> str:
-    """Return the words of verdicts without their reasons: "agrees, no verdict" for `agrees; no verdict: few seeds`."""
-    verdicts = verdict.split("; ") if isinstance(verdict, str) else []
-    return ", ".join(dict.fromkeys(text.partition(":")[0] for text in verdicts))
+def verdict_words(verdict: Any, letters: dict[str, str] | None = None) -> str:
+    """Return the words of verdicts without claims and reasons: "no verdict" for `no verdict (<claim>): few seeds`.
+
+    With `letters`, each claim is named by a letter, which is added for a new claim: "no verdict (a)".
+    """
+    words = list[str]()
+    for text in verdict.split("; ") if isinstance(verdict, str) else ():
+        word, _, claim = text.partition(": ")[0].removesuffix(")").partition(" (")
+        letter = "" if letters is None or not claim else letters.setdefault(claim, ascii_lowercase[len(letters)])
+        words.append(word + f" ({letter})" * bool(letter))
+    return ", ".join(dict.fromkeys(words))
 
 
 def _text(name: str, value: float, places: int, least: float = 0) -> str:

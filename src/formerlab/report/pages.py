@@ -15,7 +15,9 @@ from formerlab.report.columns import MINUS, column, is_spread, texts
 
 _NUMBER = re.compile(rf"[{MINUS}+]?\d[\d.,]*[kMB]?(?:e\d+)?(?:\s[\[±].*)?$")
 """Matches the text of a number, also with an interval or an error."""
-DAGGER = "\N{DOUBLE DAGGER}"
+DAGGER, SECTION = "\N{DOUBLE DAGGER}", "\N{SECTION SIGN}"
+"""Marks of a pooled interval that excludes the null value while the interval of these seeds alone includes it, and the
+reverse."""
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.6em; }
@@ -94,8 +96,8 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
     `x ± se`. The pooled interval, `x_pooled_low` and `x_pooled_high`, replaces the other one, because verdicts use it.
-    ‡ marks a pooled interval without the null value if the other interval includes it. Empty differences in the rows
-    with a true `is_reference` are "reference".
+    ‡ marks a pooled interval that excludes the null value while the interval of these seeds alone includes it, and §
+    the reverse. Empty differences in the rows with a true `is_reference` are "reference".
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     reference = table.get("is_reference", pd.Series(False, table.index)).eq(True)
@@ -103,19 +105,21 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
         own_low, own_high = (table.get(f"{name}_{end}", empty) for end in ("low", "high"))
         low, high = (table.get(f"{name}_pooled_{end}", own) for end, own in (("low", own_low), ("high", own_high)))
         low, high, null = low.fillna(own_low), high.fillna(own_high), column(name).null
-        only_pooled = (low.gt(null) | high.lt(null)) & own_low.le(null) & own_high.ge(null)
+        excluded, own_excluded = low.gt(null) | high.lt(null), own_low.gt(null) | own_high.lt(null)
+        known = low.notna() & own_low.notna() & excluded.ne(own_excluded)
+        marks = excluded.map({True: DAGGER, False: SECTION}).where(known, "")
         column_texts = texts(name, table[name], low, high, table.get(f"{name}_se", empty))
         is_difference = "minus" in name or f"{name}_low" in table
         cells[column(name).heading] = [
-            "reference" if is_difference and is_reference and not text else text + DAGGER * marked
-            for text, is_reference, marked in zip(column_texts, reference, only_pooled, strict=True)
+            "reference" if is_difference and is_reference and not text else text + mark
+            for text, is_reference, mark in zip(column_texts, reference, marks, strict=True)
         ]
     return DataFrame(cells, index=table.index)
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
-    """Return a formatted table without its constant columns (except `verdict`), and a sentence with their values."""
-    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1 and name != "verdict"]
+    """Return a formatted table without its constant columns (except verdicts), and a sentence with their values."""
+    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1 and "verdict" not in name]
     values = "; ".join(f"{name} {value}" for name in constant if (value := cells[name].iloc[0]))
     return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
 

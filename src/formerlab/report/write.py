@@ -9,11 +9,13 @@ import io
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from html import escape
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -36,9 +38,10 @@ from formerlab.report.catalogue import (
     load_declaration,
     load_rows,
 )
-from formerlab.report.columns import meanings
+from formerlab.report.columns import count, meanings, verdict_words
 from formerlab.report.names import RELEASED_NAMES, data_set_label, regime_label
 from formerlab.report.style import SETTINGS, empty
+from formerlab.report.tables.blocks import claim_verdicts
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150
@@ -287,10 +290,13 @@ def with_labels(rows: DataFrame, scale: str) -> DataFrame:
     return rows.assign(regime=[regime_label(str(regime), scale) for regime in regimes])
 
 
+_PUBLISHED = "Published, not ours"
+
+
 def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> list[tuple[str, DataFrame]]:
     """Return the blocks of a table with their headings: ours as readers see them, then the published rows."""
     blocks = []
-    for heading, rows in ("Ours", ours), ("Published, not ours", published):
+    for heading, rows in ("Ours", ours), (_PUBLISHED, published):
         shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
         for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
             labels = block.drop(columns="run", errors="ignore") if rows is not published else block
@@ -298,8 +304,10 @@ def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> 
     return blocks if len(published) else blocks[:-1]
 
 
-def _origin(entry: CatalogueEntry, results: Results) -> str:
-    """Return a line on the models, for released ones with the weights and the window length of losses."""
+def _origin(entry: CatalogueEntry, results: Results, names: Collection[str]) -> list[str]:
+    """Return a line that names the models among runs of these names, or no line without models. For a released model,
+    it gives the bits of the weights and the window length.
+    """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]
@@ -308,21 +316,50 @@ def _origin(entry: CatalogueEntry, results: Results) -> str:
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
         windows = f", windows of {context:.0f} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})
         models.append(f"{RELEASED_NAMES.get(model, model)}, a released model (weights in {bits}{windows})")
-    return f"Models: {'; '.join(models) or 'small, trained by us'}."
+    if models:
+        return [f"Models: {'; '.join(models)}."]
+    sizes = {"spec.model.layers": "{} blocks", "spec.model.width": "width {}",
+             "parameters_non_embedding": "{} parameters without embeddings"}  # fmt: skip
+    trained = results.runs(entry.study).reindex(columns=["run", *sizes])
+    trained = trained[trained["run"].isin(names)].dropna()
+    words = [form.format(_range(trained[name])) for name, form in sizes.items()] if len(trained) else []
+    return [f"Models: trained by us, {', '.join(words)}."] if words else []
 
 
-def _reasons(rows: DataFrame) -> list[str]:
-    """Return a line with the first reason why each claim without a verdict has none."""
-    verdicts = [text for cell in rows.get("verdict", pd.Series(dtype=str)).dropna() for text in cell.split("; ")]
-    reasons = dict.fromkeys(reason for text in verdicts if (reason := text.partition(": ")[2]))
-    return [f"no verdict: our runs do not meet a condition of the claim. {'. '.join(reasons)}."] if reasons else []
+def _range(values: "pd.Series[Any]") -> str:
+    """Return the smallest and the largest number as text, or one number if they are equal."""
+    return " to ".join(dict.fromkeys(count(value) for value in (values.min(), values.max())))
+
+
+def with_claim_letters(rows: DataFrame, letters: dict[str, str]) -> DataFrame:
+    """Return rows with the words of verdicts and a letter for each claim, and add new claims to `letters`."""
+    words, columns = partial(verdict_words, letters=letters), [name for name in map(str, rows) if "verdict" in name]
+    return rows.assign(**{name: rows[name].map(words).replace("", None) for name in columns})
+
+
+def _claims(letters: Mapping[str, str], results: Results, study: str) -> list[str]:
+    """Return a line per claim: its letter, the claim with its limits, and the conditions that are not met."""
+    lines = []
+    for claim, verdict in claim_verdicts(results, study, *letters).items() if letters else ():
+        unmet = f" Condition not met: {'. '.join(verdict.reasons)}."
+        lines.append(f"({letters[claim]}) Claim: {verdict.claim}{unmet if verdict.reasons else ''}")
+    return lines
 
 
 _SIGNS = {
-    "\N{EN DASH}": "\N{EN DASH}: not run or not published.",
-    pages.DAGGER: f"{pages.DAGGER}: the interval of these seeds alone includes no difference.",
+    "\N{EN DASH}": "\N{EN DASH}: not run.",
+    pages.DAGGER: f"{pages.DAGGER}: the interval of these seeds alone includes equality (0, or 1 for a ratio).",
+    pages.SECTION: f"{pages.SECTION}: the interval of these seeds alone excludes equality (0, or 1 for a ratio).",
 }
 """Lines that explain signs in cells, by regular expression."""
+
+
+def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
+    """Return formatted cells with "not published" or a dash (not run) in place of empty cells, except of verdicts."""
+    signs = {
+        name: "not published" if published or str(name).startswith("published") else "\N{EN DASH}" for name in cells
+    }
+    return cells.apply(lambda texts: texts if "verdict" in texts.name else texts.replace("", signs[texts.name]))
 
 
 def _links(entry: CatalogueEntry) -> str:
@@ -345,20 +382,20 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
     if answer:
         text.append(f"**{pages.escape_markdown(answer)}**")
         page.append(f"<p><b>{escape(answer)}</b></p>")
-    headings = list[str]()
+    headings, letters = list[str](), dict[str, str]()
     for block, rows in _blocks(declaration, ours, table[table["source"] == "published"]):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
-            cells = pages.format_table(rows, hidden)
+            cells = pages.format_table(with_claim_letters(rows, letters), hidden)
             headings += [*cells]
             cells, note = pages.without_constants(cells)
-        shown = cells.apply(lambda texts: texts if texts.name == "verdict" else texts.replace("", "\N{EN DASH}"))
+        shown = _with_empty_cells(cells, published=block.startswith(_PUBLISHED))
         explained += " ".join(shown.to_numpy().ravel())
         text += [f"**{block}**", *([] if cells.empty else [pages.markdown_table(shown)]), *([note] if note else [])]
         page += [pages.heading(block), *([] if cells.empty else [pages.html_table(shown)])]
         page += [pages.paragraph(note)] if note else []
-    lines = [*pages.bullets(entry.caption), *meanings(headings), *_reasons(ours)]
+    lines = [*pages.bullets(entry.caption), *meanings(headings), *_claims(letters, results, entry.study)]
     lines += [meaning for sign, meaning in _SIGNS.items() if re.search(sign, explained)]
-    lines.append(_origin(entry, results))
+    lines += _origin(entry, results, {*ours.get("run", pd.Series(dtype=str)).dropna()})
     text += ["\n".join(f"- {words}" for words in lines), _links(entry)]
     return "\n\n".join(text) + "\n", pages.html_page(heading, [*page, pages.bullet_list(lines)])

@@ -74,8 +74,8 @@ class Item:
             self._define()
             runs = arm_runs(claim, self.rows, self.item) if measured else {}
             reasons = self._not_tested(scale, runs) if measured else []
-            holds = not reasons and self._evaluate_expression(claim.criterion.holds)
-            fails = not reasons and not holds and self._evaluate_expression(claim.criterion.fails)
+            holds = not reasons and self.evaluate_expression(claim.criterion.holds)
+            fails = not reasons and not holds and self.evaluate_expression(claim.criterion.fails)
             if measured:
                 models = model_sizes(runs)
                 examples = self._described_examples(runs) if self.examples else ""
@@ -94,14 +94,14 @@ class Item:
     def holds(self) -> bool:
         """Return whether `holds` of the criterion is true at the confidence level of this item."""
         self._define()
-        return bool(self._evaluate_expression(self.claim.criterion.holds))
+        return bool(self.evaluate_expression(self.claim.criterion.holds))
 
     def _not_tested(self, scale: str, runs: dict[str, ArmRuns]) -> list[str]:
         """Return the reasons why the existing rows do not test the claim."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test the claim: {claim.scales.why}"]
         reasons += unmet_conditions(claim, runs)
-        if needed is not None and not self._evaluate_expression(needed):
+        if needed is not None and not self.evaluate_expression(needed):
             reasons.append(f"our runs do not meet the requirement: {claim.labels.get('requires', needed)}")
         few = self._fewest_seeds < MIN_SEEDS
         return reasons + ([f"number of seeds: {self.seeds} (needed: at least {MIN_SEEDS})"] if few else [])
@@ -118,11 +118,11 @@ class Item:
     def _define(self) -> None:
         """Evaluate the expressions of `let`."""
         for name, expression in self.claim.criterion.let.items():
-            self.quantities[name] = value = self._evaluate_expression(expression)
+            self.quantities[name] = value = self.evaluate_expression(expression)
             if isinstance(value, Combination):  # its interval uses the seeds that all arms share
                 self._fewest_seeds = min(self._fewest_seeds, len(value.by_seed))
 
-    def _evaluate_expression(self, expression: str) -> Any:
+    def evaluate_expression(self, expression: str) -> Any:
         """Return the value of an expression over the names defined so far."""
         functions: dict[str, Any] = {
             "value": self._linear,

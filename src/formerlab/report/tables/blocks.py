@@ -1,6 +1,7 @@
 """Helpers of several tables: blocks by data set, values side by side, pooled intervals, verdicts, values in words."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms
+from formerlab.report.claims.needed import needed
 from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import outcome_text, reasons
@@ -95,41 +97,63 @@ def processor(device: str) -> str:
 
 
 class ClaimVerdict(NamedTuple):
-    """The verdict on a claim in words, the runs that it uses, and the first reason if a condition is not met."""
+    """The verdict on a claim in words, the runs that it uses, the claim with its limits, and the conditions that are
+    not met.
+    """
 
     word: str
     runs: frozenset[str]
-    reason: str = ""
+    reasons: tuple[str, ...] = ()
+    claim: str = ""
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
     """Return the verdict on each claim, by default on all claims of the study with registered arms. The set of runs is
     empty if the claim is not tested.
     """
-    arms, cache = read_arms(Path(), results.scale).get(study, {}), dict[Any, Any]()
-    verdicts = dict.fromkeys(claims or arms, ClaimVerdict("not tested", frozenset()))
-    for claim in (claim for claim in read_claims().claims if claim.id in verdicts):
-        if claim.kind == "measured" and claim.id not in arms:
-            continue
-        rows = ClaimRows(results, study, arms.get(claim.id, ClaimArms()), cache)
-        verdict = evaluate(claim, rows, exact_numbers(results).get(claim.id, {}), results.scale)
-        word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
-        why = next(iter(reasons([item for item in verdict.counted or verdict.items if item.texts])), "")
-        verdicts[claim.id] = ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()), why)
-    return verdicts
+    arms = read_arms(Path(), results.scale).get(study, {})
+    return {claim: _claim_verdict(results, study, claim, arms.get(claim)) for claim in claims or arms}
 
 
-def with_verdicts(rows: DataFrame, results: Results, study: str, masks: Mapping[str, Any]) -> DataFrame:
-    """Return rows with the column `verdict`: the verdicts on the claims that rest on a row, with reasons.
+def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | None) -> ClaimVerdict:
+    claim = next((claim for claim in read_claims().claims if claim.id == name), None)
+    if claim is None or (claim.kind == "measured" and arms is None):
+        return ClaimVerdict("not tested", frozenset())
+    rows = ClaimRows(results, study, arms or ClaimArms(), _shared_rows(results, study))
+    verdict = evaluate(claim, rows, exact_numbers(results).get(claim.id, {}), results.scale)
+    word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
+    why = reasons([item for item in verdict.counted or verdict.items if item.texts])
+    text = claim.statement.rstrip(".") + with_prefix(". Needed: ", needed(verdict.items)) + "."
+    return ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()), tuple(why), text)
 
-    `masks` says by claim which rows it may rest on. Of these it rests on the rows whose `run` it uses.
+
+@lru_cache(maxsize=4)
+def _shared_rows(results: Results, study: str) -> dict[Any, Any]:
+    """Return the cache of rows that the claims of a study share: the rows of a table and its notes need the same."""
+    return {}
+
+
+def with_verdicts(
+    rows: DataFrame, results: Results, study: str, masks: Mapping[str, Any], column: str = "verdict"
+) -> DataFrame:
+    """Return rows with the verdicts on the claims that rest on a row, in `column`: `agrees (<claim>)`, or `no verdict
+    (<claim>): <first reason>`, separated by semicolons.
+
+    `masks` maps each claim to a mask of candidate rows. A claim is shown in a candidate row if it uses the run of that
+    row; an exact claim is shown in all of them. Tables for readers show a letter in place of the claim
+    (`write.with_claim_letters`).
     """
     words = Series("", rows.index)
     for claim, verdict in claim_verdicts(results, study, *masks).items():
-        text = "; " + ": ".join(filter(None, (verdict.word, verdict.reason)))
+        text = f"; {verdict_cell(claim, verdict)}"
         used = rows["run"].isin(verdict.runs) | (verdict.word in ("holds", "fails"))  # exact claims use no runs
         words += (used & masks[claim]).map({True: text, False: ""})
-    return rows.assign(verdict=words.str.removeprefix("; ").replace("", None))
+    return rows.assign(**{column: words.str.removeprefix("; ").replace("", None)})
+
+
+def verdict_cell(claim: str, verdict: ClaimVerdict) -> str:
+    """Return the verdict on a claim as `with_verdicts` writes it."""
+    return f"{verdict.word} ({claim})" + with_prefix(": ", next(iter(verdict.reasons), ""))
 
 
 def in_words(row: "Series[Any]", name: str) -> str:
