@@ -160,7 +160,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
             "no internal names"
         )
     lines = [row for rows in rows_of_the_readme(by_scale) for row in rows if "no verdict" in row.split(" | ")[0]]
-    assert all(line.startswith(f"| {SIGNS['not_tested']} {CONDITION_NOT_MET} ") for line in lines)
+    assert all(line.startswith(f"| {SIGNS['not_tested']} no verdict ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
     assert lines
 
@@ -175,8 +175,19 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     assert former["denseformer-better-at-equal-depth"] == former["tokenformer-growth-beats-continuing"] == "agrees"
     assert former["tokenformer-continued-training-lower"] == "cannot_tell"
     assert "decay-beats-h2o" not in altered, "the outcome `undecided` was renamed to `cannot_tell`"
-    lines = [row for rows in rows_of_the_readme({"overnight": verdicts}) for row in rows]
-    assert sum(" † (before: " in line for line in lines) == len(altered) < len(readme_claims)
+    text = readme_findings({"overnight": verdicts})
+    marked = {
+        row.split("**")[1] for rows in rows_of_the_readme({"overnight": verdicts}) for row in rows if " † | " in row
+    }
+    assert marked == {README_CLAIMS[name].claim for name in altered} < {line.claim for line in README_CLAIMS.values()}
+    assert marked == set(re.findall(r"(?:^|<br>)([^|<*\n]+) Before: \*[a-z ]+\*\.", text, re.MULTILINE))
+
+
+def test_the_cells_of_the_readme_are_short():
+    for line in README_CLAIMS.values():
+        assert len(line.claim.split()) <= 20
+        assert max(len(cell.split()) for cell in (line.number, line.published)) <= 15
+        assert len(line.objection.split()) <= 27
 
 
 def test_cards_show_numbers_in_the_unit_of_their_label():

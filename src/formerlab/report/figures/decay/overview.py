@@ -1,0 +1,30 @@
+"""Decay against H2O, as README shows it."""
+
+from pandas import DataFrame
+
+from formerlab.report.catalogue import plot
+from formerlab.report.figures.decay.answers import decay_accuracy
+from formerlab.report.overview import overview
+from formerlab.results.read import Results
+
+
+@plot(reads="prune_questions.csv", runs="decoder* released-*", needs="released-*", draw=overview(
+    "Accuracy: Decay minus H2O", "percentage points (right: better)", 1.05
+))  # fmt: skip
+def decay_overview(results: Results, runs: list[str]) -> DataFrame:
+    """Decay minus H2O in brief: the mean accuracy of five suites with a cache of 40 %, with the 95 % interval over
+    questions. Hollow: the article's values, from other models and questions, without intervals. To see: whether Decay
+    answers more questions. decay_accuracy has each suite.
+    """
+    rows = decay_accuracy.rows(results, runs)
+    rows = rows[rows["_name"].eq("mean of five") & rows["series"].eq("Decay")]
+    published = rows["source"].eq("published")
+    return DataFrame({
+        "source": rows["source"],
+        "label": rows["_model"].str.replace("-Instruct|-chat", "", regex=True),
+        "series": published.map({True: "the paper (no intervals)", False: "ours, with 95 % interval"}),
+        "change": rows["_minus_h2o"],
+        "low": rows["_minus_h2o_low"],
+        "high": rows["_minus_h2o_high"],
+        "_style": rows["_style"],
+    })  # fmt: skip

@@ -1,0 +1,34 @@
+"""The gain of DenseFormer, as README shows it."""
+
+import numpy as np
+from pandas import DataFrame
+
+from formerlab.report.catalogue import plot
+from formerlab.report.figures.denseformer.loss import denseformer_gain
+from formerlab.report.overview import overview
+from formerlab.results.read import Results
+
+
+@plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=overview(
+    "DenseFormer against the plain Transformer", "change of perplexity, % (left: better)", 1.35
+))  # fmt: skip
+def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
+    """Change of perplexity from the plain Transformer to DenseFormer 1x1 in brief: each depth and number of training
+    tokens (M: million), with the 95 % interval that verdicts use. Hollow: the paper's values (arXiv:2402.02622). To
+    see: which intervals are below zero. denseformer_gain has seeds and texts.
+    """
+    rows = denseformer_gain.rows(results, runs)
+    if rows.empty:
+        return rows
+    rows = rows[rows["part"].ne("seed")].sort_values(["source", "layers", "tokens"], kind="stable")
+    ours = rows["source"].eq("ours")
+    label = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].div(1e6).map("{:.2g}M tokens".format)
+    change = {end: 100 * np.expm1(-rows[f"difference_nats{column}"])
+              for end, column in (("change", ""), ("low", "_pooled_high"), ("high", "_pooled_low"))}  # fmt: skip
+    return DataFrame({
+        "source": rows["source"],
+        "label": label.where(ours, rows["_label"].str.partition(",")[0] + ", the paper"),
+        "series": ours.map({True: "ours, with 95 % interval", False: "the paper (no intervals)"}),
+        **change,
+        "_style": rows["_style"],
+    })  # fmt: skip

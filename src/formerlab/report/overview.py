@@ -1,0 +1,50 @@
+"""The small figures at the top of README, one per study, which it shows 290 pixels wide."""
+
+from collections.abc import Callable
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from formerlab.report.style import BLACK, HOLLOW, PUBLISHED_GROUND, plot_style
+
+SIZE = (2.7, 2.5)
+"""Width and height in inches."""
+TEXT = 8
+"""Points. If 2.7 inches are 290 pixels, the text has 12 pixels."""
+
+
+def overview(title: str, xlabel: str, left: float) -> Callable[[DataFrame], Figure]:
+    """Return a function that draws a row per `label` with a point per `series`: `change` and the ends of its interval.
+
+    `_style` names the plot style of a series. Published points are hollow on a tinted background. `left` is the space
+    for the labels in inches.
+    """
+
+    def render(rows: DataFrame) -> Figure:
+        figure, labels = Figure(SIZE), list(rows["label"].unique())[::-1]
+        series = list(rows["series"].unique())
+        width, height, below = *SIZE, 0.48 + 0.17 * len(series)
+        axes = figure.add_axes((left / width, below / height, 0.97 - left / width, 0.9 - below / height))
+        axes.axvline(0, color=BLACK, linewidth=0.9, zorder=1)
+        for name, points in rows.groupby("series", sort=False):
+            heights = points["label"].map(labels.index).astype(float)
+            for at in heights[points["source"].eq("published")]:
+                axes.axhspan(at - 0.5, at + 0.5, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+            if rows["label"].duplicated().any():  # series of one row are above each other
+                heights += 0.3 * ((len(series) - 1) / 2 - series.index(name))
+            style = plot_style(points["_style"].iloc[0]) | {"linestyle": "", "markersize": 5, "elinewidth": 1.6}
+            hollow = HOLLOW if points["source"].eq("published").all() else {}
+            bars = (points["change"] - points["low"]).fillna(0), (points["high"] - points["change"]).fillna(0)
+            axes.errorbar(points["change"], heights, xerr=bars, label=name, **style | hollow)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set(ylim=(-0.6, len(labels) - 0.4))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(xlabel, loc="right")
+        axes.tick_params(length=0, labelsize=TEXT)
+        figure.text(0.02, 0.985, title, va="top", fontsize=TEXT + 0.5)
+        figure.legend(loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0, handletextpad=0.4, labelspacing=0.3,
+                      fontsize=TEXT)  # fmt: skip
+        return figure
+
+    return render
