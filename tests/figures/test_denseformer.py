@@ -49,9 +49,8 @@ def test_figures_take_their_runs_from_the_registered_arms(results, changed):
     sparse = {registered["dwa-4x5"]}
     plain = {registered["plain"]}
     assert our_runs(results, "denseformer_gain") == dense
-    assert our_runs(results, "denseformer_evolution") == dense
     assert our_runs(results, "denseformer_weights") == dense | sparse
-    assert our_runs(results, "denseformer_sparsity") == our_runs(results, "denseformer_curves") == dense | sparse
+    assert our_runs(results, "denseformer_sparsity") == dense | sparse
     for name in ("denseformer_depth", "denseformer_tradeoff"):
         assert our_runs(results, name) == dense | sparse | plain, name
     gain = load_rows(catalogue()["denseformer_gain"], results)

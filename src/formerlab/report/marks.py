@@ -54,7 +54,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str])
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
     labels += [_level(axes, panel, str(name), level) for name, level in levels.groupby(panel.by, sort=False)]
-    if not panel.ends and (panel.outlier_factor or (not forest and "y" not in panel.log)):
+    if panel.outlier_factor or (not forest and "y" not in panel.log):
         _limit(axes, panel, means, rows)
     if rows["source"].eq("published").all():
         axes.set_facecolor(PUBLISHED_GROUND)
@@ -157,7 +157,7 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
         (("x", panel.x), ("y", panel.y)), (("_pooled", so.Range(linewidth=4.5, alpha=0.35)), ("", bars))
     ):
         low, high = f"{column}{kind}_low", f"{column}{kind}_high"
-        if low in means and means[low].notna().any() and not panel.ends:
+        if low in means and means[low].notna().any():
             span = {f"{axis}min": low, f"{axis}max": high, "orient": "xy".replace(axis, "")}
             plot = plot.add(bar, data=means.dropna(subset=low), color="_series", **shared, **span)
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
@@ -193,47 +193,26 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
     for name, points in measured.sort_values(at, kind="stable").groupby(panel.by, sort=False):
         style = panel.plot_style(str(name), points)
         labels.append(Label(points[at].iloc[-1], points[panel.y].iloc[-1], str(name), style["color"]))
-    return _ends(axes, panel, measured) if panel.ends else labels
-
-
-def _ends(axes: Axes, panel: "Panel", means: DataFrame) -> list[Label]:
-    """Draw the last point of each curve with its interval, side by side to the right of the curves.
-
-    The y limits cover these intervals and the second half of the curves.
-    """
-    last = means.sort_values(panel.x).drop_duplicates(panel.by, keep="last").sort_values(panel.y)
-    end, labels = float(means[panel.x].max()), []
-    for nth, (name, point) in enumerate(last.groupby(panel.by, sort=False)):
-        style, at = panel.plot_style(str(name), point), end * (1.14 + 0.11 * nth)
-        bar = [point[f"{panel.y}_{side}"].iloc[0] for side in ("low", "high")]
-        axes.plot([at, at], bar, color=style["color"], linewidth=1.4)
-        axes.plot(at, point[panel.y], **style | {"linestyle": "", "markersize": 5})
-        labels.append(Label(at, point[panel.y].iloc[0], str(name), style["color"]))
-    axes.axvline(end, color=GREY, linewidth=0.6)
-    axes.set_xlim(0, end * (1.14 + 0.11 * len(last)))
-    axes.set_xticks([tick for tick in MaxNLocator(3).tick_values(0, end) if tick <= end])
-    late = means.loc[means[panel.x] >= 0.5 * end, panel.y]
-    in_range = np.concatenate([[panel.zero or 0.0], late, *(last[f"{panel.y}{side}"] for side in ("_low", "_high"))])
-    low, high = np.nanmin(in_range), np.nanmax(in_range)
-    margin = 0.1 * (high - low) or 0.01
-    axes.set_ylim(low - margin, high + margin)
     return labels
 
 
 def _forest_positions(
     panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any]
 ) -> tuple[DataFrame, DataFrame]:
-    """Add the heights of means and seeds as `_at`. The rows of the plot are 1 apart; series of one row are offset."""
-    series = list(means[panel.by].unique())
-    several = panel.by != panel.y and len(series) > 1
-    offsets = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
-    placed = []
-    for rows, below in ((means, 0.0), (seeds, 0.1 if several else 0.25)):
-        heights = [
-            names.index(name) + offsets[line] - below for name, line in zip(rows[panel.y], rows[panel.by], strict=True)
-        ]
-        placed.append(rows.assign(_at=np.array(heights, dtype=float)))
-    return placed[0], placed[1]
+    """Add the heights of means and seeds as `_at`. The rows of the plot are 1 apart; the series that share a row are
+    offset.
+    """
+    order, heights = list(means[panel.by].unique()), {}
+    for name, points in means.groupby(panel.y):
+        series = sorted(points[panel.by].unique(), key=order.index)
+        for number, line in enumerate(series):
+            at = names.index(name) + 0.22 * ((len(series) - 1) / 2 - number)
+            heights[name, line] = at, at - (0.1 if len(series) > 1 else 0.25)
+    none = np.nan, np.nan
+    return tuple(
+        rows.assign(_at=[heights.get(key, none)[place] for key in zip(rows[panel.y], rows[panel.by], strict=True)])
+        for place, rows in enumerate((means, seeds))
+    )
 
 
 def _forest(
@@ -314,12 +293,11 @@ def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
     """
     across, at = panel.kind == "forest", panel.x if panel.kind == "band" else "_at"
     column, limits = (panel.x, axes.get_xlim()) if across else (panel.y, axes.get_ylim())
-    ends = () if panel.ends else ("_pooled", "")
     outside = []
     for name, points in means.dropna(subset=[panel.x, panel.y]).groupby(panel.by, sort=False):
         colour = panel.plot_style(str(name), points)["color"]
         for side, sign, limit in (("_low", -1, min(limits)), ("_high", 1, max(limits))):
-            columns = [end for kind in ends if (end := f"{column}{kind}{side}") in points]
+            columns = [end for kind in ("_pooled", "") if (end := f"{column}{kind}{side}") in points]
             furthest = points[columns].mul(sign).max(axis=1).mul(sign) if columns else points[column]
             values = points[column].where(sign * points[column] > sign * limit, furthest).astype(float)
             values = values[sign * values > sign * limit]

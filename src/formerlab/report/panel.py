@@ -84,8 +84,6 @@ class Panel:
     of y; missing ones are blank rows."""
     ticks: Callable[[float], str] | None = None
     """Formats the values of x. If set, each value has a tick."""
-    ends: bool = False
-    """If true, omit the bands and draw the last point of each curve, with its interval, to the right of all curves."""
 
     colours: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""
@@ -273,7 +271,7 @@ def _sides_of_columns(
 
     The number of columns is the largest at which panels are wide enough to read.
     """
-    least = {"heat": 0.8, "forest": 1.1}.get(pairs[0][0].kind, 1.6 if pairs[0][0].ends else 1.2)
+    least = {"heat": 0.8, "forest": 1.1}.get(pairs[0][0].kind, 1.2)
     for count, letters in product(range(min(columns, len(pairs)), 0, -1), EDGES):
         sides = [[_sides(*pair, letters, column) for pair in pairs[column::count]] for column in range(count)]
         lefts, rights = ([max(margins[side] for margins in column) for column in sides] for side in (0, 1))
@@ -319,7 +317,7 @@ def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float
         names = "\n".join(wrap(name, letters) for name in rows[panel.by].unique()) if panel.name == "edge" else ""
         return max(height, 0.135 * (1 + names.count("\n")))
     rows = rows.dropna(subset=panel.x)
-    series = rows[panel.by].nunique() if panel.by != panel.y else 1
+    series = rows.groupby(panel.y)[panel.by].nunique().max()
     lines = max(str(name).count("\n") + 1 for name in rows[panel.y].unique())
     return (0.1 + 0.13 * lines + 0.06 * (series - 1)) * rows[panel.y].nunique() + 0.25
 

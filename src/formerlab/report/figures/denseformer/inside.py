@@ -2,6 +2,7 @@
 
 from functools import partial
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,18 @@ from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import DENSEFORMER, TRANSFORMER, estimate, load_runs, seed_count, summarize
+from formerlab.report.runs import (
+    DENSEFORMER,
+    TRANSFORMER,
+    difference,
+    estimate,
+    held_out_losses,
+    load_runs,
+    seed_count,
+    summarize,
+)
 from formerlab.report.studies.denseformer import STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, LETTER, ORANGE, PUBLISHED_INK, WIDEST, arrow, box, ink
+from formerlab.report.style import BLACK, GREY, LETTER, NARROW, ORANGE, PUBLISHED_INK, WIDEST, arrow, box, ink
 from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
@@ -122,6 +132,8 @@ _weights = partial(
 )  # fmt: skip
 
 
+_PAPER: dict[str, Any] = {"color": PUBLISHED_INK, "fontsize": 7}
+"""The font of texts about the paper."""
 THIRDS = ("first_third", "last_third")
 _PATTERN = "denseformer-weight-pattern"
 
@@ -137,34 +149,68 @@ def _draw_thirds(axes: Axes, rows: DataFrame) -> None:
         mean, low, high = of_run.iloc[0].reindex(expand_columns(f"{third}[]"))
         axes.fill_between([ends[0] - 0.5, ends[-1] + 0.5], low, high, color=GREY, alpha=0.35, linewidth=0, zorder=3)
         axes.hlines(mean, ends[0] - 0.5, ends[-1] + 0.5, color=BLACK, linewidth=2, zorder=4)
-        words = f"{third.replace('_', ' ')}: {in_words(of_run.iloc[0], third)}" + right * of_run["_claim"].iloc[0]
-        axes.text(0.99, 0.98 - 0.1 * right, words, transform=axes.transAxes, ha="right", va="top", fontsize=7)
+        words = f"{third.partition('_')[0]}: {mean:.2f} [{low:.2f}, {high:.2f}]".replace("-", "\N{MINUS SIGN}")
+        axes.text(0.99, 0.98 - 0.09 * right, words, transform=axes.transAxes, ha="right", va="top", fontsize=7)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.1 * (high - low))
+    axes.text(0.02, 0.02, "paper: above 0\nfirst, below 0 last", transform=axes.transAxes, **_PAPER)
+
+
+PUBLISHED_MOMENT = 100 * 5000 / 40_000
+"""Percentage of the steps after which the paper finds the final pattern."""
+
+
+def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
+    axes.axvline(PUBLISHED_MOMENT, color=PUBLISHED_INK, linestyle=":", linewidth=1)
+    axes.text(0.98, 0.04, "dotted: the paper\nhas its pattern", transform=axes.transAxes, ha="right", **_PAPER)
+    axes.text(0.98, 0.34, f"dashed: {rows['_moment'].iloc[-1]}", transform=axes.transAxes, ha="right", fontsize=7)
+
+
+def _correlations_with_end(rows: DataFrame) -> DataFrame:
+    """Return the correlation of the off-diagonal weights of each seed with its weights at the end, by run and step, and
+    the means over seeds.
+    """
+    frames = []
+    for run, weights in rows[rows["destination"] != rows["source_block"]].groupby("run", sort=False):
+        pairs = weights.pivot(index=["step", "seed"], columns=["destination", "source_block"], values="weight")
+        last = weights["step"].max()
+        with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
+            alike = [np.corrcoef(row, pairs.loc[last, seed])[0, 1] for (_, seed), row in pairs.iterrows()]
+        of_run = DataFrame({"correlation_with_end": alike}, pairs.index).reset_index()
+        frames.append(of_run.assign(run=run, percent_of_steps=100 * of_run["step"] / last))
+    correlations = summarize(pd.concat(frames), "correlation_with_end", ["run", "step", "percent_of_steps"])
+    return correlations.drop(columns=["correlation_with_end_low", "correlation_with_end_high"])
 
 
 @plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     _weights(where={"part": "mean"}),
-    Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, share_y=True,
-          same_limits="y", xlabel="average after block i", ylabel="weight of\nthe embedding", finish=_draw_thirds),
+    Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Correlation with the end",
+          name="none", xlabel="training steps (%)", finish=_mark_published_moment),
+    Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, same_limits="y",
+          xlabel="average after block i", ylabel="weight of the embedding", finish=_draw_thirds),
     notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; r: correlation "
-                        "of pairs of seeds; grey: mean of a third; intervals: 95 %."],
-    height=1.6, order="_rank destination source_block"
+                        "of pairs of seeds; grey: mean of the first and the last third; intervals: 95 %."],
+    columns=3, height=1.6, order="_rank destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
-    """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
-    i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text is shown; the CSV has all schemes.
-    Training starts from 1 on the diagonal. r is the mean correlation of the off-diagonal weights of two seeds
-    (Fisher's z, jackknife over seeds). Below: the weight of the embedding, by seed, with its mean over the first and
-    the last third of the averages (without the last), which the claim has above and below zero. To see: whether the
-    pattern of the paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early
-    and negative late, a triangle of large weights over the last blocks, and the same pattern in all seeds.
+    """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622: row i is the average
+    after block i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text is shown; the CSV has
+    all schemes. Training starts from 1 on the diagonal. r is the mean correlation of the off-diagonal weights of two
+    seeds (Fisher's z, jackknife over seeds). Upper right: the correlation of the off-diagonal weights of a seed with
+    its weights at the end; the paper has its final pattern after 5000 of 40,000 steps (dotted). Below: the weight of
+    the embedding, by seed, with its mean over the first and the last third of the averages (without the last), which
+    the claim has above and below zero. To see: whether the pattern of the paper appears, with weight on the diagonal
+    and just beside it, a column at X_0 that is positive early and negative late, a triangle of large weights over the
+    last blocks, and the same pattern in all seeds; and when it appears.
     """
     rows = results.rows("depth.csv", STUDY, runs)
-    rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
     models = compared_runs(results, runs).drop_duplicates("run")
     models = models[models["run"].isin(rows["run"])].groupby(["data.name", "variant"]).tail(1)
     models = models.assign(_text=data_set_labels(models["data.name"], results.scale))
     keys = ["run", "variant", "layers", "_text", "destination", "source_block"]
     rows = rows.merge(models[keys[:4]]).rename(columns={"source": "source_block"})
+    moments = _correlations_with_end(rows[rows["variant"] == SCHEMES[0]]).merge(models[keys[:4]])
+    rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
     means = rows.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
     reader, claim = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY, _PATTERN)[_PATTERN]
     seeds = rows[[*keys, "seed", "weight"]].assign(part="seed")
@@ -174,73 +220,27 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
             row = record | estimate("_r", Agreement(reader.mixing_weights(Arm(run=record["run"]))).interval(CONFIDENCE))
         for third in THIRDS:
             row |= pooled_estimate(reader, third, {record["run"]: 1.0}, f"embedding_weight_{third}")
-        of_runs.append(row | {"part": "run"})
-    rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds], ignore_index=True)
-    dense = rows["variant"].eq(SCHEMES[0])
-    blocks = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format)
-    model = blocks + rows.pop("_text")
-    alike = DataFrame(of_runs).set_index("run").apply(in_words, axis=1, name="_r").radd("r = ")
+        of_runs.append(row | {"part": "run", "verdict": claim.word if record["run"] in claim.runs else None})
+    rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds, moments], ignore_index=True)
+    dense, moment = rows["variant"].eq(SCHEMES[0]), rows["correlation_with_end"].notna()
+    blocks = rows["layers"].map("{:.0f} blocks".format)
+    shown = "1x1, " * (not dense.any()) + rows.pop("_text") + ", " + blocks
+    by_run = DataFrame(of_runs).set_index("run")
+    alike = ", r = " + by_run.apply(in_words, axis=1, name="_r")
+    alike, judged = (words.str.replace(r"(?<!,) ", "\N{NO-BREAK SPACE}", regex=True)
+                     for words in (alike, ", claim: " + by_run["verdict"]))  # fmt: skip
+    counts = seeds.groupby("run")["seed"].nunique().map(", {}\N{NO-BREAK SPACE}seeds".format)
     rows = rows.assign(
         source="ours",
-        _title=(model + ", " + rows["run"].map(alike).str.replace(" ", "\N{NO-BREAK SPACE}")).where(
-            dense | (not dense.any())
-        ),
-        _model=model.where(dense & rows["part"].isin(["mean", "seed", "run"])),
+        _title=(shown + rows["run"].map(alike)).where(dense | (not dense.any())),
+        _model=(shown + rows["run"].map(counts + judged.reindex(counts.index).fillna(""))).where(dense & ~moment),
+        _moment=blocks.where(moment),
+        _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),
         _style=rows["variant"],
-        _claim=rows["run"].isin(claim.runs).map({True: f"\nclaim: below 0, {claim.word}", False: ""}),
         _embedding=rows["weight"].where(rows["source_block"].eq(0)),
         _rank=(~dense).astype(int),
     )
-    return rows[rows["part"].isin(["mean", "run"]) | dense & rows["source_block"].eq(0)]
-
-
-PUBLISHED_MOMENT = 5000 / 40_000
-"""Fraction of the steps after which the paper finds the final pattern."""
-MOMENTS = (PUBLISHED_MOMENT, 0.5, 1)
-"""Fractions of the steps at which the weights are shown."""
-
-
-def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
-    at = PUBLISHED_MOMENT * rows["step"].max()
-    means = rows[rows["part"] == "mean"].dropna(subset="correlation_with_end").sort_values("step")
-    ours = np.interp(at, means["step"], means["correlation_with_end"], left=np.nan)
-    words = "dotted: the paper has its\npattern" + f"; ours: {ours:.2f}" * bool(np.isfinite(ours))
-    axes.axvline(at, color=GREY, linestyle=":", linewidth=1)
-    axes.text(0.95, 0.05, words, transform=axes.transAxes, ha="right", fontsize=7)
-
-
-@plot(reads="depth.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    _weights(where={"part": "weights"}),
-    Panel("step", "correlation_with_end", kind="band", where={"part": ["mean", "seed"]}, name="none",
-          title="Correlation with the end", xlabel="training step", ylabel="", finish=_mark_published_moment),
-    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight."],
-    columns=2, height=1.7
-))  # fmt: skip
-def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
-    """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
-    average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. Last panel: correlation of
-    the off-diagonal weights of a seed with the weights of the same seed at the end. To see: when the final pattern
-    appears. In the paper, the pattern is present after 5000 of 40,000 steps (dotted: the same fraction of our steps).
-    """
-    models = compared_runs(results, runs)
-    dense = models[models["variant"].eq(SCHEMES[0])].drop_duplicates("run", keep="last")
-    rows = results.rows("depth.csv", STUDY, dense["run"].tolist())
-    rows = rows[rows["run"] == dense.loc[dense["run"].isin(rows["run"]), "run"].iloc[-1]]  # the deepest
-    steps = np.array(sorted(rows["step"].unique()))
-    later = steps[min(1, len(steps) - 1) :]  # the identity at the start needs no panel
-    chosen = {later[np.abs(later - fraction * later[-1]).argmin()] for fraction in MOMENTS}
-    beside = rows[rows["destination"] != rows["source"]]
-    pairs = beside.pivot(index=["step", "seed"], columns=["destination", "source"], values="weight")
-    ends = pairs.loc[steps[-1]]
-    with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
-        alike = [np.corrcoef(row, ends.loc[seed])[0, 1] for (_, seed), row in pairs.iterrows()]
-    seeds = DataFrame({"correlation_with_end": alike}, pairs.index).reset_index().assign(part="seed")
-    means = seeds.groupby("step")["correlation_with_end"].mean().reset_index().assign(part="mean")
-    weights = rows[rows["step"].isin(chosen)].groupby(["step", "destination", "source"])["weight"]
-    weights = weights.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
-    table: DataFrame = pd.concat([weights.assign(part="weights"), means, seeds], ignore_index=True)
-    names = {"run": rows["run"].iloc[0], "variant": SCHEMES[0], "layers": float(rows["destination"].max())}
-    return table.assign(source="ours", _title=table["step"].map("step {:.0f}".format), **names)
+    return rows[rows["part"].isin(["mean", "run"]) | dense & rows["source_block"].eq(0) | moment]
 
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
@@ -259,35 +259,45 @@ MOST_DROPPED = 0.4
 
 
 def _mark_knee(axes: Axes, rows: DataFrame) -> None:
-    axes.axvline(0.15, color=GREY, linestyle=":", linewidth=1)
-    axes.text(0.145, 0.95, "paper: sharp\nrise from 15 %", transform=axes.get_xaxis_transform(), ha="right", va="top",
-              color=PUBLISHED_INK, fontsize=7)  # fmt: skip
+    axes.axvline(15, color=PUBLISHED_INK, linestyle=":", linewidth=1)
+    axes.text(16, 0.97, "paper: sharp\nrise from here", transform=axes.get_xaxis_transform(), va="top", **_PAPER)
+    for gain in rows["_gain"].dropna().unique():
+        axes.axhline(gain, color=GREY, linestyle="--", linewidth=1)
+        axes.text(16, gain, "gain of 1x1", va="bottom", color=GREY, fontsize=7)
+
+
+def _number_blocks(axes: Axes, rows: DataFrame) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
 def _show_cosines(axes: Axes, rows: DataFrame) -> None:
-    """Show the range of our cosines; cosines of the paper are near 1."""
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_ylim(-0.15, max(0.2, axes.get_ylim()[1]))
-    axes.text(0.02, 0.97, "paper, DenseFormer: near 1 over most blocks", transform=axes.transAxes, va="top",
-              color=PUBLISHED_INK, fontsize=7)  # fmt: skip
+    """Show the range of our cosines, and an arrow towards the cosines of the paper, which are near 1."""
+    _number_blocks(axes, rows)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.35 * (high - low))
+    axes.annotate("paper, DenseFormer:\nnear 1 over most blocks", (0.08, 1), (0.14, 0.97), "axes fraction", va="top",
+                  **_PAPER)  # fmt: skip
+    arrow(axes, (0.08, 0.84), (0.08, 1), transform=axes.transAxes, color=PUBLISHED_INK)
 
 
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("place", "_cosine", kind="band", where={"measure": COSINE}, title="Output of each block", zero=0.0,
-          name="legend", xlabel="block", ylabel="cosine of the output\nwith the embedding", finish=_show_cosines),
-    Panel("place", "_added", kind="band", title="Small weights of 1x1 dropped", zero=0.0, name="none",
-          finish=_mark_knee, xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)"),
+    Panel("place", "_cosine", kind="band", title="Cosine with the embedding", zero=0.0, name="legend",
+          xlabel="output of block", finish=_show_cosines),
+    Panel("place", "minus_plain", kind="band", title="DenseFormer minus Transformer", zero=0.0, name="none",
+          xlabel="output of block", finish=_number_blocks),
+    Panel("_percent", "_added", kind="band", title="Small weights of 1x1 dropped", zero=0.0, name="none",
+          finish=_mark_knee, xlabel="dropped weights (%)", ylabel="added loss (nats)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds."],
-    height=1.8
+    columns=3, height=1.8
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
-    """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
-    the embedding X_0, for the deepest models that were measured, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622).
-    To see: how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of
-    its depth and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights
-    are dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 % (dotted). The paper
-    prints no numbers. The CSV also has larger fractions, and the cosine minus the cosine of the Transformer, paired by
-    seed.
+    """Flow of information over depth, for the deepest models that were measured. Left: mean cosine between the
+    representation Y_i that each block passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer
+    (arXiv:2402.02622). Middle: the cosine of DenseFormer minus the cosine of the Transformer, paired by seed. To see:
+    how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of its depth
+    and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights are
+    dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 % (dotted). Dashed: the loss
+    of the Transformer minus the loss of 1x1. The paper prints no numbers. The CSV also has larger fractions.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -296,46 +306,43 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
     table = summarize(rows, "value", keys)
     table.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
-    plain = rows.loc[rows["variant"] == TRANSFORMER, "run"].unique()
-    others = {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
+    others = _minus_transformer(rows)
     minus = summarize(rows[rows["measure"] == COSINE], "value", ["run", "measure", "place"], others, "minus_plain")
     pairs = ["run", "measure", "place", "part", "seed"]
     table = table.merge(minus.reindex(columns=[*pairs, *expand_columns("minus_plain[]")]), "left", pairs)
-    added = {f"_added{end}": table[f"value{end}"].where(table["measure"].eq(PRUNED) & table["place"].le(MOST_DROPPED))
-             for end in ("", "_low", "_high")}  # fmt: skip
-    cosine = table["measure"].eq(COSINE)
-    added |= {f"_cosine{end}": table[f"value{end}"].where(cosine) for end in ("", "_low", "_high")}
-    return table.assign(**added)
+    dropped = table["measure"].eq(PRUNED) & table["place"].le(MOST_DROPPED)
+    losses = held_out_losses(results, STUDY)
+    gains = {run: difference(losses, plain, run, "gain").get("gain") for run, plain in others.items()}
+    columns = {"_added": dropped, "_cosine": table["measure"].eq(COSINE)}
+    drawn = {f"{name}{end}": table[f"value{end}"].where(mask)
+             for name, mask in columns.items() for end in ("", "_low", "_high")}  # fmt: skip
+    return table.assign(**drawn, _percent=100 * table["place"], _gain=table["run"].map(gains).where(dropped))
 
 
-SHOWN = ("query-key-value", "attention output", "feed-forward up", "feed-forward down")
-"""The matrices of a block whose spectra are shown."""
+def _minus_transformer(rows: DataFrame) -> dict[str, str]:
+    """Map every other run of these rows to the Transformer, if there is one."""
+    plain = rows.loc[rows["variant"] == TRANSFORMER, "run"].unique()
+    return {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
 
 
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("place", "ratio", kind="band", where={"matrix": list(SHOWN)}, facet="matrix", name="legend", zero=1.0,
-          xlabel="rank (fraction)", same_limits="y", share_y=True, ylabel="singular value,\ndivided by Transformer's"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds; line at "
-                        "1: equal, as the paper finds."],
-    columns=4, height=1.6
+    Panel("ratio", "matrix", kind="forest", zero=1.0, name="none",
+          title="Singular values of {variant}, divided by the Transformer's",
+          xlabel="ratio (1: equal, as in the paper)"),
+    width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights of DenseFormers, divided by those of the Transformer, after Fig. 13 of
     DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Each spectrum is first divided by its
-    largest value and averaged over blocks; ratios are paired by seed, and their mean is geometric. Query, key and value
-    count as one matrix; the CSV also has the embedding and the spectra. To see: whether averages over depth change how
-    many directions the weights use: above 1 a DenseFormer uses more. The paper finds no difference, and prints no
-    numbers.
+    largest value and averaged over blocks. The ratio is the geometric mean over all values but the last, paired by
+    seed. Query, key and value count as one matrix. To see: whether averages over depth change how many directions the
+    weights use; above 1 a DenseFormer uses more. The paper finds no difference, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
-    rows = compared(results, rows[rows["measure"].str.startswith(SINGULAR)], runs)
-    rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), logarithm=np.log(rows["value"]))
-    table = summarize(rows, "value", ["variant", "run", "layers", "matrix", "place"])
-    plain = rows.loc[rows["variant"] == TRANSFORMER, "run"].unique()
-    others = {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
-    ratios = summarize(rows, "logarithm", ["run", "matrix", "place"], others, "ratio")
-    keys, ends = ["run", "matrix", "place", "part", "seed"], expand_columns("ratio[]")
-    ratios = ratios.reindex(columns=[*keys, *ends])
-    ratios[ends] = np.exp(ratios[ends].astype(float))
-    table = table.drop(columns=["value_low", "value_high"], errors="ignore").merge(ratios, "left", keys)
-    return table.assign(_marker="")
+    rows = compared(results, rows[rows["measure"].str.startswith(SINGULAR) & rows["place"].lt(1)], runs)
+    rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), ratio=np.log(rows["value"]))
+    means = rows.groupby(["run", "seed", "variant", "layers", "matrix"], sort=False)["ratio"].mean().reset_index()
+    table = summarize(means, "ratio", ["run", "matrix"], _minus_transformer(rows))
+    ends = expand_columns("ratio[]")
+    table[ends] = np.exp(table[ends].astype(float))
+    return table.merge(means[["run", "variant", "layers"]].drop_duplicates())

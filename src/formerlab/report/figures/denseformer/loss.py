@@ -26,8 +26,6 @@ from formerlab.report.runs import (
     load_runs,
     means_by_run,
     seed_count,
-    summarize,
-    validation_losses,
     with_seeds,
 )
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
@@ -106,48 +104,6 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(_panel=rows["_text"] + count, _series=series).sort_values(
         ["source", "layers"], kind="stable", ignore_index=True
     )
-
-
-def _lower(axes: Axes, rows: DataFrame) -> None:
-    """Make room for markers at the lower limit."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.06 * (high - low), high)
-
-
-@plot(reads="eval.csv test.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("million_tokens", "difference_nats", by="_series", style="variant", kind="band", facet="_panel", ends=True,
-          zero=0.0, same_limits="y", share_y=True, xlabel="training tokens (million)", finish=_lower,
-          ylabel="validation loss minus\nTransformer (nats per token)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); below 0: better than the Transformer of equal "
-                        f"depth; {_LAST_STEP if rows['seeds'].max() > 1 else 'no interval.'}"],
-    height=1.9
-))  # fmt: skip
-def denseformer_curves(results: Results, runs: list[str]) -> DataFrame:
-    """Validation loss of DenseFormers during training, minus the loss of the Transformer of equal depth, text and
-    number of tokens at the same step, paired by seed, for the models of the registered claims: of each depth the runs
-    with the most tokens. The names have the same difference on the test text after the last step, which is the
-    difference that claims use. The y range covers the second half of training and the intervals of the last step. To
-    see: whether the averages help at the end, or only early on. Each run has a learning rate of its own, so a
-    difference in the middle also has the effect of the rates.
-    """
-    models, losses = _models(results, runs)
-    models = models[models["arm"] | (not models["arm"].any())]
-    models = models[models["tokens"] == models.groupby("layers")["tokens"].transform("max")]
-    others = models[models["variant"] != TRANSFORMER].dropna(subset="plain")
-    curves = validation_losses(results, STUDY, models["run"]).query("step > 0")
-    if curves.empty or others.empty:
-        return DataFrame()
-    rows = summarize(
-        curves, "loss_nats", ["run", "step"], others.set_index("run")["plain"].to_dict(), "difference_nats"
-    )
-    columns = ["run", "variant", "layers", "tokens", "plain", "data.name"]
-    tests = differences(losses, others[["run", "plain"]], "run", "plain", "held_out_nats").query("part == 'mean'")
-    rows = rows.merge(others[columns].merge(tests[["run", "held_out_nats"]]), on="run")
-    rows = rows.sort_values("layers", kind="stable", ignore_index=True)
-    million = rows["tokens"].astype(float) * rows["step"] / rows.groupby("run")["step"].transform("max") / 1e6
-    panel = rows["layers"].map("{:.0f} blocks, ".format) + data_set_labels(rows.pop("data.name"), results.scale)
-    held_out = rows["held_out_nats"].map("\ntest text: {:.3f}".format).str.replace("-", "\N{MINUS SIGN}")
-    return rows.assign(million_tokens=million, _panel=panel, _series=rows["variant"] + held_out)
 
 
 _RELATIVE = partial(Panel, y="_label", by="_label", style="variant", kind="forest", zero=0.0)
