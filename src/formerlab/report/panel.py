@@ -204,7 +204,9 @@ def _figure(
     note = "; ".join(filter(None, (settings, note.partition(". ")[0].rstrip("."))))
     note = fill(note, int(full_width / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
-    below = [0.5 + 0.13 * max(xlabels[at].count("\n") for at in line) for line in lines]
+    repeated = [panel.same_limits == "x" and at + len(lefts) < len(pairs) for at, (panel, _) in enumerate(pairs)]
+    below = [0.1 if all(repeated[at] for at in line) else 0.5 + 0.13 * max(xlabels[at].count("\n") for at in line)
+             for line in lines]  # fmt: skip
     total = head + sum(tops) + sum(heights) + sum(below) + foot
     figure, y, drawn = Figure(figsize=(full_width, total)), total - head, []
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
@@ -216,10 +218,10 @@ def _figure(
             (panel, rows), title = pairs[at], titles[at]
             drawn.append(mark(axes, panel, rows, common if panel.share_y else {}))
             shared = panel.share_y and at > line[0]
-            repeated = panel.same_limits == "x" and at + len(lefts) < len(pairs)
             axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))
             axes.tick_params(axis="y", labelleft=not shared)
-            axes.set_xlabel("" if repeated else xlabels[at])
+            axes.tick_params(axis="x", labelbottom=not repeated[at])
+            axes.set_xlabel("" if repeated[at] else xlabels[at])
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under

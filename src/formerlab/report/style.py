@@ -100,11 +100,12 @@ _GROUPS = {
     "grown, half the tokens; grown, 15B a stage": _style(BLUE, "v", ":"),
     "grown, twice the tokens; grown, 60B a stage": _style(BLUE, "P", "--"),
     "parent trained further, equal tokens": _style(PURPLE, "p", "--"),
-    "Transformer, 30B tokens; recurrent": _style(GREY, "o", "--"),
+    "Transformer, 30B tokens": _style(GREY, "o", "--"),
+    "recurrent": _style("#666666", "s"),
     "Net2Net (2015); in width by copies (Net2Net of 2015)": _style("#8C8C8C", "P"),
     "HyperCloning; in width by copies (HyperCloning)": _style("#A6A6A6", "X", "--"),
-    "convolution": _style("#8C8C8C", "^"),
-    "restricted": _style("#B0B0B0", "D"),
+    "convolution": _style("#999999", "^"),
+    "restricted": _style(BLACK, "D", "--"),
 }
 """Plot styles of names that are not in names.yaml: ways to grow, settings of one mixer or policy, the cache of
 transformers, and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""

@@ -15,7 +15,7 @@ from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat, write_verdicts
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import differences, held_out_losses, seed_count
-from formerlab.report.style import GREY, NARROW, WIDEST
+from formerlab.report.style import GREY, NARROW, WIDEST, plot_style
 from formerlab.report.tables.blocks import claim_verdicts, negated, with_pooled
 from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
@@ -146,40 +146,45 @@ def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     return of_layer
 
 
-_EXPONENTS = {"multiply_adds": "_counted", "time_s": "_measured"}
-"""Columns with the name of a series and its slope, by plotted column."""
-_length, _width = (partial(Panel, axis, where={"axis": axis}, xlabel=f"{word} {axis}", style="_operation", kind="band",
-                           log="xy", ticks="{:g}".format)
-                   for axis, word in (("n", "length"), ("d", "width")))  # fmt: skip
+def _draw_published_slopes(axes: Axes, rows: DataFrame) -> None:
+    """Draw a dotted line with the published slope of the count through the last point of each line."""
+    axis, limits = rows["axis"].iloc[0], axes.get_ylim()
+    for operation, points in rows.groupby("_operation"):
+        x, last = np.sort(points[axis].astype(float)), points.loc[points[axis].idxmax()]
+        counted = last["_milliseconds"] * (x / x[-1]) ** float(last["_exponent"])
+        axes.plot(x, counted, ":", color=plot_style(str(operation))["color"], linewidth=0.9)
+    axes.set_ylim(limits)
+
+
+_measured = partial(
+    Panel, y="_milliseconds", by="_measured", style="_operation", kind="band", log="xy", ticks="{:g}".format,
+    ylabel="time of a call (ms)", finish=_draw_published_slopes
+)  # fmt: skip
 
 
 @plot(reads="complexity.csv", draw=layout(
-    _length("multiply_adds", by="_counted", title="Counted, width d = {d}", ylabel="multiply-adds"),
-    _width("multiply_adds", by="_counted", title="Counted, length n = {n}", ylabel="multiply-adds"),
-    _length("_microseconds", by="_measured", title="Measured, width d = {d}", ylabel="time of a call (µs)"),
-    _width("_microseconds", by="_measured", title="Measured, length n = {n}", ylabel="time of a call (µs)"),
+    _measured("n", where={"axis": "n"}, xlabel="length n", title="Width d = {d}"),
+    _measured("d", where={"axis": "d"}, xlabel="width d", title="Length n = {n}"),
     notes=lambda rows: [
-        "At the lines: slopes, of times over the last doubling; times: fastest of several calls on one core; kernel "
-        f"k = {rows['k'].iloc[0]}, neighbourhood r = {rows['r'].iloc[0]}; the counts of recurrent (dashed) and "
-        "restricted may coincide."
-    ]
+        "At the lines: slope of the time over the last doubling; dotted: slope of the count in the paper; fastest of "
+        f"several calls on one core; kernel k = {rows['k'].iloc[0]}, neighbourhood r = {rows['r'].iloc[0]}."
+    ],
+    height=2.3
 ))  # fmt: skip
 def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
-    arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n
-    and width d. Both axes are logarithmic, so a slope is an exponent. Beside the lines are the fitted slopes of the
-    counts, with the published exponents, and the slopes of the times between the two largest sizes. The table
-    transformer_layers has the slopes over all sizes, with errors. To see:
-    self-attention is steepest in n, recurrence and convolution are steepest in d, and times follow the counts only
-    where the counts are large.
+    arXiv:1706.03762: measured time of one call of the mixing operation, against length n and width d. Both axes are
+    logarithmic, so a slope is an exponent. Beside the lines are the slopes between the two largest sizes, with the
+    exponents of the paper's counts in brackets; the counted multiply-adds, in the CSV, have exactly these exponents.
+    The table transformer_layers has the slopes over all sizes, with errors. To see: at large sizes self-attention is
+    steepest in n, and convolution in d; small calls take constant time, so times follow the counts (dotted) only where
+    the counts are large.
     """
     rows = complexity(results, runs).assign(source="ours", _data_set=None)
     rows["_operation"] = rows["operation"].str.replace("_", "-")
     exponents = THEORY.set_index("layer").to_dict()
     for (layer, axis), points in rows.groupby(["operation", "axis"]):
-        for column, name in _EXPONENTS.items():
-            fitted = points if name == "_counted" else points.sort_values(str(axis)).tail(2)  # short calls are flat
-            words = f"{points['_operation'].iloc[0]}\n{slope(fitted, str(axis), column)[0]:.2f}"
-            paper = f" (paper {exponents[f'counted_exponent_{axis}'][str(layer)]})" * (name == "_counted")
-            rows.loc[points.index, name] = words + paper
-    return rows.assign(_microseconds=1e6 * rows["time_s"])
+        last, paper = points.sort_values(str(axis)).tail(2), exponents[f"counted_exponent_{axis}"][str(layer)]
+        name = f"{points['_operation'].iloc[0]}\n{slope(last, str(axis), 'time_s')[0]:.2f} (paper {paper})"
+        rows.loc[points.index, ["_measured", "_exponent"]] = name, paper
+    return rows.assign(_milliseconds=1e3 * rows["time_s"])

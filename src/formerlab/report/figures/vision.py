@@ -1,7 +1,5 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
@@ -23,15 +21,15 @@ GROUPS = {
     "floor": "",
 }
 """Groups of runs that answer one question."""
-_FURTHER = "parent trained further"
+_SCRATCH = {"final size from scratch, twice the FLOPs": "from scratch (twice the FLOPs) minus parent"}
 _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
 def _differences(measured: DataFrame, results: Results) -> DataFrame:
-    """Return the differences listed in COMPARISONS, the differences of all other models from the ViT, and the published
-    differences.
+    """Return the differences listed in COMPARISONS and FAIR, the differences of all other models from the ViT, and the
+    published differences.
     """
-    asked = DataFrame([row[:4] for row in tables.COMPARISONS], columns=tables.PAIR)
+    asked = DataFrame([row[:4] for row in (*tables.COMPARISONS, *tables.FAIR)], columns=tables.PAIR)
     in_groups = {*asked["run"], *asked["compared_with"], *(run for names in GROUPS.values() for run in names.split())}
     models = tables.models(measured)
     others = models[~models["run"].isin(in_groups)].assign(question=tables.OTHER, compared_with="vit")
@@ -53,8 +51,8 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 
 
 @plot(reads="test.csv floors.csv", draw=layout(
-    Panel(tables.COMPARED, "model", by="_series", kind="forest", facet="question", zero=0.0, name="legend",
-          same_limits="x", finish=partial(write_verdicts, label="model"), xlabel="top-1 (points; right is better)"),
+    Panel(tables.COMPARED, "_label", by="_series", kind="forest", facet="_question", zero=0.0, name="legend",
+          same_limits="x", finish=write_verdicts, xlabel="top-1 (points; right is better)"),
     notes=lambda rows: [note.rstrip(".") + "; bold: a claim rests on the row, and asks for the green range."
                         for note in seed_notes(rows)[:1]] + seed_notes(rows)[1:],
     columns=1, order="_rank"
@@ -66,8 +64,8 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     about ratios of error rates; the limit is computed at the error rate of the model that is subtracted. A model equals
     the ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of
     zero. Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is
-    worse than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The accuracies
-    are in the CSV and in the table vision_table.
+    worse than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The
+    accuracies, and growth minus the parent, are in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -82,21 +80,19 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([levels, _differences(measured, results)], ignore_index=True)
     if "question" not in rows:
         return levels
-    rank = {(question, label): number for number, (question, label, *_) in enumerate(tables.COMPARISONS)}
+    rank = {pair[:2]: number for number, pair in enumerate((*tables.COMPARISONS, *tables.FAIR))}
     size, limits = rows["run"].str.extract("-([BL]/16)")[0], _limits(rows)
     claims = claim_verdicts(results, tables.STUDY).values()
     pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
     words = [next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in pairs]
-    grown = rows["run"].astype(str).str.startswith("grown-") & rows["question"].notna()
-    further = rows["run"].eq("trained-on") & rows["question"].notna()
+    growth = rows["question"].eq(tables.GROWTH)
+    of_parent = growth & rows["compared_with"].eq("tokenformer-small") & rows["run"].ne("tokenformer")
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
-        _series=("the paper, " + size).fillna("ours").mask(further, f"ours, {_FURTHER}").mask(grown, "ours, grown"),
-        _style=rows["question"]
-        .map({tables.DEPTH: "DenseFormer 1x1"})
-        .fillna("Tokenformer")
-        .mask(further, _FURTHER)
-        .mask(grown, rows["model"]),
+        _label=rows["model"].str.replace("\n", " ").replace(_SCRATCH),
+        _question=rows["question"].mask(growth, "Growth"),
+        _series=("the paper, " + size).fillna("ours").mask(of_parent),
+        _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
         _verdict=Series(words, rows.index, dtype=object),
         **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": limits.where(limits.isna(), np.inf)},

@@ -61,7 +61,7 @@ METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
 COMPARED = "top1_points"
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 SIZES, SCORES, _NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
-_GROWTH, DEPTH, OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
+GROWTH, DEPTH, OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
 _VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
 _MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
 _WITH_NORM = "TokenFormer-{}/16, LayerNorm "
@@ -72,21 +72,21 @@ COMPARISONS = (
     (SCORES, "GeLU minus exp\n(both L1 norm)", "score-gelu-l1", "score-exp-l1", _GELU_L1, _EXP),
     (SCORES, "L2 norm minus L1 norm\n(both after GeLU)", "score-gelu-l2", "score-gelu-l1", "", ""),
     (SCORES, "L2 norm before GeLU\nminus after GeLU", "tokenformer", "score-gelu-l2", "", ""),
-    (SCORES, "the last two steps\ntogether", "tokenformer", "score-gelu-l1", "TokenFormer-{}/16 GeLU + L2 norm",
-     _GELU_L1),
+    (SCORES, "L2 norm before GeLU\nminus L1 norm after it", "tokenformer", "score-gelu-l1",
+     "TokenFormer-{}/16 GeLU + L2 norm", _GELU_L1),
     (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
     (_NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
-    (_GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
-    (_GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
-    (_GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
-    (_GROWTH, "final size from scratch,\ntwice the FLOPs", "tokenformer", "tokenformer-small", "", ""),
+    (GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
+    (GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
+    (GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
+    (GROWTH, "final size from scratch,\ntwice the FLOPs", "tokenformer", "tokenformer-small", "", ""),
     (DEPTH, "ViT", "vit-dwa", "vit", "", ""),
     (DEPTH, "Tokenformer", "tokenformer-dwa", "tokenformer", "", ""),
 )  # fmt: skip
 """Question, label, run, the run it is compared with, and the published models of both; {} is their size, B or L."""
-_FAIR = (
-    (_GROWTH, "grown as published minus\nparent trained further", "grown-random-sqrt", "trained-on"),
-    (_GROWTH, "grown with zero keys minus\nparent trained further", "grown-zero-keep", "trained-on"),
+FAIR = (
+    (GROWTH, "grown as published minus\nparent trained further", "grown-random-sqrt", "trained-on"),
+    (GROWTH, "grown with zero keys minus\nparent trained further", "grown-zero-keep", "trained-on"),
 )
 """Comparisons of equal FLOPs that the table adds."""
 _AS_GOOD = ("tokenformer-matched", "vit")
@@ -168,7 +168,7 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     blocks = {f"models; {images}": levels}
     asked = rows.dropna(subset="question")
     asked = asked[
-        asked["question"].ne(_GROWTH) | asked["compared_with"].eq("trained-on") | asked["run"].eq("trained-on")
+        asked["question"].ne(GROWTH) | asked["compared_with"].eq("trained-on") | asked["run"].eq("trained-on")
     ]
     if asked.empty:
         return blocks
@@ -187,7 +187,6 @@ def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
     asked.loc[inverse, ends] = 1 / turned[[ends[0], *ends[:0:-1]]].to_numpy()
     asked.loc[inverse, ["error_ratio_b", "error_ratio_l"]] = 1 / turned[["error_ratio_b", "error_ratio_l"]]
     names = asked["model"].replace({
-        "the last two steps\ntogether": "L2 norm before GeLU minus L1 norm after it",
         "parent trained further,\nequal FLOPs": "parent trained further minus parent",
     })  # fmt: skip
     columns = [*expand_columns(f"{COMPARED}[]+"), "errors", *ends, "error_ratio_b", "error_ratio_l", "verdict"]
@@ -226,7 +225,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     epochs = {run: json.loads(text)[-1]["epochs_cumulative"] for run, text in texts.items()}
     levels = models(measured).assign(epochs=lambda rows: rows["run"].map(epochs).round(1))
     levels = pd.concat([image_floors(results, runs), levels], ignore_index=True)
-    pairs = DataFrame([row[:4] for row in (*COMPARISONS, *_FAIR)], columns=PAIR)
+    pairs = DataFrame([row[:4] for row in (*COMPARISONS, *FAIR)], columns=PAIR)
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
     if pairs.empty:
         return levels
