@@ -8,7 +8,7 @@ from formerlab.cache import H2O, Decay
 from formerlab.cache.simulation import simulate
 from formerlab.layers import DepthWeightedAverage
 from formerlab.report.catalogue import catalogue
-from formerlab.report.figures.decay.rule import ARMS, BUDGET, TOKENS, attention, decay_rule, example, pruned
+from formerlab.report.figures.decay.rule import ARMS, BUDGET, LENGTH, attention, decay_rule, example, pruned
 from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.figures.tokenformer.layer import tokenformer_layer
 from formerlab.results.read import Results
@@ -42,7 +42,7 @@ def test_example_cache_is_pruned_like_the_policy(alpha, recent):
     weights, visible = simulate(policy, logits, BUDGET)
     example_mask = pruned(example(), alpha, BUDGET, recent)
     assert (example_mask == visible[0, 0].numpy()).all()
-    for query in range(TOKENS):
+    for query in range(LENGTH):
         assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), example_mask)[query])
 
 
@@ -50,9 +50,9 @@ def test_example_scores_match_the_policy(tmp_path):
     make_run(tmp_path, "decay", "decoder")
     rows = decay_rule.rows(Results(tmp_path), catalogue()["decay_rule"].runs)
     for (alpha, _), block in rows.groupby(["alpha", "recent"]):
-        scores = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
+        scores = torch.zeros(1, 1, LENGTH, dtype=torch.float64)
         for query, query_rows in block.groupby("query"):
-            new = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
+            new = torch.zeros(1, 1, LENGTH, dtype=torch.float64)
             new[0, 0, : query + 1] = torch.tensor(query_rows["attention"].to_numpy())
             scores = Decay(alpha=alpha).score(scores, new)
             assert scores[0, 0, : query + 1].numpy() == pytest.approx(query_rows["score"].to_numpy())

@@ -87,6 +87,6 @@ def test_tables_show_labels_of_data_sets_and_their_baselines():
     )
     blocks = by_regime(with_labels(rows, "overnight"))
     assert {heading: [*block["variant"]] for heading, block in blocks.items()} == {
-        "six test books, one-cycle learning rate to 0.1 of its peak": ["5-gram (baseline)", "Transformer"],
+        "test books, one-cycle learning rate to 0.1 of its peak": ["5-gram (baseline)", "Transformer"],
         "English novels, cosine learning rate to zero": ["Transformer"],
     }

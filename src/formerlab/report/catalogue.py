@@ -35,9 +35,9 @@ class Declaration(NamedTuple):
 
     rows: "Callable[..., DataFrame]"
     """Returns the rows (of a table: only our rows), given the results and the names of the finished runs among `runs`,
-    and the `study` if the declaration has `studies`. It is called only if a file of `reads` has rows or, if the only
-    file is run.json, if there is a run. Columns whose names begin with _ are for the figure and are not written to the
-    CSV."""
+    and the `study` if the declaration has `studies`. It is called if one of the files in `reads` has rows. If `reads`
+    has only run.json, it is called if there is a run. Columns whose names begin with _ are for the figure and are not
+    written to the CSV."""
     draw: Any = None
     """Renders the rows of a figure (`panel.layout`)."""
     published: "Callable[[], DataFrame] | None" = None
@@ -102,8 +102,9 @@ class CatalogueEntry:
     def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure shows the runs of one regime unless `within_regime` is true or `varied` is set. The regime must have a
-        run that matches `needs`. Of several such regimes, the figure shows the regime with the most runs of the study.
+        A figure shows the runs of one regime, and runs that were not trained here, unless `within_regime` is true or
+        `varied` is set. The regime must have a run that matches `needs`. Of several such regimes, the figure shows the
+        regime with the most runs of the study.
         """
         of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}
         indices = [index for index, run in of_study.items() if matches(*run, self.runs)]
@@ -168,10 +169,11 @@ def load_declaration(name: str) -> Declaration:
 
 
 def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
-    """Return the rows of a figure or table. Our rows are left out if neither the study nor a displayed run has rows in
-    the files of `reads` or, if the only file is run.json, if there is no run.
+    """Return the rows of a figure or table.
 
-    The column `source` distinguishes our rows from published rows; in a table it is the first column.
+    Our rows are included if the study or a displayed run has rows in a file of `reads`. If `reads` has only run.json,
+    they are included if there is a run. The column `source` distinguishes our rows from published rows. In a table it
+    is the first column.
     """
     import pandas as pd
 

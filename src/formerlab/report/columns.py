@@ -36,11 +36,11 @@ COLUMNS = {
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
     **{
-        f"time_exponent_{axis}{suffix}": Column(f"time: {axis}{words}", places=2)
+        f"time_exponent_{axis}{suffix}": Column(f"exponent of the time in {axis}{words}", places=2)
         for axis in ("n", "d")
-        for suffix, words in (("", ""), ("_largest", ", largest"))
+        for suffix, words in (("", ""), ("_largest", ", largest sizes"))
     },
-    "counted_nd": Column("counted: n, d"),
+    "counted_nd": Column("exponents of the count: n, d"),
     "sequential": Column("published sequential operations"),
     "complexity": Column("published cost"),
     "change": Column("model"),
@@ -69,7 +69,7 @@ COLUMNS = {
     "reads": Column("reads or adds"),
     "device": Column("processor"),
     "parameters_added": Column("added parameters"),
-    "part_lost": Column("part of the gain lost (%) ↓", factor=100, places=0),
+    "part_lost": Column("fraction of the gain lost (%) ↓", factor=100, places=0),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
     "training_time_hours": Column("training time (h)"),
@@ -79,7 +79,7 @@ COLUMNS = {
     "perplexity_tokenformer": Column("Tokenformer, perplexity ↓"),
     "difference_nats": Column("Tokenformer minus Transformer (nats) ↓"),
     "change_of_difference_nats": Column("change of Tokenformer minus Transformer (nats)"),
-    "tokens_per_new_parameter": Column("per new parameter", places=0),
+    "tokens_per_new_parameter": Column("tokens per new parameter", places=0),
     "grown_minus_nats": Column("grown minus further (nats) ↓"),
     "zero_minus_nats": Column("zero keys minus further (nats) ↓"),
     "minus_ungrown_nats": Column("minus not grown (nats) ↓", "loss minus the loss of the same model without growth"),
@@ -90,10 +90,10 @@ COLUMNS = {
     ),
     "flops_ratio": Column("ratio of costs ↓", places=1, null=1),
     "teraflops": Column("cost (TFLOP) ↓", places=0),
-    "least_ratio": Column("limit", "lower ratios, also in intervals, are extrapolated", places=1),
+    "least_ratio": Column("limit", "ratios below this value, and interval ends below it, are extrapolated", places=1),
     "equal_loss_teraflops": Column("Transformer of equal loss (TFLOP)", places=0),
     "envelope": Column("lowest of these for its cost"),
-    "nearer_count_minus_printed_percent": Column("nearer count minus printed (%)", places=1),
+    "nearer_count_minus_printed_percent": Column("nearer count minus printed count (%)", places=1),
     "test_minus_base_nats": Column("loss (nats) ↓"),
     "test_bleu_minus_base": Column("BLEU ↑", places=1),
     "test_sacrebleu": Column("sacreBLEU ↑", places=1),
@@ -116,8 +116,8 @@ COLUMNS = {
     "full_minus_chance": Column("Full minus chance (points)", factor=100, places=1),
     "h2o_loses": Column("H2O loses (points)", "accuracy of Full minus accuracy of H2O", factor=100, places=1),
     "beyond_published": Column(
-        "that minus the published fraction of H2O's loss (points) ↑",
-        "in the article Decay wins back 68 % of what H2O loses with OPT-2.7B, and 58 % with LLaMA-2-7B-chat",
+        "gain minus published fraction of H2O's accuracy drop (points) ↑",
+        "the gain is Decay minus H2O; in the article Decay regains 68 % of H2O's accuracy drop with OPT-2.7B, and 58 % with LLaMA-2-7B-chat",
         factor=100,
         places=1,
     ),
@@ -149,8 +149,8 @@ def column(name: str) -> Column:
     if name in COLUMNS or "(" in name:
         return COLUMNS.get(name) or Column(name.replace("_", " "))
     words = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")
-    what, _, unit = words.rpartition(" ")
-    return Column(f"{what} ({UNITS[unit]})" if what and unit in UNITS else words)
+    quantity, _, unit = words.rpartition(" ")
+    return Column(f"{quantity} ({UNITS[unit]})" if quantity and unit in UNITS else words)
 
 
 def meanings(headings: Iterable[str]) -> list[str]:
@@ -250,9 +250,10 @@ def _exponent(value: float) -> int:
 
 
 def number(name: str, value: float, places: int) -> str:
-    """Return a number with `places` decimals, without the sign of a rounded -0. Learning rates and counts have three
-    significant digits whatever `places` is. FLOPs from 1e6 have an exponent, and `places` is the decimals of the
-    mantissa.
+    """Return a number with `places` decimals, without the sign of a rounded -0.
+
+    `places` is ignored for learning rates (three significant digits), counts (`count`) and added parameters (all
+    digits). FLOPs from 1e6 have an exponent, and `places` is the number of decimals of the mantissa.
     """
     if name in ("lr", "learning_rate"):
         return f"{value:.3g}"

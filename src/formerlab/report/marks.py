@@ -25,12 +25,12 @@ _LEAST_FACTOR = 2.5
 """The limits of a logarithmic x axis with `ticks` differ by at least this factor."""
 
 
-def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str]) -> tuple[list[Label], DataFrame]:
+def mark(axes: Axes, panel: "Panel", rows: DataFrame, y_colours: Mapping[Any, str]) -> tuple[list[Label], DataFrame]:
     """Draw the rows of one panel. Return the names to write beside it, and the drawn means for `mark_outside`.
 
-    `common` maps the y categories that adjacent forest plots share to colours, from top to bottom; it is empty if they
-    share none. The column `_at` has the plotted position after the offset: the x of points, or the y of a forest plot.
-    `panel.finish` gets it for points only.
+    `y_colours` maps each y category to its colour, from top to bottom, for adjacent forest plots that share the
+    y axis; it is empty for other panels. The column `_at` has the plotted position after the offset: the x of points,
+    or the y of a forest plot. `panel.finish` gets it for points only.
     """
     if panel.kind == "heat":
         shades = LinearSegmentedColormap.from_list("", ["white", panel.plot_style("", rows)["color"]])
@@ -41,19 +41,19 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, common: Mapping[Any, str])
     rows = rows.dropna(subset=panel.x) if forest else rows
     seeds = rows_of_seeds(rows)
     means = rows.drop(seeds.index)
-    levels = means[means[panel.x].isna()]
-    means = means.drop(levels.index)
+    references = means[means[panel.x].isna()]
+    means = means.drop(references.index)
     if panel.kind == "line":
         rows = rows.assign(_at=pd.concat([_offset_x(panel, means, means), _offset_x(panel, seeds, means, -0.35)]))
         means, seeds = rows.loc[means.index], rows.loc[seeds.index]
     if forest:
-        names = list(common or means[panel.y].unique())[::-1]
+        names = list(y_colours or means[panel.y].unique())[::-1]
         means, seeds = _forest_positions(panel, means, seeds[seeds[panel.y].isin(names)], names)
-    labels = _forest(axes, panel, means, seeds, names, common) if forest else _lines(axes, panel, means, seeds)
+    labels = _forest(axes, panel, means, seeds, names, y_colours) if forest else _lines(axes, panel, means, seeds)
     for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
-    labels += [_level(axes, panel, str(name), level) for name, level in levels.groupby(panel.by, sort=False)]
+    labels += [_reference_line(axes, panel, str(name), line) for name, line in references.groupby(panel.by, sort=False)]
     if panel.outlier_factor or (not forest and "y" not in panel.log):
         _limit(axes, panel, means, rows)
     if rows["source"].eq("published").all():
@@ -83,9 +83,9 @@ def drawn_marks(panel: "Panel", rows: DataFrame) -> set[str]:
     seeds = rows_of_seeds(rows).dropna(subset=[panel.x, panel.y])
     means = rows.drop(rows_of_seeds(rows).index).dropna(subset=panel.y)
     lows = means.reindex(columns=[f"{panel.x}_low", f"{panel.y}_low"]).notna().any(axis=1)
-    curves, levels = panel.kind == "band", means[panel.x].isna()
-    marks = {"bands"} if (lows & (curves | levels)).any() else set()
-    marks |= {"bars"} if not curves and (lows & ~levels).any() else set()
+    curves, is_reference = panel.kind == "band", means[panel.x].isna()
+    marks = {"bands"} if (lows & (curves | is_reference)).any() else set()
+    marks |= {"bars"} if not curves and (lows & ~is_reference).any() else set()
     return marks | ({"thin lines" if curves else "dots"} if len(seeds) else set())
 
 
@@ -115,9 +115,9 @@ def _logarithmic(axis: Axis, values: Series) -> None:
                              f"{value:.3g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-"))  # fmt: skip
 
 
-def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
+def _reference_line(axes: Axes, panel: "Panel", name: str, rows: DataFrame) -> Label:
     """Draw a value without an x as a horizontal line, with its interval as a band."""
-    first, colour = level.iloc[0], panel.plot_style(name, level)["color"]
+    first, colour = rows.iloc[0], panel.plot_style(name, rows)["color"]
     axes.axhline(first[panel.y], color=colour, linestyle="--", linewidth=1)
     if pd.notna(first.get(f"{panel.y}_low")):
         axes.axhspan(first[f"{panel.y}_low"], first[f"{panel.y}_high"], color=colour, alpha=0.15, lw=0)
@@ -216,7 +216,7 @@ def _forest_positions(
 
 
 def _forest(
-    axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any], common: Mapping[Any, str]
+    axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any], y_colours: Mapping[Any, str]
 ) -> list[Label]:
     """Draw a forest plot with a row per y category; `names` has the categories from bottom to top."""
     if len(means):
@@ -235,7 +235,7 @@ def _forest(
             axes.fill_betweenx(rows, limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=-1)
             axes.set_xlim(ends)
     axes.set_yticks(range(len(names)), [str(name) for name in names])
-    colours = common or {name: panel.plot_style(str(name), points)["color"] for name, points in means.groupby(panel.by)}
+    colours = y_colours or {name: panel.plot_style(str(name), rows)["color"] for name, rows in means.groupby(panel.by)}
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
         if panel.by == panel.y or name in alone:
             tick.set_color(PUBLISHED_INK if name in alone else ink(colours[name]))
@@ -249,13 +249,13 @@ def _forest(
 
 
 def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
-    """Write the column `_verdict` at the right end of the rows of a forest plot, and their labels in bold.
+    """Write the column `verdict` at the right end of the rows of a forest plot, and make their labels bold.
 
     `label` is the column with the labels of the rows.
     """
     labels, (low, high) = {text.get_text(): text for text in axes.get_yticklabels()}, axes.get_xlim()
     axes.set_xlim(low, high + 0.2 * (high - low))
-    for name, verdict in rows.reindex(columns=[label, "_verdict"]).dropna().drop_duplicates().to_numpy():
+    for name, verdict in rows.reindex(columns=[label, "verdict"]).dropna().drop_duplicates().to_numpy():
         at, across = (0.99, list(labels).index(name)), axes.get_yaxis_transform()
         axes.text(*at, verdict.replace(" ", "\n"), ha="right", va="center", fontsize=7, transform=across)
         labels[name].set_fontweight("bold")
@@ -264,7 +264,7 @@ def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
     """Set axis limits that exclude outliers and cut very long bars, which `mark_outside` marks.
 
-    The margin is a fraction of the range of the axis, in its units.
+    The margin is 6 % of the range, in data units.
     """
     across = panel.kind == "forest"
     column = panel.x if across else panel.y
@@ -288,8 +288,8 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
 
 
 def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
-    """Mark values and ends of intervals beyond the limits with arrows (`arrow_outwards`). A curve has one arrow for its
-    furthest value. Call this when the limits are final.
+    """Mark values and ends of intervals beyond the limits with arrows (`arrow_outwards`). A curve has at most one arrow
+    at each end of the axis, for its furthest value. Call this when the limits are final.
     """
     across, at = panel.kind == "forest", panel.x if panel.kind == "band" else "_at"
     column, limits = (panel.x, axes.get_xlim()) if across else (panel.y, axes.get_ylim())
@@ -303,15 +303,16 @@ def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
             values = values[sign * values > sign * limit]
             if panel.kind == "band":
                 values = values[sign * values == (sign * values).max()][:1]
-            places = points.loc[values.index, at].astype(float)
-            outside += [(sign, place, value, colour) for place, value in zip(places, values, strict=True)]
+            positions = points.loc[values.index, at].astype(float)
+            outside += [(sign, position, value, colour) for position, value in zip(positions, values, strict=True)]
     previous, length = (0, -np.inf), 0
-    for sign, place, value, colour in sorted(outside):
-        pixel = axes.transData.transform((value, place) if across else (place, value))[int(across)] / axes.figure.dpi
-        near = sign == previous[0] and pixel - previous[1] < (0.12 if across else 0.35)
+    for sign, position, value, colour in sorted(outside):
+        point = (value, position) if across else (position, value)
+        inches = axes.transData.transform(point)[int(across)] / axes.figure.dpi
+        near = sign == previous[0] and inches - previous[1] < (0.12 if across else 0.35)
         length = length + 1 if near else 0
-        arrow_outwards(axes, place, value, colour, across=across, length=length)
-        previous = sign, pixel
+        arrow_outwards(axes, position, value, colour, across=across, length=length)
+        previous = sign, inches
 
 
 def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: bool = False, length: int = 0) -> None:

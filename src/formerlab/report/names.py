@@ -71,7 +71,7 @@ def data_set_label(name: str, released: str | None, scale: str) -> str:
     return _scale_labels(scale).get(name, name)
 
 
-TABLE_LABELS = {"novels": "English novels", "books": "six test books", "docstrings": "Python docstrings"}
+TABLE_LABELS = {"novels": "English novels", "books": "test books", "docstrings": "Python docstrings"}
 """Labels of data sets in tables and documents. Figures use the shorter labels of the scale file."""
 _SCHEDULES = {"onecycle": "one-cycle", "noam": "inverse square root"}
 

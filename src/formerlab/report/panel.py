@@ -212,11 +212,11 @@ def _figure(
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
     for line, over, tall, under in zip(lines, tops, heights, below, strict=True):
         x, y = 0.0, y - over - tall
-        common = _common(data, [pairs[at] for at in line])
+        y_colours = _y_colours(data, [pairs[at] for at in line])
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / full_width, y / total, width / full_width, tall / total))
             (panel, rows), title = pairs[at], titles[at]
-            drawn.append(mark(axes, panel, rows, common if panel.share_y else {}))
+            drawn.append(mark(axes, panel, rows, y_colours if panel.share_y else {}))
             shared = panel.share_y and at > line[0]
             axes.set_ylabel("" if shared else fill_names(panel.ylabel, rows))
             axes.tick_params(axis="y", labelleft=not shared)
@@ -240,8 +240,8 @@ def _figure(
 
 
 def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -> None:
-    """Give panels with the same `same_limits` and column equal limits. All these axes are linear if one of them could
-    not be logarithmic.
+    """Set equal limits for all panels that have the same `same_limits` and plot the same column. All these axes are
+    linear if one of them could not be logarithmic.
     """
     axes_by_group = defaultdict(list)
     for axes, (panel, _) in zip(figure.axes, pairs, strict=True):
@@ -257,8 +257,8 @@ def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -
             axes.set(**{f"{letter}lim": (np.min(ends), np.max(ends))})
 
 
-def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
-    """Map the y categories shared by a row of panels to colours, in the order of all rows; {} without `share_y`."""
+def _y_colours(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
+    """Return the colour of each y category of a line of panels, in the order of the data; {} without `share_y`."""
     first, colours = line[0][0], dict[Any, str]()
     for panel, rows in line if first.share_y else ():
         colours |= {name: panel.plot_style(str(name), points)["color"] for name, points in rows.groupby(panel.y)}
@@ -280,7 +280,7 @@ def _sides_of_columns(
         width = (full_width - sum(lefts) - sum(rights)) / count
         if width > least:
             break
-    return lefts, rights, max(width, least / 2), letters  # names of any length leave a panel
+    return lefts, rights, max(width, least / 2), letters  # keep a minimum width, even beside very long names
 
 
 def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:

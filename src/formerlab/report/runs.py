@@ -255,10 +255,10 @@ def summarize(
     name = name or value
     if minus is not None:
         keys = ["seed", *(key for key in by if key != "run")]
-        level = rows.drop_duplicates(["run", *keys]).set_index(["run", *keys])[value]
+        references = rows.drop_duplicates(["run", *keys]).set_index(["run", *keys])[value]
         rows = rows[rows["run"].isin(list(minus))]
         index = list(zip(rows["run"].map(minus), *(rows[key] for key in keys), strict=True))
-        rows = rows.assign(**{value: rows[value] - level.reindex(index).to_numpy()}).dropna(subset=value)
+        rows = rows.assign(**{value: rows[value] - references.reindex(index).to_numpy()}).dropna(subset=value)
     means = []
     for key, group in rows.groupby([*by], sort=False, dropna=False):
         interval = student(group[value])

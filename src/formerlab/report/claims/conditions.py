@@ -1,7 +1,8 @@
 """The conditions of a claim on its runs (`regime` in claims.yaml), in terms of the quantities of protocol.quantities.
 
 A quantity is a function of the runs of one arm. `<x>_apart` is the largest x of several arms divided by the smallest,
-minus 1; `<x>_ratio` is the x of the first arm divided by the x of the second.
+minus 1. `parameters_apart` is the smaller of this value with and without embeddings. `<x>_ratio` is the x of the first
+arm divided by the x of the second. `same_grid` and `gain_of_depth` compare arms too.
 """
 
 import json
@@ -271,7 +272,7 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "shots": lambda runs: float(min(map(shots, runs.suites))),
     "rates_searched": lambda runs: float(runs.search_runs["lr"].nunique()),
     "search_share": lambda runs: float(runs.search_runs["tokens"].min() / runs.mean("tokens")),
-    "budget": lambda runs: runs.rows.realised_budget(runs.arm, runs.metric),
+    "budget": lambda runs: runs.rows.cache_size(runs.arm, runs.metric),
 }
 """Quantities of one arm, by name."""
 

@@ -36,7 +36,8 @@ def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
 def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike, *, extrapolate: bool = False) -> float:
     """Return the FLOPs at which the envelope of the runs (`flops` and `losses`, shape: runs) reaches a loss.
 
-    Beyond the ends of the envelope the result is NaN; with `extrapolate`, the line of the last two runs goes on.
+    Beyond the ends of the envelope the result is NaN. With `extrapolate`, the line through the two runs nearest to that
+    end is extended.
     """
     indices = on_envelope(flops, losses)[::-1]
     costs, nats = np.log(np.asarray(flops, dtype=float)[indices]), np.asarray(losses, dtype=float)[indices]

@@ -349,7 +349,7 @@ class ClaimRows:
         """Return the lower end of the interval of accuracy minus chance accuracy."""
         return self.load_examples(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
 
-    def realised_budget(self, arm: Arm, metric: str) -> float:
+    def cache_size(self, arm: Arm, metric: str) -> float:
         """Return the mean measured cache size of a policy, as a fraction of all keys and values, on the questions
         (metric accuracy) or windows (other metrics). Raises MissingRowsError if rows are missing.
         """

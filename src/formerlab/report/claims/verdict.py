@@ -174,7 +174,7 @@ class Item:
                 return self._numbers[key]
         if name.startswith("realised_budget_"):
             arm = self._arm(name.removeprefix("realised_budget_"))
-            return self.rows.realised_budget(arm, self.claim.criterion.metric)
+            return self.rows.cache_size(arm, self.claim.criterion.metric)
         raise MissingRowsError(f"the exact check did not compute {name}")
 
 

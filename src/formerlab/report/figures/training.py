@@ -67,11 +67,10 @@ def _panel_label(record: dict[str, Any], scale: str) -> str:
 
 def shorten(panels: Series) -> Series:
     """Return the names of panels without the elements that all of them share."""
-    parts = [name.split(", ") for name in panels]
-    shared = set.intersection(*map(set, parts)) if len({*panels}) > 1 else set()
-    return Series(
-        [", ".join(part for part in name if part not in shared) for name in parts], panels.index, dtype=object
-    )
+    elements = [name.split(", ") for name in panels]
+    shared = set.intersection(*map(set, elements)) if len({*panels}) > 1 else set()
+    names = [", ".join(element for element in name if element not in shared) for name in elements]
+    return Series(names, panels.index, dtype=object)
 
 
 def family_labels(first_records: Sequence[dict[str, Any]], scale: str) -> DataFrame:
@@ -127,12 +126,12 @@ def _write_search(axes: Axes, at: int, zero: int, search: DataFrame) -> None:
         if not inside:
             x = zero + (1.5 if search["_step"].min() < 0 else -0.5)
             axes.text(x, middle, "edge", fontsize=7, ha="center", va="center", color=ink(VERMILION))
-    share = f"{100 * first['share']:.0f} %" if pd.notna(first["share"]) else DASH
+    searched = f"{100 * first['share']:.0f} %" if pd.notna(first["share"]) else DASH
     write = partial(
         axes.annotate, xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7
     )
     write(first["family"], (0, middle), (-200, 0), color=ink(plot_style(first["variant"])["color"]))
-    for words, side, x in ((first["_steps"], 0, -52), (f"{1000 * first['_best']:.3g}", 0, -8), (share, 1, 40)):
+    for words, side, x in ((first["_steps"], 0, -52), (f"{1000 * first['_best']:.3g}", 0, -8), (searched, 1, 40)):
         write(words, (side, middle), (x, 0), ha="right")
 
 
@@ -188,12 +187,12 @@ def draw_rates(data: DataFrame) -> Figure:
 SEARCH = ["panel", "family", "scale"]
 """Columns that identify a search."""
 LONG_RUNS = "overnight"
-"""Scale whose learning rates the searches choose. Its own searches are over whole runs."""
+"""The searches choose the learning rates of this scale. Its own searches are over whole runs."""
 
 
-def _searched_share(rows: DataFrame, records: dict[Any, dict[str, Any]], used: Results) -> Series:
-    """Return for each row the tokens of its search relative to the longest run of the same model, data and kind of
-    start that uses the chosen rate at scale LONG_RUNS, or NaN.
+def _searched_fraction(rows: DataFrame, records: dict[Any, dict[str, Any]], used: Results) -> Series:
+    """Return, for each row, the tokens of its search divided by the tokens of the longest run at scale LONG_RUNS with
+    the same model, data, kind of start and chosen rate. NaN if there is no such run.
     """
 
     def key(record: dict[str, Any], rate: object) -> tuple[object, ...]:
@@ -205,14 +204,14 @@ def _searched_share(rows: DataFrame, records: dict[Any, dict[str, Any]], used: R
     )
     longest = tokens.groupby(0)[1].max()
     best = rows[rows["chosen"]].drop_duplicates("number").set_index("number")["lr"]
-    shares = {at: records[at]["tokens"] / longest.get(key(records[at], rate), np.nan) for at, rate in best.items()}
-    return rows["number"].map(shares)
+    fractions = {at: records[at]["tokens"] / longest.get(key(records[at], rate), np.nan) for at, rate in best.items()}
+    return rows["number"].map(fractions)
 
 
 @plot(studies="denseformer tokenformer", reads="eval.csv", varied="optimizer.lr", draw=draw_rates)
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
-    """Search for the learning rates of the study, a row per searched model: validation loss at the end of training at
-    each peak learning rate, minus the lowest of the row, against the rate relative to the best one (framed). Runs of a
+    """Search for the learning rates of the study, with a row per searched model. A cell is the validation loss after
+    the last step minus the lowest of the row. The x axis is the peak rate relative to the best one (framed). Runs of a
     row differ only in the rate. The right column is the length of the searched runs in percent of the longest run of
     scale overnight that uses the best rate; 100 % is a search over whole runs. To see: each framed rate has a higher
     and a lower rate beside it. If it does not, the missing side is marked as an edge, and a comparison at that rate may
@@ -255,5 +254,5 @@ def _searches(results: Results, runs: Sequence[str], study: str, used: Results |
     labels = family_labels([records[name] for name in first_ids], results.scale).set_index(first_ids.index)
     rows = pd.concat([means, seeds], ignore_index=True).join(labels, on="number")
     of_number = {number: records[name] for number, name in first_ids.items()}
-    rows["share"] = _searched_share(rows, of_number, used) if used else np.nan
+    rows["share"] = _searched_fraction(rows, of_number, used) if used else np.nan
     return rows[columns].assign(scale=results.scale)

@@ -42,12 +42,12 @@ LEARNED = 0.02
 ))  # fmt: skip
 def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base model on the test split, as differences from the base model, after Table 3 of
-    arXiv:1706.03762: loss per word piece, never smoothed, and sacreBLEU (Student t intervals only), paired by seed;
-    right is better. Hollow: the paper's values for English to German on its development split, where base has eight
-    heads. Green: one head and no dropout count as worse left of the line, learned positions count as equal to sinusoids
-    between the two lines, and the model without label smoothing has to have the lower loss, and the lower BLEU. To see:
-    which changes are on the same side of zero as in the paper. Our models were still learning when training ended, so
-    variants that learn faster have the lower loss, and the claims get no verdict.
+    arXiv:1706.03762. Above: loss per word piece without label smoothing. Below: sacreBLEU, with Student t intervals
+    only. Both are paired by seed; right is better. Hollow: the paper's values for English to German on its development
+    split, where base has eight heads. Green: the range that a claim asks for. One head and no dropout must be left of
+    the line, learned positions between the two lines. Without label smoothing, the loss and the BLEU must be lower. To
+    see: which changes are on the same side of zero as in the paper. Our models were still learning when training ended,
+    so variants that learn faster have the lower loss, and the claims get no verdict.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "test")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})
@@ -72,7 +72,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
         .mask(rows["run"].eq("positions-learned"), LEARNED)
         .mask(other, -LEARNED),
         lower_nats_met=rows["run"].map(dict.fromkeys(limits.index, -np.inf) | met).mask(other),
-        _verdict=rows["run"].map(verdicts).where(rows["run"].ne("base")),
+        verdict=rows["run"].map(verdicts).where(rows["part"].eq("mean")),
         _label=rows["run"].replace(LABELS, regex=True),
         _series=rows["source"].map({"ours": "ours", "published": "the paper's, 65M parameters"}),
         _style="Transformer",
@@ -86,8 +86,10 @@ _MOST_HEADS = 4
 
 
 def clearest_head(rows: DataFrame) -> "Series[Any]":
-    """Return the seed and the head with the largest cross-attention to a piece of a source word, for the target piece
-    where it is the smallest. The full stop and the end are left out.
+    """Return the seed and head whose smallest row maximum of cross-attention is the largest.
+
+    A row maximum is the largest weight on a piece of a source word for one target piece. The full stop and the end of
+    the sentence are excluded.
     """
     words = rows[rows["part"].eq("cross") & rows["key_token"].str.contains(r"\w") & rows["key_token"].ne(_END)]
     words = words[words["query"] < words["query"].max() - 1]
@@ -112,7 +114,7 @@ def draw_attention(data: DataFrame) -> Figure:
         line[0].set_ylabel(f"head {head + 1}")
     image = _draw_map(large, data[data["part"].eq("cross") & data["head"].eq(sharp)])
     large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1:.0f}",
-              xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
+              xlabel="source piece", ylabel="target piece")  # fmt: skip
     left.colorbar(image, ax=large, label="fraction of the attention", fraction=0.04)
     left.supxlabel(fill(note, 80), x=0.01, ha="left", color=GREY, fontsize=7)
     return figure
@@ -133,10 +135,10 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
-    in the last layer, of the first four heads of all seeds, the head that attends most clearly to a source word for
-    each target word; a row is a target piece, a column a source piece. Small: the four heads of this seed in the
-    encoder, in the decoder and from decoder to encoder (cross). To see: which source piece each target piece is
-    translated from, across the different word orders of the two languages.
+    one head of the last layer. Of the first four heads of all seeds, it attends most clearly to one source word per
+    target word. A row is a target piece, a column a source piece. Small: the four heads of this seed in the encoder, in
+    the decoder and from decoder to encoder (cross). To see: which source piece each target piece is translated from,
+    across the different word orders of the two languages.
     """
     rows = results.rows("attention.csv", STUDY, runs)
     rows = rows[(rows["sentence"] == rows["sentence"].iloc[0]) & (rows["head"] < _MOST_HEADS)]

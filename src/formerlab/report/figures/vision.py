@@ -94,7 +94,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _series=("the paper, " + size).fillna("ours").mask(of_parent),
         _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
-        _verdict=Series(words, rows.index, dtype=object),
+        verdict=Series(words, rows.index, dtype=object),
         **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": limits.where(limits.isna(), np.inf)},
     )
 

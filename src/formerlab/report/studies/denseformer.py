@@ -27,9 +27,9 @@ def registered_runs(scale: str, *claims: str) -> set[str]:
 def compared_runs(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the rows of `load_runs` for one run per model, text and number of tokens, sorted by depth and tokens.
 
-    The run of a model is an arm of the claims above; a model without an arm has its runs of setting `main` or `long`.
-    So other learning rates of a model with an arm are left out. `plain` is the Transformer of equal depth, text and
-    tokens, if any.
+    If a run of a model is an arm of the claims above, only the arms of this model are returned, without its runs at
+    other learning rates. Otherwise, its runs of setting `main` or `long` are returned. `plain` is the Transformer of
+    equal depth, width, regime and tokens, if any.
     """
     records = load_runs(results, STUDY, runs)
     arm = records["run"].isin(registered_runs(results.scale, DEPTH, SPARSE, LONG))

@@ -117,9 +117,10 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def series_points(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, in this order: the parents of grown models, the runs of `SERIES` by series and size, runs
-    with the prefixes of no other figure, and the remaining runs of GROWTH_PATTERNS. `part` is `mean` for the mean over
-    seeds and `seed` for the loss of one seed.
+    """Return a row per run, and the losses by seed (`runs.with_seeds`).
+
+    The order is: the parents of grown models, the runs of `SERIES` by series and size, runs without a prefix of
+    MAIN_PREFIXES or SEPARATE_FIGURE_PREFIXES, and the remaining runs of GROWTH_PATTERNS.
     """
     losses, frames, parents = fully_annealed_losses(results, runs), [], set[str]()
     points = with_ancestors(losses, "tokens", "training_time_s")
@@ -201,9 +202,9 @@ def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
         if not same_start.any() or stage["spec.init"] not in records.index:
             continue
         new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
-        pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[same_start][0]})
-        each = stage["tokens"] / new if new else np.nan
-        pairs[-1] |= {"tokens_per_new_parameter": each, "_tokens": stage["tokens"]}
+        pair = {"variant": stage["variant"], "run": run, "rival": controls.index[same_start][0]}
+        pair["tokens_per_new_parameter"] = stage["tokens"] / new if new else np.nan
+        pairs.append(pair | {"_tokens": stage["tokens"]})
     return DataFrame(pairs)
 
 

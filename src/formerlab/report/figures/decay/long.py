@@ -76,13 +76,13 @@ def draw_decode(data: DataFrame) -> Figure:
 
 @plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
-    """Decoding with pruned caches, relative to the full cache in the same repetition, against the length of the prompt:
-    speed of decoding and of reading the prompt. Higher is faster in both panels; beside the lines are the times at the
-    longest prompt. The policies differ by little, so a line is their mean. The caches are measured in turns on an
-    otherwise idle machine, with an untrained model of the run's shape or a released model. With every policy, a cache
-    of 40 % holds 40 % of the bytes of the keys and values, plus the scores and positions (decay_decode_table). The CSV
-    has each policy, its quartiles, and DynamicCache, the cache of transformers. No speeds were published. To see: at
-    which lengths pruning saves more time than it takes.
+    """Speed of decoding and of reading the prompt with pruned caches, against the length of the prompt. Speeds are
+    relative to the full cache in the same repetition; higher is faster; beside the lines are the times at the longest
+    prompt. The policies differ by little, so a line is their mean. The caches are measured in turns on an otherwise
+    idle machine, with an untrained model of the run's shape or a released model. With every policy, a cache of 40 %
+    holds 40 % of the bytes of the keys and values, plus the scores and positions (decay_decode_table). The CSV has each
+    policy, its quartiles, and DynamicCache, the cache of transformers. No speeds were published. To see: at which
+    lengths pruning saves more time than it takes.
     """
     rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
@@ -149,10 +149,10 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
     a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
     text (passkey retrieval, arXiv:2305.16300), one text per length and position; a number is found if every token is
-    the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four of which
-    one is asked for by its key. A column is the same text in all rows. With twenty texts, 0 found is consistent with up
-    to 17 %. The CSV has intervals over the twenty texts, and log-probabilities of the numbers in long texts. To see:
-    which rows look like the full cache.
+    the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four numbers.
+    The question names the key of one of them. A column is the same text in all rows. With twenty texts, 0 found is
+    consistent with up to 17 %. The CSV has intervals over the twenty texts, and log-probabilities of the numbers in
+    long texts. To see: which rows look like the full cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)

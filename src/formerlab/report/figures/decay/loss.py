@@ -28,14 +28,14 @@ def minus_h2o_notes(rows: DataFrame) -> list[str]:
 
 
 def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
-    """Return the text of each row, followed by its run if a text has several."""
+    """Return the text of each row, followed by its run if a text has several runs."""
     several = table.groupby("text")["run"].transform("nunique") > 1
     return table["text"] + (", " + table["run"]).where(several & table["run"].ne(""), "")
 
 
-SHOWN = {"Full": "full", "Decay 0.95, half recent": "decay", "Decay 0.2, half recent": "decay", "Decay 0.2": "decay",
+KINDS = {"Full": "full", "Decay 0.95, half recent": "decay", "Decay 0.2, half recent": "decay", "Decay 0.2": "decay",
          "TOVA": "tova", "StreamingLLM": "streaming_llm", "Random, protected": "random", "Local": "local"}  # fmt: skip
-"""The policies of `decay_league` from top to bottom, with their kinds."""
+"""The kind of each policy of `decay_league`, from top to bottom."""
 _TEXTS = "Dso"
 """Marker of each text, the text with the most budgets first."""
 
@@ -47,7 +47,7 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
     axes.set_xticklabels([f"\N{MINUS SIGN}{tick:g}", "H2O", f"{tick:g}"])
     axes.get_xticklabels()[1].set_color(ink(VERMILION))
     names = [label.get_text() for label in axes.get_yticklabels()]
-    colours = [plot_style(SHOWN[name.removesuffix(" cache")])["color"] for name in names]
+    colours = [plot_style(KINDS[name.removesuffix(" cache")])["color"] for name in names]
     for bars in axes.collections:  # the series are the texts, so each series has the marks of all policies
         bars.set_color([colours[round(bar[0][1])] for bar in cast("LineCollection", bars).get_segments()])
     for point in (line for line in axes.get_lines() if np.size(line.get_ydata()) == 1):
@@ -63,7 +63,7 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
     Panel(MINUS_H2O, "_policy", by="text", kind="forest", facet="_panel", zero=0.0, name="legend", share_y=True,
-          where={"configuration": [*SHOWN]}, xlabel="loss minus H2O\n(nats; shaded: better)", finish=_mark_policies),
+          where={"configuration": [*KINDS]}, xlabel="loss minus H2O\n(nats; shaded: better)", finish=_mark_policies),
     notes=lambda rows: [minus_h2o_notes(rows)[0].rstrip(".") + "; the scale is proportional to 1 / cache."],
     columns=4, order="_rank budget _row"
 ))  # fmt: skip
@@ -71,16 +71,15 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
     All policies of a budget hold equally many bytes. The number after Decay is its alpha; half recent means that half
     of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of the
-    budget to recent keys. The full cache has the lowest loss that a policy can have. Arrows have values beyond the
-    panel. Without a mark, a policy was not run on the text. Two policies are paired on the windows on which both were
-    evaluated. A registered claim asks that protected random eviction is worse than Decay by at least a quarter of the
-    difference between unprotected random eviction and Decay. Even the full cache is better than protected random
-    eviction by less than this, so the claim cannot be met. The CSV also has random eviction without protection, and
-    decay_table has further policies. To see: below which budget a policy beats H2O (left of zero), and how far
-    protection alone goes.
+    budget to recent keys. The full cache has the lowest loss that a policy can have. Arrows mark values beyond the
+    panel. If a policy has no mark for a text, it was not run on that text. Two policies are paired on the windows on
+    which both were evaluated. A registered claim asks that Decay beats protected random eviction by at least a quarter
+    of its lead over unprotected random eviction. Even the full cache does not beat protected random eviction by this
+    much, so the claim cannot be met. The CSV also has random eviction without protection, and decay_table has further
+    policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
-    table = table[table["configuration"].isin([*SHOWN, "H2O", "Random"]) & table[MINUS_H2O].notna()]
+    table = table[table["configuration"].isin([*KINDS, "H2O", "Random"]) & table[MINUS_H2O].notna()]
     if table.empty:
         return table
     table["text"] = with_text_and_model(table)
@@ -91,7 +90,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
         _marker=table["text"].map(dict(zip(texts, _TEXTS, strict=False))),
         _color=GREY,
         _panel="Cache of " + table["budget"].map(pruning.budget_text),
-        _rank=table["configuration"].map({name: rank for rank, name in enumerate(SHOWN)}),
+        _rank=table["configuration"].map({name: rank for rank, name in enumerate(KINDS)}),
         _policy=table["configuration"].replace("Full", "Full cache"),
     )
 
@@ -127,13 +126,13 @@ def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     notes=minus_h2o_notes, columns=3, height=2.3, order="budget _half _few alpha"
 ))  # fmt: skip
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss with Decay minus the loss with H2O (half recent) at the same budget and on the same windows,
-    against the decay factor alpha, with a panel for each budget; after Fig. 4b and 4c of the Decay article, which show
+    """Held-out loss with Decay minus the loss with H2O (half recent), against the decay factor alpha, with a panel for
+    each budget. Both policies have the same budget and windows. After Fig. 4b and 4c of the Decay article, which show
     accuracies. Dark: the whole budget is selected by score. Light: half of it is for recent keys, as in H2O. alpha 0
     retains the keys that the last query attended to, alpha 1 is the plain sum. On the text with a line, all values of
-    alpha were run; on the other text, only a few. Each alpha has its own 95 % interval. Differences above 0.1 nats,
-    which only Decay without recent keys has, are numbers. To see: where the curve is lowest, and which bars exclude
-    zero.
+    alpha were run; on the other text, only a few. Each alpha has its own 95 % interval. Differences above 0.1 nats are
+    printed as numbers; only Decay without recent keys has them. To see: where the curve is lowest, and which bars
+    exclude zero.
     """
     table = policy_comparison.losses(results, STUDY, runs, policies=None)
     table = table[table["policy"].eq("decay") & table[MINUS_H2O].notna()]

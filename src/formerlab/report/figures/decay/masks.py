@@ -20,8 +20,8 @@ def _masks_note(rows: DataFrame) -> list[str]:
     layer, head = rows[["layer", "head"]].iloc[0]
     windows = " to ".join(dict.fromkeys(f"{count:.0f}" for count in rows["windows"].agg(["min", "max"])))
     return [f"cache of {budget_text(rows['budget'].min())}; first {rows['key'].max() + 1} tokens of the held-out text, "
-            f"layer {layer + 1}, head {head + 1}; colour: seen, by Ideal too; pale: seen, but not by Ideal; black: not "
-            "seen, but by Ideal; cosine: of the attention to Ideal's, mean over all heads and "
+            f"layer {layer + 1}, head {head + 1}; colour: seen by the policy and by Ideal; pale: only by the policy; "
+            "black: only by Ideal; cosine: similarity of the attention to Ideal's, mean over all heads and "
             f"{windows} windows; published: LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def _finish_mask(axes: Axes, rows: DataFrame) -> None:
 def draw_masks(data: DataFrame) -> Figure:
     """Draw a panel per policy at the smallest budget: the WANTED configurations, and all policies of other kinds."""
     kinds = data["policy"].str.split().str[0]
-    rank = data["configuration"].map({name: place for place, name in enumerate(WANTED)})
+    rank = data["configuration"].map({name: rank for rank, name in enumerate(WANTED)})
     data = data.assign(_rank=rank.fillna(len(WANTED)), _style=kinds, _seen=data["kept"].map(list))
     data = data[data["budget"].eq(data["budget"].min()) & (rank.notna() | ~kinds.isin(["ideal", *POLICIES]))]
     cells = data.assign(key=data["kept"].map(lambda kept: range(len(kept)))).explode(["key", "_seen"])
@@ -65,12 +65,11 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     """Keys (across) that each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
     the Decay article. The head was fixed before the run: the first head of the middle layer. All policies select from
     the attention of the same unpruned pass. Each query also sees its own key. Ideal selects the best keys for each
-    query separately, which no cache can do. Black in another panel: a key of Ideal that the policy does not see.
-    Cosine: similarity of the attention rows to the rows of Ideal, the mean over all layers, heads and windows, which is
-    the measure of the registered claim. It weighs keys by their attention, so Local, which evicts the first key, is far
-    away. Published: LLaMA-2-7B at 20 % (A2SF, arXiv:2407.20485, Table 2), for Decay with alpha 0.1. The CSV also has
-    larger budgets. To see: vertical lines are keys that a policy retains for long, the diagonal are recent keys. H2O
-    retains early keys once it has them; a small alpha evicts them.
+    query separately, which no cache can do. Cosine: similarity of the attention rows to the rows of Ideal, the mean
+    over all layers, heads and windows. The registered claim uses it. It weighs keys by their attention, so Local, which
+    evicts the first key, has a low cosine. Published: LLaMA-2-7B at 20 % (A2SF, arXiv:2407.20485, Table 2), for Decay
+    with alpha 0.1. The CSV also has larger budgets. To see: vertical lines are keys that a policy retains for long, and
+    the diagonal is recent keys. H2O retains early keys once it has them; a small alpha evicts them.
     """
     rows = first_model_rows(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]

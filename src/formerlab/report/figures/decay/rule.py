@@ -15,15 +15,18 @@ from formerlab.report.studies.pruning import PUBLISHED_ALPHA
 from formerlab.report.style import BLACK, GREEN, GREY, NARROW, VERMILION
 from formerlab.results.read import Results
 
-TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
-"""Length of the example, token at which its topic changes, token that matters to the end, and cache budget, in tokens.
+LENGTH, TOPIC_CHANGE, NAME_INDEX, BUDGET = 16, 8, 2, 6
+"""Length of the example, index of the first token of the new topic, index of the token that all queries attend to, and
+cache budget.
 """
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Decay factor, tokens of the budget that are reserved for the most recent keys, and label of each policy."""
 COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
-FOLLOWED = ((NAME, "name", BLACK, "*-"), (0, "old topic", GREY, "s--"), (CHANGE, "new topic", "#8C8C8C", "o:"))
+FOLLOWED = (
+    (NAME_INDEX, "name", BLACK, "*-"), (0, "old topic", GREY, "s--"), (TOPIC_CHANGE, "new topic", "#8C8C8C", "o:")
+)  # fmt: skip
 """Tokens whose scores are plotted: index, label, grey, marker and line. Policies have colours."""
-LARGE = 10
+FONT_SIZE = 10
 """Size of the text in points. The first page shows this figure at half its size."""
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -35,9 +38,9 @@ def example() -> Numbers:
 
     Nearer tokens have slightly larger logits, so that no two scores are equal.
     """
-    query, key = np.indices((TOKENS, TOKENS))
-    same_topic = (query < CHANGE) == (key < CHANGE)
-    logits: Numbers = np.where(key == NAME, 2.5, 2.0 * same_topic) - 0.05 * (query - key)
+    query, key = np.indices((LENGTH, LENGTH))
+    same_topic = (query < TOPIC_CHANGE) == (key < TOPIC_CHANGE)
+    logits: Numbers = np.where(key == NAME_INDEX, 2.5, 2.0 * same_topic) - 0.05 * (query - key)
     return logits
 
 
@@ -49,9 +52,9 @@ def attention(logits: Numbers, seen: NDArray[np.bool_]) -> Numbers:
 
 
 def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArray[np.bool_]:
-    """Return which keys each query sees: the retained keys and its own. Over budget, the key of lowest score is then
-    evicted, except the `recent` newest keys.
+    """Return which keys each query sees: the retained keys and its own.
 
+    If the cache is then over budget, the key with the lowest score is evicted; the `recent` newest keys are protected.
     A test compares the result with the policies `Decay` and `H2O`.
     """
     seen: NDArray[np.bool_] = np.zeros(logits.shape, dtype=bool)
@@ -68,9 +71,9 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArr
 
 def draw(data: DataFrame) -> Figure:
     """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
-    note = f"Example of {TOKENS} tokens, cache of {BUDGET}. Grey: evicted."
+    note = f"Example of {LENGTH} tokens, cache of {BUDGET}. Grey: evicted."
     figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
-    figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=LARGE - 1)
+    figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=FONT_SIZE - 1)
     above = figure.add_gridspec(1, 2, left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.3)
     below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.18, top=0.42, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
@@ -81,17 +84,17 @@ def draw(data: DataFrame) -> Figure:
         axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
         heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e4e4e4", COLOURS[name]]))
         axes.set(xlabel="token", ylabel="" if column else "query", aspect="equal", xticks=(0, 8, 15), yticks=(0, 8, 15))
-        axes.set_title(name, color=COLOURS[name], fontsize=LARGE)
+        axes.set_title(name, color=COLOURS[name], fontsize=FONT_SIZE)
         axes.tick_params(labelleft=not column)
         for key, _, colour, style in FOLLOWED:
             axes.plot(key, -1.2, style[0], color=colour, markersize=4, clip_on=False)
     for axes in figure.axes:
-        axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
+        axes.axvline(TOPIC_CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         for text in (axes.xaxis.label, axes.yaxis.label):
-            text.set_fontsize(LARGE)
-        axes.tick_params(labelsize=LARGE - 1)
+            text.set_fontsize(FONT_SIZE)
+        axes.tick_params(labelsize=FONT_SIZE - 1)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper left", ncols=3, fontsize=LARGE, handlelength=1, columnspacing=1,
+    figure.legend(handles, labels, loc="upper left", ncols=3, fontsize=FONT_SIZE, handlelength=1, columnspacing=1,
                   labelcolor=[colour for *_, colour, _ in FOLLOWED], borderaxespad=0)  # fmt: skip
     return figure
 
@@ -100,7 +103,7 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
     for key, name, colour, style in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
         axes.plot(points["query"], points["score"], style, color=colour, markersize=3.5, label=name)
-    axes.set_title(title, fontsize=LARGE)
+    axes.set_title(title, fontsize=FONT_SIZE)
     axes.set(xlabel="query", xticks=(0, 8, 15))
     axes.set_ylim(bottom=0)
 
@@ -108,17 +111,17 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
 @plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: list[str]) -> DataFrame:
     """How a plain sum of attention, H2O and Decay select the tokens that a cache retains, after Fig. 1 and 2 of the
-    Decay article. The rules themselves compute this example of 16 tokens and a cache of 6; it shows how they work and
-    not how good they are. Above: the scores of three tokens, by query; each query adds its attention. Below: the
-    tokens (across) that each query (down) sees. The topic changes at the dotted line. To see: under the plain sum the
-    old topic has gathered so much score that no token of the new topic can replace it. H2O scores alike but reserves
-    half of the cache for recent tokens; Decay forgets old attention. Both retain new tokens and the name. The masks of
-    a trained model are in decay_masks.
+    Decay article. The rules themselves compute this example of 16 tokens and a cache of 6; it is not a measurement.
+    Above: the scores of three tokens, by query; each query adds its attention. Below: the tokens (across) that each
+    query (down) sees. The topic changes at the dotted line. To see: under the plain sum the old topic has gathered so
+    much score that no token of the new topic can replace it. H2O uses the same scores but reserves half of the cache
+    for recent tokens; Decay forgets old attention. Both retain new tokens and the name. The masks of a trained model
+    are in decay_masks.
     """
     logits, rows = example(), []
-    weights_by_query = attention(logits, np.tri(TOKENS, dtype=bool))
+    weights_by_query = attention(logits, np.tri(LENGTH, dtype=bool))
     for alpha, recent, name in ARMS:
-        seen, scores = pruned(logits, alpha, BUDGET, recent), np.zeros(TOKENS)
+        seen, scores = pruned(logits, alpha, BUDGET, recent), np.zeros(LENGTH)
         for query, weights in enumerate(weights_by_query):
             scores = alpha * scores + weights
             shared = {"source": "ours", "policy": name, "alpha": alpha, "recent": recent, "budget": BUDGET}

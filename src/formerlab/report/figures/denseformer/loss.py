@@ -37,7 +37,7 @@ from formerlab.results.schema import FORWARD
 
 DENSE = f"{DENSEFORMER} 1x1"
 SPARSEST = f"{DENSEFORMER} 4x5"
-_TIME, _GAIN, _BEHIND = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
+_TIME, _GAIN, _MINUS_DENSE = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
 _DEEPER, _EQUAL = "minus_shallowest_nats", "minus_plain_nats"
 _LAST_STEP = "right of the curves: last step, with 95 % Student t intervals over seeds."
 _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
@@ -77,11 +77,11 @@ def _compared(
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers 1x1 against depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622), for the texts with models of several depths. Above: minus the loss of the shallowest Transformer
-    of the same text. Below: DenseFormer minus the Transformer of equal depth. Both are paired by seed, and each line of
-    panels has one scale. To see: which depth the Transformer needs to reach the loss of a DenseFormer, and whether the
-    gain grows with depth. In the paper a DenseFormer of 48 blocks is about as good as a Transformer of 72. Published:
-    378 to 676 million parameters (OpenWebText2, 40k steps).
+    (arXiv:2402.02622), for the texts with models of several depths. Above: loss minus the loss of the shallowest
+    Transformer of the same text. Below: loss of DenseFormer minus the loss of the Transformer of equal depth. Both are
+    paired by seed, and each line of panels has one scale. To see: which depth the Transformer needs to reach the loss
+    of a DenseFormer, and whether the gain grows with depth. In the paper a DenseFormer of 48 blocks is about as good as
+    a Transformer of 72. Published: 378 to 676 million parameters (OpenWebText2, 40k steps).
     """
     models, losses = _models(results, runs)
     group = ["regime", "tokens"]
@@ -94,11 +94,11 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     pairs = models[models["variant"].isin([TRANSFORMER, DENSE])]
     equal = _compared(pairs, losses, results, "run", "plain", _EQUAL, ["_text", "plain"])
     equal[_EQUAL] = equal[_EQUAL].mask(equal["run"].eq(equal["plain"]), equal["part"].map({"mean": 0.0}))
-    theirs = tables.published_depths().assign(part="mean", _text="OpenWebText2")
-    loss = np.log(theirs["perplexity"])
-    of_equal_depth = theirs["layers"].map(loss.groupby(theirs["layers"]).max())
-    theirs[_DEEPER], theirs[_EQUAL] = loss - loss.iloc[0], loss - of_equal_depth
-    rows = pd.concat([deeper, equal, theirs], ignore_index=True)
+    published = tables.published_depths().assign(part="mean", _text="OpenWebText2")
+    loss = np.log(published["perplexity"])
+    of_equal_depth = published["layers"].map(loss.groupby(published["layers"]).max())
+    published[_DEEPER], published[_EQUAL] = loss - loss.iloc[0], loss - of_equal_depth
+    rows = pd.concat([deeper, equal, published], ignore_index=True)
     series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]))
     count = rows["tokens"].map(lambda count: f", {format_count(count)} tokens", "ignore").fillna("")
     return rows.assign(_panel=rows["_text"] + count, _series=series).sort_values(
@@ -147,8 +147,8 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     for end in ("", "_low", "_high"):
         rows[f"_slower{end}"] = 100 * (rows[f"{_TIME}{end}"] / rows["_base"] - 1)
     label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format)
-    shown = rows["variant"].isin(models["variant"]) & rows["variant"].ne(TRANSFORMER)
-    return rows.assign(_label=(label + rows.pop("_text")).where(shown))
+    has_label = rows["variant"].isin(models["variant"]) & rows["variant"].ne(TRANSFORMER)
+    return rows.assign(_label=(label + rows.pop("_text")).where(has_label))
 
 
 def _percent(nats: float) -> float:
@@ -174,7 +174,9 @@ def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
 
 
 def _finish_gain(axes: Axes, rows: DataFrame) -> None:
-    """Write the percentage of perplexity below each tick, and the verdicts, and draw markers that hide no interval."""
+    """Write the change of perplexity below each tick, write the verdicts, and shrink markers that would cover
+    intervals.
+    """
     for line in axes.get_lines():
         line.set_markersize(3 if line.get_marker() == "s" else line.get_markersize())
     axes.xaxis.set_major_formatter(lambda nats, _: f"{nats:g}\n{_percent(nats):.0f} %".replace("-", "\N{MINUS SIGN}"))
@@ -189,11 +191,11 @@ def _finish_gain(axes: Axes, rows: DataFrame) -> None:
     width=2.9, columns=1  # the README shows it at 290 pixels
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
-    number of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. Every run has its own
-    full schedule. Bold: rows that a claim uses, with its verdict. Dashed: a quarter of a published gain, the smallest
-    mean that meets the claim. Thick bars include the variance between seeds, pooled over similar runs, and the variance
-    due to the choice of texts if there are at least 20. Published: Tables 1 and 2, as differences of ln perplexity. To
+    """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, paired by seed
+    (arXiv:2402.02622). A row is a depth, a number of training tokens and a test text. Every run has its own full
+    schedule. Bold: rows that a claim uses, with its verdict. Dashed: a quarter of a published gain, the smallest mean
+    that meets the claim. Thick bars include the variance between seeds, pooled over similar runs. With at least 20
+    texts, they also include the variance between texts. Published: Tables 1 and 2, as differences of ln perplexity. To
     see: whether the gain grows with depth, and whether it lasts when both train longer or only makes the first steps
     easier.
     """
@@ -209,19 +211,19 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         counts = tests.dropna(subset="document").groupby("run")["document"].nunique().map("{} ".format)
         texts = counts.reindex(texts.index).fillna("") + texts
     labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ",\n"
-    theirs, limits = _published_gains(), dict[str | None, float]()
+    published, limits = _published_gains(), dict[str | None, float]()
     arms = {LONG: "dense_long", DEPTH: "dense"}
-    for (claim, arm), gain in zip(arms.items(), sorted(theirs["difference_nats"], reverse=True), strict=True):
+    for (claim, arm), gain in zip(arms.items(), sorted(published["difference_nats"], reverse=True), strict=True):
         of_claim = registered_arms(claim, results.scale).named()
-        limits |= {model.run: 0.25 * gain for name, model in of_claim if name == arm}  # as the criteria have it
+        limits |= {model.run: 0.25 * gain for name, model in of_claim if name == arm}  # the limit in the criteria
     limit = rows["run"].map(limits)
     rows = rows.assign(
         _label=labels + rows["run"].map(texts),
-        _verdict=rows["run"].map(_verdicts(results, arms)),
+        verdict=rows["run"].map(_verdicts(results, arms)).where(rows["part"].eq("mean")),
         difference_nats_limit=limit,
         difference_nats_met=np.where(limit.notna(), np.inf, np.nan),
     ).sort_values("difference_nats_limit", kind="stable")  # claims first
-    return pd.concat([rows, theirs], ignore_index=True).assign(_style=DENSE)
+    return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE)
 
 
 def _published_sparsity() -> DataFrame:
@@ -230,33 +232,35 @@ def _published_sparsity() -> DataFrame:
     rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
     rows = rows[rows["variant"].str.startswith(DENSEFORMER)].dropna(subset=_GAIN)
     gain = rows.loc[rows["variant"].eq(DENSE), _GAIN].iloc[0]
-    columns = {"variant": rows["variant"], "run": rows["variant"], "_dense_gain": gain, _BEHIND: gain - rows[_GAIN]}
-    return rows[["source", _GAIN]].assign(layers=48.0, part="mean", **columns)
+    columns = {"variant": rows["variant"], "run": rows["variant"], _MINUS_DENSE: gain - rows[_GAIN]}
+    return rows[["source", _GAIN]].assign(layers=48.0, part="mean", _dense_gain=gain, **columns)
 
 
 def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
     axes.xaxis.set_major_locator(MultipleLocator(50))
-    write_verdicts(axes, rows)
+    of_claim = rows.dropna(subset="verdict")
+    words = [f"{lost:.0f} %\n{verdict}".replace(" ", "\N{NO-BREAK SPACE}")
+             for lost, verdict in of_claim[["_lost", "verdict"]].to_numpy()]  # fmt: skip
+    write_verdicts(axes, of_claim.assign(verdict=words))
 
 
 @plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
       within_regime=True, draw=layout(
     Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_sparsity,
-          title="Part of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
+          title="Fraction of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % interval of the distance from the limit of "
                         "25 %, as used for the verdict; bold: the claim, which asks for the green range; tinted: "
                         "published."],
     columns=1, width=NARROW, order="_order"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
-    """Sparse averages over depth, by dilation k x period p: the fraction of the gain of the dense average (1x1) of
-    equal depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). The loss minus the loss of
-    1x1 is paired by seed and divided by the mean gain of 1x1 over the Transformer, for the seeds that all three have.
-    Rows have the number of mixing weights, and the number of mixing weights of 1x1. Green: less than a quarter, as the
-    claim on 4x5 asks. A bar is the interval of the quantity of this claim (the lost loss minus a quarter of the gain),
-    so it is to the right of the green range only if more than a quarter is lost. Published: Tables 1 and 4, as
-    differences of ln perplexity. To see: which bars are to the right of the green range. The time of 4x5 is in
-    denseformer_tradeoff.
+    """Fraction of the gain of 1x1 that sparse averages (dilation k x period p) of equal depth lose, after Fig. 4, 11
+    and 12 of DenseFormer (arXiv:2402.02622). The loss minus the loss of 1x1 is paired by seed. It is divided by the
+    mean gain of 1x1 over the Transformer, for the seeds that all three have. Rows have the number of mixing weights,
+    and the number of mixing weights of 1x1. Green: less than a quarter, as the claim on 4x5 asks. A bar is the interval
+    of this claim's quantity, the lost loss minus a quarter of the gain. It is to the right of the green range only if
+    more than a quarter is lost. Published: Tables 1 and 4, as differences of ln perplexity. To see: which bars are to
+    the right of the green range. The time of 4x5 is in denseformer_tradeoff.
     """
     models, losses = _models(results, runs)
     models = models[models["variant"].str.startswith(f"{DENSEFORMER} ")]
@@ -271,28 +275,27 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     common = models[["run", "plain"]].merge(losses, on="run").merge(of_plain, on=["plain", "seed"])
     plains = losses[losses["run"].isin(models["plain"])]
     losses = pd.concat([plains, common.drop(columns="plain")])  # the seeds that the Transformer has too
-    rows = _compared(models, losses, results, "run", "dense", _BEHIND, ["dense", "plain", "_text"])
+    rows = _compared(models, losses, results, "run", "dense", _MINUS_DENSE, ["dense", "plain", "_text"])
     gains = differences(losses, models[["run", "plain"]], "plain", "run", _GAIN).query("part == 'mean'")
     gain = gains.set_index("run")[_GAIN]
     rows = rows.assign(**{_GAIN: rows["run"].map(gain)}, _dense_gain=rows["dense"].map(gain))
-    rows[_BEHIND] = rows[_BEHIND].mask(rows["run"].eq(rows["dense"]) & rows["part"].eq("mean"), 0.0)
+    rows[_MINUS_DENSE] = rows[_MINUS_DENSE].mask(rows["run"].eq(rows["dense"]) & rows["part"].eq("mean"), 0.0)
     reader, means = ClaimRows(results, STUDY, ClaimArms()), rows["part"].eq("mean") & rows["run"].ne(rows["dense"])
     for at, run, base, plain in rows.loc[means, ["run", "dense", "plain"]].reset_index().to_numpy():
         excess = pooled_estimate(reader, "", {run: 1.0, base: -0.75, plain: -0.25})  # the quantity of the claim
         for end in ("_low", "_high"):
-            rows.loc[at, f"{_BEHIND}_pooled{end}"] = 0.25 * gain[base] + excess.get(end, np.nan)
+            rows.loc[at, f"{_MINUS_DENSE}_pooled{end}"] = 0.25 * gain[base] + excess.get(end, np.nan)
     rows = pd.concat([rows, _published_sparsity()], ignore_index=True)
     schemes = rows["variant"].str.extract(r"(\d+)x(\d+)").astype(int)
     weights = np.array([sum(map(len, averages(int(layers), *scheme).values()))
                         for layers, *scheme in zip(rows["layers"], *schemes.to_numpy().T, strict=True)])  # fmt: skip
     for end in ("", "_pooled_low", "_pooled_high"):
-        rows[f"_lost{end}"] = 100 * rows[f"{_BEHIND}{end}"] / rows["_dense_gain"]
+        rows[f"_lost{end}"] = 100 * rows[f"{_MINUS_DENSE}{end}"] / rows["_dense_gain"]
     text = rows.pop("_text").fillna("paper")
     label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format) + text
     of_dense = (rows["layers"] * (rows["layers"] + 3) / 2).map("{:.0f} weights".format)
     label += ",\n" + Series(weights, rows.index).map("{} of ".format) + of_dense
-    verdict = rows["run"].map(_verdicts(results, {SPARSE: "sparse"}))
-    lost = rows["_lost"].where(rows["part"].eq("mean")).map("{:.0f}\N{NO-BREAK SPACE}% ".format, "ignore")
+    verdict = rows["run"].map(_verdicts(results, {SPARSE: "sparse"})).where(rows["part"].eq("mean"))
     claimed, met = rows["variant"].eq(SPARSEST), verdict.notna()
     return rows.assign(
         _label=label.mask(rows["variant"].eq(DENSE)),
@@ -301,6 +304,6 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         _marker=Series("o", rows.index).mask(claimed),
         _lost_limit=np.where(met, 25.0, np.nan),
         _lost_met=np.where(met, -np.inf, np.nan),
-        _verdict=lost + verdict.str.replace(" ", "\N{NO-BREAK SPACE}"),
+        verdict=verdict,
         _order=np.lexsort((weights, -rows["layers"], rows["source"])).argsort(),
     )

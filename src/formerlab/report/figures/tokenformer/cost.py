@@ -46,8 +46,8 @@ _PUBLISHED = (
     ("Fig 4", "Transformer, 30B tokens"),
     ("Fig 3", "grown, 30B a stage"),
 )
-_ELSEWHERE = WAYS_TO_GROW["grown: zero keys, tau kept"]
-"""Series that tokenformer_stage_length compares; only the CSV has its costs."""
+_CSV_ONLY = WAYS_TO_GROW["grown: zero keys, tau kept"]
+"""Series whose costs are in the CSV only. tokenformer_stage_length shows its losses."""
 _FURTHER = "parent trained further, equal FLOPs"
 _STAGE = f"-({'|'.join(LENGTHS)})$"
 _losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
@@ -90,7 +90,7 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
     for at, row in enumerate(rows.to_dict("records")[::-1]):
         words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.2g}, {flops_ratio_pooled_high:.1f}]".format_map(row)
         words = words if pd.notna(row["flops_ratio_pooled_low"]) else f"{row['flops_ratio']:.2f}"
-        words += f", {row['_verdict']}" if pd.notna(row.get("_verdict")) else ""
+        words += f", {row['verdict']}" if pd.notna(row["verdict"]) else ""
         axes.annotate(
             words, (1, at), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center"
         )
@@ -131,21 +131,22 @@ def draw_cost(data: DataFrame) -> Figure:
 
 @plot(reads="test.csv", within_regime=True, draw=draw_cost)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), relative to the cost
-    of the largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The
-    cost of a grown model includes all its ancestors; the Tokenformer from scratch has the FLOPs of the chain of the
-    long stage. Dotted arrows lead from a parent to each model that started from it; marks of equal cost are shifted
-    sideways. The black line joins the Transformers from scratch with the lowest loss at their cost. The grey arrow is
-    the cost of the model of the claim relative to the cost at which the black line reaches its loss (extrapolated
-    beyond 1). Below: this ratio and the ratio of the parent, with the interval of the verdict; dashed: the claim, at
-    most 0.5; hollow: the largest grown model of the paper against its Transformers of 300B tokens. To see: growing
-    saves cost if its mark is to the left of the black line. tokenformer_stage_length compares with the parent trained
-    further (pink); the tables tokenformer_envelope and tokenformer_table have growth with zero keys and all
-    Transformers. The published models are a thousand times larger, and their Transformers are single models. If the
-    learning rates of some runs fell to zero, only these runs are shown. All losses are on one test text.
+    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). The cost is relative
+    to the largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The
+    cost of a grown model includes all its ancestors; the Tokenformer from scratch was trained for the FLOPs of the
+    parent and the long stage. Dotted arrows lead from a parent to each model that started from it; marks of equal cost
+    are shifted sideways. The black line joins the Transformers from scratch with the lowest loss at their cost. The
+    grey arrow compares the model of the claim with a Transformer of equal loss on the black line (extrapolated beyond
+    1). Its label is the ratio of the costs. Below: this ratio and the ratio of the parent, with the interval of the
+    verdict. Dashed: the claim, at most 0.5. Hollow: the largest grown model of the paper against its Transformers of
+    300B tokens. To see: growing saves cost if its mark is to the left of the black line. tokenformer_stage_length
+    compares with the parent trained further (pink). The tables tokenformer_envelope and tokenformer_table have growth
+    with zero keys and all Transformers. The published models are a thousand times larger, and their Transformers are
+    single models. If the learning rates of some runs fell to zero, only these runs are shown. All losses are on one
+    test text.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
-    rows["_series"] = rows["series"].where(rows["series"].ne(_ELSEWHERE))
+    rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY))
     frames = [rows.assign(flops_ratio=np.nan)]
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
@@ -161,8 +162,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         names = ratios["series"] + ratios["run"].str.extract(_STAGE)[0].radd(", ").fillna("")
         ratios["_row"] = names.where(ratios["run"].isin(claimed["run"]), PARENT)
         verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
-        ratios["_verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdict})
-        columns = ["source", "part", "run", "series", "_row", "_verdict", *expand_columns("flops_ratio[]+")]
+        ratios["verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdict})
+        columns = ["source", "part", "run", "series", "_row", "verdict", *expand_columns("flops_ratio[]+")]
         frames.append(pd.concat([ratios, paper])[columns].assign(flops_ratio_limit=CLAIMED_RATIO))
     published = published_points(*_PUBLISHED)
     rows = pd.concat([*frames, published.assign(_series=published["series"])], ignore_index=True)
@@ -200,12 +201,12 @@ def _mark_stages(axes: Axes, rows: DataFrame) -> None:
     width=2.8, height=1.9
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs, against the
-    tokens of the stage per parameter that growth adds (arXiv:2410.23168). Differences are paired by seed; below
-    zero, growing helps. A thick bar is the interval that the claim uses, a thin bar Student's interval of these
-    seeds; the page of verdicts says whether the conditions of the claim are met. Marks of one stage are shifted
-    sideways. The shaded range has the stages of the paper, 27 to 260 tokens. Every learning rate falls to zero. To
-    see: whether growing needs a longer stage to help.
+    """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs
+    (arXiv:2410.23168). The x axis is the length of the stage in tokens per parameter that growth adds. Differences are
+    paired by seed; below zero, growing helps. A thick bar is the interval that the claim uses, a thin bar Student's
+    interval of these seeds; the page of verdicts says whether the conditions of the claim are met. Marks of one stage
+    are shifted sideways. The shaded range has the stages of the paper, 27 to 260 tokens. Every learning rate falls to
+    zero. To see: whether growing needs a longer stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:

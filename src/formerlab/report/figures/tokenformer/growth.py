@@ -48,7 +48,7 @@ _DRAWN = [name for run, name in ARMS.items() if "ungrown" not in run and "hyperc
 
 
 def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
-    """Set the limits by the rows after the first step, whose difference is much larger."""
+    """Set the limits from the rows after the first step. The difference at the first step is much larger."""
     later = rows.loc[rows["_item"].ne(ITEMS["first_step"])].filter(like="tokens_minus_net2net_nats")
     ends = [0.0, *later.to_numpy(float).ravel()]
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
@@ -61,21 +61,21 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
           title="Below 0, growing helps", xlabel="step on the second domain",
           ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim: tokens minus Net2Net ({_verdict})", finish=_limit_to_later_steps,
+          zero=0.0, title="Claim: tokens minus Net2Net ({verdict})", finish=_limit_to_later_steps,
           xlabel="loss (nats; left: tokens better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: 95 % Student t interval over seeds; bars: 95 % interval "
                         "with the spread of similar runs, as used for verdicts."],
     wanted=_DRAWN, order="_order step", height=2.1
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
-    """Continued training of grown models, and of the same models not grown, on a second domain at a constant learning
-    rate, after Fig. 6 of Tokenformer (arXiv:2410.23168). Left: validation loss on the new domain minus the loss of
-    the model of the same family that was not grown (zero), at the same step, paired by seed. Right: the difference
-    for growth by tokens (zero keys, tau kept) minus the difference for the paper's Net2Net, with the interval of
-    the verdict. The claim is that this value is below zero. The CSV has the losses. To see: a model whose growth
-    preserves its function starts at zero. Copies (the Net2Net of 2015, and HyperCloning, whose curve coincides and is
-    not drawn) do so by construction; padding with new blocks, the paper's form of Net2Net, does not. The curves begin
-    after the first step, whose values are in the legend. The paper prints no values.
+    """Continued training of grown models on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
+    (arXiv:2410.23168). Left: validation loss on the new domain minus the loss of the same model without growth (zero),
+    paired by step and seed. Right: the difference for growth by tokens (zero keys, tau kept) minus the difference for
+    the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero. The CSV has the
+    losses. To see: a model whose growth preserves its function starts at zero. Copies (the Net2Net of 2015, and
+    HyperCloning) do so by construction. Padding with new blocks, the paper's form of Net2Net, does not. The curve of
+    HyperCloning is not drawn, since it coincides with the Net2Net of 2015. The curves omit step 0; the legend has the
+    values before the first step. The paper prints no values.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -103,7 +103,7 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
                 "run": "continued-tokenformer",
                 "_item": label,
                 "_order": 9,
-                "_verdict": verdict,
+                "verdict": verdict,
             }
             rows = pd.concat([rows, DataFrame([row | {"_style": "grown with zero keys"} | value])], ignore_index=True)
     return rows.reindex(columns=[*rows, *{"_item", "_style", "tokens_minus_net2net_nats"}.difference(rows)])
@@ -134,12 +134,13 @@ def _write_changes(axes: Axes, rows: DataFrame) -> None:
     height=2.0
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a Tokenformer minus the loss of Transformers of equal width and number of parameters, against
-    the number of training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other is
-    classic. Every run has its own full schedule, and each model has the best learning rate (lowest validation loss) of
-    the rates that were run. Differences are paired by seed; a change is the difference after the longest training minus
-    the difference after the shortest training. To see: whether the gap shrinks, stays or changes its sign as both train
-    longer. Published (hollow, the same in both panels): against a modern Transformer.
+    """Held-out loss of a Tokenformer minus the loss of Transformers of equal width and number of parameters. The x axis
+    is the number of training tokens, and a panel is a test text. One Transformer is modern (RMSNorm, SwiGLU), the other
+    is classic. Every run has its own full schedule, and each model has the best learning rate (lowest validation loss)
+    of the rates that were run. Differences are paired by seed; a change is the difference after the longest training
+    minus the difference after the shortest training. To see: whether the gap shrinks, stays or changes its sign as both
+    train longer. Published (hollow, the same in both panels): against a modern Transformer. ‡: the Student t interval
+    of these seeds includes zero.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
@@ -165,11 +166,12 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
         changes["arm"] + " Transformer",
     )
     longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
-    changes = changes.assign(source="ours", part="change", run=longest)
-    verdict = claim_verdicts(results, STUDY, _GAP_CLAIM)[_GAP_CLAIM]
-    ends = changes["run"].isin(verdict.runs).map({True: f", claim {verdict.word}", False: ""})
+    claim = claim_verdicts(results, STUDY, _GAP_CLAIM)[_GAP_CLAIM]
+    verdicts = [claim.word if run in claim.runs else None for run in longest]
+    changes = changes.assign(source="ours", part="change", run=longest, verdict=verdicts)
+    ends = [f", claim {verdict}" if verdict else "" for verdict in verdicts]
     values = [in_words(row, "difference_nats") for _, row in changes.iterrows()]
     words = [f"change ({arm}){end}\n{value}" for arm, end, value in zip(changes["arm"], ends, values, strict=True)]
     rows["_change"] = rows.get("_text", texts).map(dict(zip(texts, words, strict=True)))
-    rows = pd.concat([rows, changes.reindex(columns=rows.columns)], ignore_index=True)
+    rows = pd.concat([rows, changes.reindex(columns=[*rows, "verdict"])], ignore_index=True)
     return rows.assign(_style=TOKENFORMER)

@@ -44,13 +44,14 @@ def draw(data: DataFrame) -> Figure:
     return figure
 
 
-def _draw_block(axes: Axes, tokens: bool) -> None:
+def _draw_block(axes: Axes, pattention_feedforward: bool) -> None:
     """Draw a pre-norm block with two residual additions, from its input at the bottom to its output at the top.
 
-    `tokens` is whether its feed-forward layer is also a projection.
+    `pattention_feedforward` is whether its feed-forward layer is also a projection.
     """
+    feedforward = _PATTENTION if pattention_feedforward else _PLAIN
     for y, name, face in ((1.0, "norm", _PLAIN), (3.8, "token attention", _PLAIN), (5.2, PROJECTIONS[3], _PATTENTION),
-                          (7.6, "norm", _PLAIN), (9.0, "feed-forward", _PATTENTION if tokens else _PLAIN)):  # fmt: skip
+                          (7.6, "norm", _PLAIN), (9.0, "feed-forward", feedforward)):  # fmt: skip
         box(axes, 1.0, y, 6.0, 0.9, name, **face)
     for x, name in zip((1.0, 3.1, 5.2), PROJECTIONS, strict=False):
         box(axes, x, 2.4, 1.8, 0.9, name, **_PATTENTION)
@@ -100,8 +101,8 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     for nth, stage in enumerate(added):
         name = f"added by growth (stage {stage})" if nth else "first model"
         axes.bar(added.index, added[stage], bottom=tops[stage] - added[stage], width=0.6, label=name, **_style(nth))
-    for at, whole in enumerate(tops.iloc[:, -1]):
-        axes.annotate(f"{whole:.0f}", (at, whole), (0, 3), textcoords="offset points", ha="center")
+    for at, total in enumerate(tops.iloc[:, -1]):
+        axes.annotate(f"{total:.0f}", (at, total), (0, 3), textcoords="offset points", ha="center")
     axes.grid(visible=False, axis="x")
     axes.set_xticks(range(len(added)), added.index, rotation=40, ha="right")
     axes.set(ylabel="tokens n", title="Parameter tokens of each\nprojection of a block")
@@ -122,7 +123,7 @@ def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
     if "spec.model.projection.tokens" not in records:
         return DataFrame()
     last = next((run for run in reversed(GROWN_RUNS) if run in records.index), records.index[0])
-    rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
+    rows, previous = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
     for stage, run in enumerate(lineage(records, last), start=1):
         record: Any = records.loc[run]
         counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
@@ -131,8 +132,8 @@ def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
         shared = {"source": "ours", "stage": stage, "run": run, "width": record["spec.model.width"]}
         shared |= {"score": record.get("spec.model.projection.score", "l2_gelu")}
         shared |= {"parameters_non_embedding": record["parameters_non_embedding"]}
-        rows += [shared | {"part": part, "tokens": n, "added": n - before[part]} for part, n in counts.items()]
-        before = counts
+        rows += [shared | {"part": part, "tokens": n, "added": n - previous[part]} for part, n in counts.items()]
+        previous = counts
     return DataFrame(rows)
 
 
@@ -163,14 +164,14 @@ def mark_context(axes: Axes, rows: DataFrame) -> None:
     width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
-    """FLOPs of a forward pass of a Tokenformer of fixed width, relative to a Transformer of equal parameters, against
-    the length T of the text: 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer (arXiv:2410.23168). The values are computed
-    from the formula and not measured, without the logits, and with the full square of attention. The CSV has the FLOPs.
-    To see: at equal parameters, growing in width increases the token-token term of a Transformer, and a Tokenformer of
-    fixed width keeps it; the ratio falls towards the ratio of the widths where that term dominates. A Transformer that
-    grew only its feed-forward layer would keep the term too. The Transformer of the size of the largest Tokenformer was
-    not trained; its width follows from 12 L d^2 parameters. Hollow: the published sizes of Table 8 with 12 layers,
-    whose widths follow from its printed FLOPs. Sizes whose ratio is 1 at every length are not drawn.
+    """FLOPs of a forward pass of a Tokenformer of fixed width, relative to a Transformer of equal parameters, after
+    Fig. 5 of Tokenformer (arXiv:2410.23168). The formula is 2 N T + 4 L d T^2 for a text of length T, without logits
+    and with the full square of attention. Nothing is measured. The CSV has the FLOPs. To see: growth in width increases
+    the token-token term of a Transformer. In a Tokenformer of fixed width this term is constant. In long texts the term
+    dominates, and the ratio falls towards the ratio of the widths. The term would also be constant in a Transformer
+    that grew only its feed-forward layer. The Transformer of the size of the largest Tokenformer was not trained; its
+    width follows from 12 L d^2 parameters. Hollow: the published sizes of Table 8 with 12 layers, whose widths follow
+    from its printed FLOPs. Sizes whose ratio is 1 at every length are not drawn.
     """
     models, records = [], results.runs(STUDY, runs).drop_duplicates("run")
     contexts = (
@@ -199,8 +200,8 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
         for length in TEXT_LENGTHS
     )
     of_transformers, keys = rows[rows["family"] == "Transformer"], ["source", "size", "length"]
-    level = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]
-    relative = rows["flops"] / level.reindex(rows.set_index(keys).index).to_numpy()
+    references = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]
+    relative = rows["flops"] / references.reindex(rows.set_index(keys).index).to_numpy()
     differs = relative.sub(1).abs().groupby(rows["run"]).transform("max") > 0
     widths = of_transformers.drop_duplicates(keys[:2]).set_index(keys[:2])["width"]
     rivals = widths.reindex(rows.set_index(keys[:2]).index).astype("Int64").astype(str).to_numpy()

@@ -70,7 +70,7 @@ def _answer(rows: DataFrame) -> str:
         f"{in_words(row, 'perplexity_increase_percent')} % at {pruning.budget_text(row['budget'])}"
         for _, row in rows.iterrows()
     ]
-    return f"With H2O, the perplexity of six test books rises by {', '.join(words)}." if words else ""
+    return f"With H2O, the perplexity of {TABLE_LABELS['books']} rises by {', '.join(words)}." if words else ""
 
 
 @table(reads="prune.csv prune_questions.csv", runs="released-* budgets-* random-* novels-* tight-* wikitext-* long-*",
