@@ -4,8 +4,8 @@
 
 `memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
 tensors. Both columns are for steps without compilation; compiled steps also store the logits.
-`saved`: bytes of saved activations per token, block and channel, as the compiler chooses them, in small models with the
-mixers of published models.
+`saved`: bytes of activations that the compiled forward pass saves, per token, block and channel, in small models with
+the mixers of the published models.
 `moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
 the bytes of the plain model. The plan estimates the hours of a depth mixer from its estimate of these bytes.
 `launches` has two counts: kernel launches per decoded token without compilation, and kernels per layer of a compiled
@@ -49,7 +49,7 @@ from formerlab.tasks.translation import ASSUMED_LENGTH, SentenceBatch
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[1]
-BATCH, TIME = 7, 31  # no weight has a multiple of 7 x 31 elements; activations have
+BATCH, TIME = 7, 31  # only activations have a multiple of 7 x 31 elements
 WITHOUT_BASE_MEMORY = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_mb=0, memory_factor=1)
 """Hardware without base memory, so that `memory_bytes` returns only the bytes of the training step."""
 

@@ -150,7 +150,8 @@ def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]
 def decoding(options: Options) -> Lines:
     """Yield the time per decoding step (one token of every sequence), in ms.
 
-    Caches are full, pruned, and the compiled static cache of transformers.
+    Our model decodes with transformers' DynamicCache, a full cache and a pruned cache, and with static steps of the
+    last two. transformers' model decodes with its DynamicCache.
     """
     size = full_or_rehearsal(
         {"prompt": 1024, "rounds": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2}

@@ -9,7 +9,7 @@ model of nanoGPT's architecture in a plain loop (`loops.py`) and with transforme
 `torch.nn.Transformer`. `prefill`: prefill of 1,024 tokens with our decoder and with transformers' LLaMA on the same
 weights. All variants use random tokens or images, one thread of the CPU and float32. A round runs every variant once;
 the order rotates from round to round. A ratio compares times of the same round. The benchmark prints the median over
-rounds and its 95 % interval by order statistics. Times of training are of whole steps: batch, forward, backward,
+rounds and its 95 % interval by order statistics. Training times cover whole steps: batch, forward, backward,
 clipping, optimizer, and for ours also the checks and metrics of `train()`. All times are processor times, which depend
 less on other programs than wall times do. On one thread of an idle machine both are equal.
 """

@@ -65,8 +65,8 @@ def input_function(stage, *functions):
 
     With these inputs Snakemake runs exactly the jobs that are not up to date. A stale job also reads the list of stale
     outputs, which is newer than its output. The inputs of an up-to-date job are marked `ancient`, so Snakemake ignores
-    their modification times, which a copy changes. A job that is neither stale nor up to date has no output yet, so
-    Snakemake runs it.
+    their modification times, which change if the results are copied. A job that is neither stale nor up to date has no
+    output yet, so Snakemake runs it.
     """
 
     def files(wildcards):

@@ -117,7 +117,8 @@ COLUMNS = {
     "h2o_loses": Column("H2O loses (points)", "accuracy of Full minus accuracy of H2O", factor=100, places=1),
     "beyond_published": Column(
         "gain minus published fraction of H2O's accuracy drop (points) ↑",
-        "the gain is Decay minus H2O; in the article Decay regains 68 % of H2O's accuracy drop with OPT-2.7B, and 58 % with LLaMA-2-7B-chat",
+        "the gain is Decay minus H2O; in the article Decay regains 68 % of H2O's accuracy drop with OPT-2.7B, and 58 % "
+        "with LLaMA-2-7B-chat",
         factor=100,
         places=1,
     ),

@@ -122,7 +122,8 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     """Return the entry of a study: its figures, its tables and the verdicts on its claims.
 
     The tag `claim.<id>` is the verdict, `claim.<id>.ours` the measured value, `claim.<id>.reason` the reason for a
-    claim that is not tested, and `claim.<id>.changed` marks a criterion that was changed later.
+    claim that is not tested, and `claim.<id>.changed` names the later versions that added or changed the claim or its
+    statistics.
     """
     names = [name for entry in catalogue().values() if entry.study == study for name in entry.outputs]
     rendered = [name for name in names if FOLDERS.get(Path(name).suffix) and not name.endswith(".csv")]
