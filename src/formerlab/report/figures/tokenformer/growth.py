@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
 from formerlab.report.claims.arms import registered_arms
@@ -168,7 +168,9 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
     claim = claim_verdicts(results, STUDY, _GAP_CLAIM)[_GAP_CLAIM]
     verdicts = [claim.word if run in claim.runs else None for run in longest]
-    changes = changes.assign(source="ours", part="change", run=longest, verdict=verdicts)
+    changes = changes.assign(
+        source="ours", part="change", run=longest, verdict=Series(verdicts, changes.index, dtype=object)
+    )
     ends = [f", claim {verdict}" if verdict else "" for verdict in verdicts]
     values = [in_words(row, "difference_nats") for _, row in changes.iterrows()]
     words = [f"change ({arm}){end}\n{value}" for arm, end, value in zip(changes["arm"], ends, values, strict=True)]
