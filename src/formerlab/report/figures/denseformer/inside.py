@@ -53,8 +53,8 @@ def draw_architecture(data: DataFrame) -> Figure:
     by_scheme = dict(list(data.groupby("variant", sort=False)))
     groups = [by_scheme[name] for name in SCHEMES if name in by_scheme] or list(by_scheme.values())[: len(SCHEMES)]
     blocks = int(min(data["layers"].iloc[0], MAX_BLOCKS))
-    note = (f"Boxes: embedding X0 and the first {blocks} blocks; dots: averages that the next block reads, sums of the "
-            "outputs X at the arcs times learned weights alpha; orange: one of them.")  # fmt: skip
+    note = (f"Boxes: embedding X0 and the first {blocks} blocks; dots: averages, which the next block reads; arcs: "
+            "the outputs X that an average sums, weighted by learned alpha; orange: one average.")  # fmt: skip
     figure = Figure((WIDEST, 1.75), layout="constrained", label=note)
     figure.supxlabel(fill(note, int(WIDEST / LETTER)), x=0.01, ha="left", color=GREY, fontsize=7)
     for number, rows in enumerate(groups, start=1):
@@ -71,7 +71,7 @@ def _nth(number: int) -> str:
 
 
 def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
-    """Draw blocks in a row, the averages after them with one of them in orange, and an arrow to each next block."""
+    """Draw blocks in a row, the averages after them, one of which is orange, and an arrow to each next block."""
     after = sorted(set(rows["after_block"]))
     for block in range(layers + 1):
         box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
@@ -79,11 +79,11 @@ def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
         arrow(axes, *way, mutation_scale=5, color=GREY, linewidth=0.8)
     bold = 5 if 5 in after else max(after, default=0)
     for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
-        colour, width, order = (ORANGE, 1.6, 3) if block == bold else (LIGHT, 0.8, 1)
+        colour, width, order = (ORANGE, 1.6, 3) if block == bold else (_OTHER_AVERAGES, 0.8, 1)
         arrow(axes, (read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=colour,
               linewidth=width, zorder=order)  # fmt: skip
     for block in after:
-        colour = ORANGE if block == bold else LIGHT
+        colour = ORANGE if block == bold else _OTHER_AVERAGES
         axes.plot([block + 0.48] * 2, [0.45, 0.0], "-o", color=colour, markevery=[1], markersize=5, zorder=3)
     if after:
         axes.text(bold + 0.48, -0.38, rf"$\sum_j\,\alpha_{{{bold},j}}\,X_j$", ha="center", va="top", color=ink(ORANGE))
@@ -91,16 +91,16 @@ def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
     axes.set_axis_off()
 
 
-LIGHT = "#a9b4bf"
-"""Colour of the averages that are not explained."""
+_OTHER_AVERAGES = "#a9b4bf"
+"""Colour of all averages but one."""
 
 
 @plot(reads="run.json", runs="depth.kind=dwa", draw=draw_architecture)
 def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     """Sources of DenseFormer's averages over depth, after Fig. 1 of DenseFormer (arXiv:2402.02622), from the settings
-    of the runs. Boxes are the embedding X0 and the raw outputs of the blocks. Circles are the averages that the next
-    block reads: after every p-th block (period p), a weighted sum of that block's output and of every k-th earlier
-    output (dilation k); k x p names the scheme. To see: with dilation 1 and period 1 each average reads all earlier
+    of the runs. Boxes are the embedding X0 and the raw outputs of the blocks. Circles are the averages, which the next
+    block reads. An average follows every p-th block (period p). It is a weighted sum of the output of this block and of
+    every k-th earlier output (dilation k). The scheme is named k x p. To see: with 1 x 1 each average reads all earlier
     outputs, so the number of arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and
     with a dilation above 1 the embedding enters only some of the averages. The CSV has all schemes and blocks.
     """
@@ -193,15 +193,15 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
     columns=3, height=1.6, order="_rank destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
-    """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622: row i is the average
+    """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622. Row i is the average
     after block i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text is shown; the CSV has
     all schemes. Training starts from 1 on the diagonal. r is the mean correlation of the off-diagonal weights of two
     seeds (Fisher's z, jackknife over seeds). Upper right: the correlation of the off-diagonal weights of a seed with
     its weights at the end; the paper has its final pattern after 5000 of 40,000 steps (dotted). Below: the weight of
-    the embedding, by seed, with its mean over the first and the last third of the averages (without the last), which
-    the claim has above and below zero. To see: whether the pattern of the paper appears, with weight on the diagonal
-    and just beside it, a column at X_0 that is positive early and negative late, a triangle of large weights over the
-    last blocks, and the same pattern in all seeds; and when it appears.
+    the embedding by seed, and its mean over the first and the last third of the averages. The last third excludes the
+    last average. The claim asks that the first mean is above zero and the second below. To see: whether the pattern of
+    the paper appears in all seeds, and when. It has weight on the diagonal and just beside it, and a column at X_0 that
+    is positive early and negative late. It also has a triangle of large weights over the last blocks.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     models = compared_runs(results, runs).drop_duplicates("run")
@@ -227,13 +227,13 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     shown = "1x1, " * (not dense.any()) + rows.pop("_text") + ", " + blocks
     by_run = DataFrame(of_runs).set_index("run")
     alike = ", r = " + by_run.apply(in_words, axis=1, name="_r")
-    alike, judged = (words.str.replace(r"(?<!,) ", "\N{NO-BREAK SPACE}", regex=True)
+    alike, claim_words = (words.str.replace(r"(?<!,) ", "\N{NO-BREAK SPACE}", regex=True)
                      for words in (alike, ", claim: " + by_run["verdict"]))  # fmt: skip
     counts = seeds.groupby("run")["seed"].nunique().map(", {}\N{NO-BREAK SPACE}seeds".format)
     rows = rows.assign(
         source="ours",
         _title=(shown + rows["run"].map(alike)).where(dense | (not dense.any())),
-        _model=(shown + rows["run"].map(counts + judged.reindex(counts.index).fillna(""))).where(dense & ~moment),
+        _model=(shown + rows["run"].map(counts + claim_words.reindex(counts.index).fillna(""))).where(dense & ~moment),
         _moment=blocks.where(moment),
         _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),
         _style=rows["variant"],
@@ -243,7 +243,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     return rows[rows["part"].isin(["mean", "run"]) | dense & rows["source_block"].eq(0) | moment]
 
 
-def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
+def _at_common_depth(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     """Return the rows of flow.csv at the depth that most variants have (the largest such depth), with variant and
     depth.
     """
@@ -293,14 +293,14 @@ def _show_cosines(axes: Axes, rows: DataFrame) -> None:
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth, for the deepest models that were measured. Left: mean cosine between the
     representation Y_i that each block passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer
-    (arXiv:2402.02622). Middle: the cosine of DenseFormer minus the cosine of the Transformer, paired by seed. To see:
-    how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of its depth
-    and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights are
-    dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 % (dotted). Dashed: the loss
-    of the Transformer minus the loss of 1x1. The paper prints no numbers. The CSV also has larger fractions.
+    (arXiv:2402.02622). Middle: the cosine of DenseFormer minus the cosine of the Transformer, paired by seed. Right:
+    increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7. In the paper
+    perplexity rises sharply beyond 15 % (dotted). Dashed: the loss of the Transformer minus the loss of 1x1. To see:
+    how much of the embedding remains after each block. In the paper a DenseFormer stays near it over most of its depth,
+    and the plain Transformer leaves it early. The paper prints no numbers. The CSV also has larger fractions.
     """
     rows = results.rows("flow.csv", STUDY, runs)
-    rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
+    rows = _at_common_depth(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
     unpruned = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
     shift = [unpruned.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
@@ -332,14 +332,14 @@ def _minus_transformer(rows: DataFrame) -> dict[str, str]:
     width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
-    """Singular values of the trained weights of DenseFormers, divided by those of the Transformer, after Fig. 13 of
-    DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Each spectrum is first divided by its
-    largest value and averaged over blocks. The ratio is the geometric mean over all values but the last, paired by
-    seed. Query, key and value count as one matrix. To see: whether averages over depth change how many directions the
-    weights use; above 1 a DenseFormer uses more. The paper finds no difference, and prints no numbers.
+    """Singular values of the trained weights of DenseFormers, divided by the singular values of the Transformer, after
+    Fig. 13 of DenseFormer (arXiv:2402.02622). The models are the deepest that were measured. Each spectrum is first
+    divided by its largest value and averaged over blocks. The ratio is the geometric mean over all values but the last,
+    paired by seed. Query, key and value count as one matrix. To see: whether averages over depth change how many
+    directions the weights use. Above 1 a DenseFormer uses more. The paper finds no difference, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
-    rows = compared(results, rows[rows["measure"].str.startswith(SINGULAR) & rows["place"].lt(1)], runs)
+    rows = _at_common_depth(results, rows[rows["measure"].str.startswith(SINGULAR) & rows["place"].lt(1)], runs)
     rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), ratio=np.log(rows["value"]))
     means = rows.groupby(["run", "seed", "variant", "layers", "matrix"], sort=False)["ratio"].mean().reset_index()
     table = summarize(means, "ratio", ["run", "matrix"], _minus_transformer(rows))
