@@ -181,9 +181,9 @@ def test_a_second_snakemake_in_the_same_folder_is_refused(finished_dag, tmp_path
 def test_a_failed_sync_fails_no_job_and_the_next_call_repeats_it(finished_dag):
     """The fake job writes the record of a failed sync (the server cannot be reached)."""
     tracked = finished_dag.root / results(finished_dag) / "mlflow.json"
-    before = tracked.read_bytes()
+    original_bytes = tracked.read_bytes()
     result = finished_dag.snakemake("--cores", "1", "--forcerun", "track", FAILING="track")
-    assert tracked.read_bytes() == before, "a failed job must not delete its output"
+    assert tracked.read_bytes() == original_bytes, "a failed job must not delete its output"
     tracked.unlink()
     result = finished_dag.snakemake("--cores", "1", FAILING="track")
     assert result.returncode == 1

@@ -44,9 +44,9 @@ def code(page):
 def commands(page, name):
     """Yield the words after each call of `name` in a page."""
     for line in code(page):
-        for part in re.split(r"&&|\||;| > ", line.partition(" #")[0]):
-            call = re.search(rf"(?:^|(?<!from)\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
-            if call and not part.strip().startswith("#"):
+        for command in re.split(r"&&|\||;| > ", line.partition(" #")[0]):
+            call = re.search(rf"(?:^|(?<!from)\s){re.escape(name)}(?:\s+(.*))?$", command.strip())
+            if call and not command.strip().startswith("#"):
                 yield shlex.split(call[1].replace("...", "") if call[1] else "", posix=True)
 
 
@@ -82,9 +82,18 @@ def test_snakemake_targets_and_profiles_exist(page):
         re.findall(r"^rule (\w+):", "".join(p.read_text() for p in (ROOT / "workflow/rules").glob("*.smk")), re.M)
     )
     targets = rules | {path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")}
-    taking = {"--quiet", "--cores", "--config", "--profile", "--report", "--jobs", "--omit-from", "--configfile"}
+    valued_options = {
+        "--quiet",
+        "--cores",
+        "--config",
+        "--profile",
+        "--report",
+        "--jobs",
+        "--omit-from",
+        "--configfile",
+    }
     for words in commands(page, "snakemake"):
-        values = {index + 1 for index, word in enumerate(words) if word in taking}
+        values = {index + 1 for index, word in enumerate(words) if word in valued_options}
         values |= {index for index, word in enumerate(words) if "=" in word}
         for index, word in enumerate(words):
             if words[index - 1] == "--profile" and index in values:

@@ -67,8 +67,8 @@ def trained(called):
 
 
 def test_runs_train_in_the_order_of_only_with_parents_first(study):
-    make, called, plan = study
-    make()
+    run_evidence, called, plan = study
+    run_evidence()
     assert called[0] == ("data", "text")
     assert trained(called) == ["deep-4", "parent", "child", "plain"]
     assert called.index(("prune", "small/plain/seed0")) == called.index(("train", "small/plain/seed0")) + 2
@@ -77,63 +77,63 @@ def test_runs_train_in_the_order_of_only_with_parents_first(study):
 
 
 def test_finished_jobs_are_skipped(study):
-    make, called, plan = study
+    run_evidence, called, plan = study
     write_records(plan, ("data", "text"), ("train", "small/deep-4/seed0"), ("train", "small/plain/seed0"))
-    make()
+    run_evidence()
     assert trained(called) == ["parent", "child"]
     assert ("prune", "small/plain/seed0") in called
-    make()
+    run_evidence()
     assert called == []
 
 
 def test_selected_runs_are_trained_with_their_parents(study):
-    make, called, _ = study
-    make(runs=["ch*"])
+    run_evidence, called, _ = study
+    run_evidence(runs=["ch*"])
     assert trained(called) == ["parent", "child"]
 
 
 def test_exported_runs_are_skipped_except_parents_of_missing_runs(study, tmp_path):
-    make, called, _ = study
+    run_evidence, called, _ = study
     for run in ("deep-4", "parent"):
         make_run(tmp_path / "elsewhere/results/live/smoke", "small", run)
     export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
-    make(missing=True)
+    run_evidence(missing=True)
     assert trained(called) == ["parent", "child", "plain"]
 
 
 def test_committed_selects_exported_runs_and_their_parents(study, tmp_path):
-    make, called, _ = study
+    run_evidence, called, _ = study
     make_run(tmp_path / "elsewhere/results/live/smoke", "small", "child")
     export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
-    make(committed=True)
+    run_evidence(committed=True)
     assert trained(called) == ["parent", "child"]
 
 
 def test_only_children_of_a_failed_run_are_skipped(study):
-    make, called, _ = study
-    queue = make(fails=("train", "small/parent/seed0"))
+    run_evidence, called, _ = study
+    queue = run_evidence(fails=("train", "small/parent/seed0"))
     assert trained(called) == ["deep-4", "parent", "plain"]
     assert queue.failed == {"small/parent/seed0", "small/child/seed0"}
 
 
 def test_children_train_after_a_failed_measurement_of_their_parent(study):
-    make, called, plan = study
+    run_evidence, called, plan = study
     plan["zeroshot"]["small/parent/seed0"] = plan["zeroshot"]["small/plain/seed0"]
-    queue = make(fails=("zeroshot", "small/parent/seed0"))
+    queue = run_evidence(fails=("zeroshot", "small/parent/seed0"))
     assert trained(called) == ["deep-4", "parent", "child", "plain"]
     assert queue.failed == {"small/parent/seed0"}
 
 
 def test_a_pattern_that_matches_no_trained_run_is_refused(study):
-    make, _, _ = study
+    run_evidence, _, _ = study
     with pytest.raises(
         UserError, match=r"^--runs: 'plan' matches no run that small trains at scale smoke; did you mean pl"
     ):
-        make(runs=["plan"])
+        run_evidence(runs=["plan"])
 
 
 def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path):
-    make, called, plan = study
+    run_evidence, called, plan = study
     write_records(plan, ("data", "text"), ("train", "small/parent/seed0"))
     plan["train"]["small/parent/seed0"]["given"] = True
     folder = tmp_path / "results/live/smoke/small/parent/seed0"
@@ -143,7 +143,7 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
         file.write(folder / "run.json", "small/parent/seed0/run.json")
         file.writestr("small/plain/seed0/run.json", "not given")
     (folder / "run.json").unlink()  # an interrupted call left incomplete weights
-    make()
+    run_evidence()
     assert trained(called) == ["deep-4", "child", "plain"]
     assert (folder / "run.json").exists()
 

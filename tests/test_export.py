@@ -46,11 +46,12 @@ def test_an_export_has_few_files_and_no_weights(live, cached):
     assert len(export(live, cached)["exported"]) == 6
     tables = {f"{name}.parquet" for name in ("train", "timing", "eval", "test", "depth", "decode")}
     assert {path.name for path in (cached / "denseformer").iterdir()} == {"records.jsonl", *tables}
-    before, after = Results(live), Results(cached)
-    assert after.records() == [{key: record[key] for key in record if key != "host"} for record in before.records()]
+    live_results, cached_results = Results(live), Results(cached)
+    records = [{key: record[key] for key in record if key != "host"} for record in live_results.records()]
+    assert cached_results.records() == records
     for name in ("train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"):
-        assert_frame_equal(after.rows(name), before.rows(name), check_exact=True)
-    timed = [results.rows_of("decode.csv", "denseformer") for results in (after, before)]
+        assert_frame_equal(cached_results.rows(name), live_results.rows(name), check_exact=True)
+    timed = [results.rows_of("decode.csv", "denseformer") for results in (cached_results, live_results)]
     assert_frame_equal(*timed, check_exact=True)
 
 
@@ -262,14 +263,14 @@ def test_bits_per_byte_use_the_bytes_in_the_record(live, cached):
         }
 
 
-def other_data(live, cached):
+def seeds_have_different_data(live, cached):
     path = live / "denseformer/plain-4/seed1/run.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "another"}}))
     return {}
 
 
-def kept_data(live, cached):
+def exported_run_has_other_data(live, cached):
     shutil.rmtree(live / "denseformer/plain-4")
     for path in live.glob("denseformer/*/*/run.json"):
         record = json.loads(path.read_text())
@@ -277,7 +278,7 @@ def kept_data(live, cached):
     return {}
 
 
-def damaged(live, cached):
+def damaged_rows(live, cached):
     (live / "denseformer/plain-4/seed1/test.csv").write_text("step,tok")
     return {}
 
@@ -285,9 +286,9 @@ def damaged(live, cached):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_data, "different versions of data 'text'"),
-        (kept_data, "different versions of data 'text'"),
-        (damaged, "plain-4/seed1/test.csv"),
+        (seeds_have_different_data, "different versions of data 'text'"),
+        (exported_run_has_other_data, "different versions of data 'text'"),
+        (damaged_rows, "plain-4/seed1/test.csv"),
         (
             lambda *_: {"staleness_reason": stale_outputs(train="no code")},
             r"no complete run to export \(denseformer/.*: no code\)",

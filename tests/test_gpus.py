@@ -126,11 +126,11 @@ def lock_folder(tmp_path, monkeypatch):
     return tmp_path / "locks"
 
 
-@pytest.mark.parametrize("whose", FOREIGN)
-def test_a_lock_folder_that_others_can_access_is_refused(whose, lock_folder, tmp_path):
+@pytest.mark.parametrize("folder_kind", FOREIGN)
+def test_a_lock_folder_that_others_can_access_is_refused(folder_kind, lock_folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    FOREIGN[whose](lock_folder, other)
+    FOREIGN[folder_kind](lock_folder, other)
     with pytest.raises(UserError, match=f"{lock_folder}: .*set {LOCKS_VARIABLE} to another"), locked_gpus("cuda"):
         pass
     assert not list(other.iterdir())

@@ -39,11 +39,11 @@ class Net(nn.Module):
         super().__init__()
         self.spec = "mine"
         self.first = Pattention(tokens=12).build(8, 16)
-        self.rest = nn.Sequential(nn.Linear(16, 8), nn.GELU(), Pattention(tokens=10, init="neox").build(8, 8, layers=4))
+        self.last = nn.Sequential(nn.Linear(16, 8), nn.GELU(), Pattention(tokens=10, init="neox").build(8, 8, layers=4))
         self.again = self.first
 
     def forward(self, x):
-        return self.rest(self.first(x)) + self.rest(self.again(-x))
+        return self.last(self.first(x)) + self.last(self.again(-x))
 
 
 def net():
@@ -53,7 +53,7 @@ def net():
 
 def test_a_grown_copy_computes_the_same_function_and_its_new_tokens_learn():
     model = net()
-    model.rest[2].keys.requires_grad_(False)
+    model.last[2].keys.requires_grad_(False)
     state = {name: weight.clone() for name, weight in model.state_dict().items()}
     grown = grow(model.eval(), factor=3)
     assert type(grown) is Net
@@ -61,7 +61,7 @@ def test_a_grown_copy_computes_the_same_function_and_its_new_tokens_learn():
     assert grown.again is grown.first
     assert (token_counts(model), token_counts(grown)) == ([12, 10], [36, 30])
     torch.testing.assert_close(grown(X), model(X), rtol=0, atol=1e-12)
-    assert not grown.rest[2].keys.requires_grad
+    assert not grown.last[2].keys.requires_grad
     grown(X).square().sum().backward()
     assert grown.first.keys.grad[12:].ne(0).any(dim=1).all()
     assert model.first.keys.grad is None
@@ -74,7 +74,7 @@ def token_counts(model):
 
 
 def test_only_the_selected_layers_grow():
-    grown = grow(net(), tokens={"rest.2": 11})
+    grown = grow(net(), tokens={"last.2": 11})
     assert token_counts(grown) == [12, 11]
 
 
@@ -131,7 +131,7 @@ def wrapped_model():
     [
         (nn.Linear(2, 2), {}, "cannot grow a Linear: it has no Pattention layer"),
         (net(), {"tokens": {"first": 3}}, "cannot grow first from 12 tokens to 3: growth never removes tokens"),
-        (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattention layers of this module are first, rest"),
+        (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattention layers of this module are first, last"),
         (net(), {"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
         (unsupported_net("shared"), {}, "cannot grow other: its keys are tied to first"),
         (unsupported_net("pruned"), {}, "cannot grow first: its values are reparametrized or sharded"),

@@ -97,12 +97,12 @@ def test_intervals_of_three_seeds_have_95_percent_coverage(seed_effect, example_
 def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
     values = random_effects(0.2, 1.0, 0.5, trials=1)[0]
     seeds, examples = values.shape
-    of_seeds, weights = np.average(values, axis=1, weights=range(1, 61)), np.arange(1.0, 61)
-    between = stats.sem(of_seeds) ** 2
+    seed_means, weights = np.average(values, axis=1, weights=range(1, 61)), np.arange(1.0, 61)
+    between = stats.sem(seed_means) ** 2
     within = bootstrap_means(values, weights).var()
     freedom = (between + within) ** 2 / (between**2 / (seeds - 1) + within**2 / (examples - 1))
     assert seeds - 1 < freedom < examples
-    expected = stats.t.interval(0.95, freedom, of_seeds.mean(), math.sqrt(between + within))
+    expected = stats.t.interval(0.95, freedom, seed_means.mean(), math.sqrt(between + within))
     interval = over_examples(values, weights)
     assert (interval.low, interval.high) == pytest.approx(expected)
 

@@ -27,7 +27,7 @@ PLAIN = "live/laptop/denseformer/plain-8"
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """Write two studies and a figure; return the result of the first sync."""
+    """Write two studies and a figure, and sync them; return their folder and the outcome of the sync."""
     folder = tmp_path_factory.mktemp("tracking")
     root = folder / "results/live/laptop"
     make_run(root, "denseformer", "plain-8", 0, spec=model(8))
@@ -75,9 +75,11 @@ def active(root, study="denseformer"):
 
 def artifacts(client, run):
     """Return the paths of the artifacts of an MLflow run."""
-    above = client.list_artifacts(run.info.run_id)
-    below = [file for folder in above if folder.is_dir for file in client.list_artifacts(run.info.run_id, folder.path)]
-    return [file.path for file in (*above, *below) if not file.is_dir]
+    entries = client.list_artifacts(run.info.run_id)
+    nested = [
+        file for folder in entries if folder.is_dir for file in client.list_artifacts(run.info.run_id, folder.path)
+    ]
+    return [file.path for file in (*entries, *nested) if not file.is_dir]
 
 
 def counts(root):
@@ -92,7 +94,7 @@ def test_sync_is_complete_and_has_no_duplicates(first, root, monkeypatch):
     runs = len(list((root / "results/live/laptop").glob("*/*/seed*")))
     entries = (
         runs + len(list((root / "results/live/laptop").glob("*/*/"))) + 1
-    )  # configurations, and the row with the figures of a study
+    )  # configurations, and the entry of the study with its figures
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
     before = counts(root)
     monkeypatch.setattr("formerlab.results.read.read_rows", lambda *_: pytest.fail("rows are read again"))
@@ -237,9 +239,9 @@ def test_damaged_rows_are_refused_and_the_others_tracked(tmp_path):
     (make_run(root, "denseformer", "damaged") / "run.json").write_text("[]")
     outcome = synced(tmp_path)
     assert len(outcome["created"]) == 2
-    damaged, lacking = outcome["refused"]
+    damaged, incomplete = outcome["refused"]
     assert "damaged/seed0/run.json: is not a JSON object" in damaged
-    assert "plain/seed0/test.csv: missing" in lacking
+    assert "plain/seed0/test.csv: missing" in incomplete
 
 
 def test_an_unfinished_run_is_tracked_as_running_and_continued(tmp_path):

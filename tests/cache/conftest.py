@@ -72,13 +72,13 @@ class Oracle:
         time = len(layers[0][0])
         alive, total = set(range(time)), dict.fromkeys(range(time), 0.0)
         result = []
-        for heads, passed in zip(layers, budget, strict=True):
+        for heads, retained_count in zip(layers, budget, strict=True):
             visible = [{k for k in range(q) if k in alive} | {q} for q in range(time)]
             for head in heads:
                 for q in range(time):
                     for k, attention in softmax({k: head[q][k] for k in visible[q]}).items():
                         total[k] += attention
-            alive = set(sorted(alive, key=lambda k: (-total[k], -k))[:passed])
+            alive = set(sorted(alive, key=lambda k: (-total[k], -k))[:retained_count])
             result.append(visible)
         return result
 

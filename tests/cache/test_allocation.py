@@ -76,7 +76,7 @@ def test_adaptive_eviction_matches_the_reference(safeguard, safe, sink, recent, 
 
 
 @pytest.mark.parametrize("scoring", [H2O(), KeyDiff(), Knorm(), Random(sink=2)], ids=repr)
-def test_a_full_safeguard_equals_the_inner_policy(scoring):
+def test_a_safeguard_of_1_gives_the_keys_of_the_inner_policy(scoring):
     q, k, _ = tensors()
     logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
     alone, adaptive = (

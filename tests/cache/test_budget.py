@@ -1,4 +1,4 @@
-"""One rounding rule for all policies."""
+"""Budgets are rounded by one rule for all policies."""
 
 import numpy as np
 import pytest

@@ -88,8 +88,8 @@ def rotate(x, start):
     return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
 
 
-def decoder(**parts):
-    spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, embedding_std=1.0, **parts)
+def decoder(**fields):
+    spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, embedding_std=1.0, **fields)
     model = spec.build(seed=3).double().requires_grad_(False)
     for number, weights in enumerate(model.mixer.parameters(), start=1):
         weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the initial identity
@@ -291,7 +291,7 @@ def test_policy_names_and_classes_are_refused(make, policy, name, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", [Local(), Decay(), H2O(), StreamingLLM()], ids=repr)
-def test_realised_budget_is_the_retained_fraction(policy, tokens):
+def test_the_measured_cache_size_is_the_retained_fraction(policy, tokens):
     model = Toy(2, rotary=False)
     simulation = Simulation(policy, 0.4, [TIME, 11])
     model(tokens, attend=simulation)

@@ -141,7 +141,7 @@ def test_eviction_matches_the_plain_python_reference(oracle, time, groups, budge
 )
 def test_official_h2o_matches_the_plain_python_reference(oracle, time, budget, recent, seed):
     logits, lengths = random_logits(2, 2, time, seed), [time, max(1, time - 3)]
-    for variant, account in (
+    for variant, reference in (
         ("local_statistics", oracle.official_local),
         ("global_statistics", oracle.official_global),
     ):
@@ -150,7 +150,7 @@ def test_official_h2o_matches_the_plain_python_reference(oracle, time, budget, r
             total = resolve_budget(budget, length)
             window = int(recent * total + 1e-9)
             for head in range(2):
-                expected = account(logits[row, head, :length, :length].tolist(), heavy=total - window, recent=window)
+                expected = reference(logits[row, head, :length, :length].tolist(), heavy=total - window, recent=window)
                 assert [set(line.nonzero().flatten().tolist()) for line in visible[row, head, :length]] == expected
 
 
@@ -165,8 +165,8 @@ def test_spatten_matches_the_plain_python_reference(oracle, budgets):
     ]
     for row, length in enumerate(lengths):
         rows = [logits[row, :, :length, :length].tolist() for logits in stack]
-        account = oracle.cascade(rows, budget=[resolve_budget(budget, length) for budget in budgets])
-        for visible, expected in zip(results, account, strict=True):
+        expected_by_layer = oracle.cascade(rows, budget=[resolve_budget(budget, length) for budget in budgets])
+        for visible, expected in zip(results, expected_by_layer, strict=True):
             assert [set(line.nonzero().flatten().tolist()) for line in visible[row, 1, :length]] == expected
 
 

@@ -70,10 +70,10 @@ def test_only_the_best_run_of_a_budget_is_used():
 
 
 @given(runs, st.floats(1.0, 8.0), st.floats(0.0, 3.0), st.floats(1.0, 100.0), st.randoms(use_true_random=False))
-def test_flops_at_loss_ignores_worse_runs_order_and_unit(points, loss, worse, dearer, random):
+def test_flops_at_loss_ignores_worse_runs_order_and_unit(points, loss, loss_increase, cost_factor, random):
     expected = flops_at_loss(loss, *zip(*points, strict=True))
     cost, loss_of_run = random.choice(points)
-    shuffled = [*points, (cost * dearer, loss_of_run + worse)]
+    shuffled = [*points, (cost * cost_factor, loss_of_run + loss_increase)]
     random.shuffle(shuffled)
     flops, losses = (np.array(column) for column in zip(*shuffled, strict=True))
     assert flops_at_loss(loss, 7 * flops, losses) == pytest.approx(7 * expected, rel=1e-9, nan_ok=True)
@@ -153,7 +153,7 @@ def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
     assert verdict.outcome == "agrees"
     assert verdict.items[0].texts["cost"] == "0.5000 [0.5000, 0.5000]"
     assert "envelope-2-4" in verdict.runs
-    assert evaluated(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
+    assert evaluated(tmp_path / "more_flops/overnight", flops=4.1e12).outcome == "contradicts"
     on_lender = evaluated(tmp_path / "lender/overnight", lender_tokens=10)
     assert on_lender.items[0].texts == verdict.items[0].texts, (
         "the chain is compared by its loss on the data set of the envelope"

@@ -135,16 +135,16 @@ def test_similar_runs_share_a_variance():
     base = {"seed": 0, "status": "finished", "data.fingerprint": "d", "init.id": None}
     base |= {"flops": 10.0, "parameters_non_embedding": 100.0}
     others = {
-        "own": {},
+        "reference": {},
         "twice": {"flops": 20.0},
-        "dear": {"flops": 20.1},
+        "expensive": {"flops": 20.1},
         "wide": {"parameters_non_embedding": 201.0},
         "diverged": {"status": "diverged"},
         "elsewhere": {"data.fingerprint": "e"},
-        "grown": {"init.id": "study/own/seed0"},
+        "grown": {"init.id": "study/reference/seed0"},
     }
     runs = pd.DataFrame([base | {"run": run} | changes for run, changes in others.items()])
-    assert set(similar_runs(runs, ["own"])["run"]) == {"own", "twice"}
+    assert set(similar_runs(runs, ["reference"])["run"]) == {"reference", "twice"}
 
 
 def test_seeds_and_examples_add_separate_variances():

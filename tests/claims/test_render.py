@@ -131,8 +131,8 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     best = best_verdicts({"laptop": untested, "overnight": verdicts})
     tested = [verdict for verdict in best if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
-    shown, folded = rows_of_the_readme({"laptop": untested, "overnight": verdicts})
-    assert len(shown) + len(folded) == len(README_CLAIMS)
+    table_rows, folded_rows = rows_of_the_readme({"laptop": untested, "overnight": verdicts})
+    assert len(table_rows) + len(folded_rows) == len(README_CLAIMS)
 
 
 def test_the_table_of_the_readme_is_sorted_by_verdict_with_a_stable_order(verdicts):

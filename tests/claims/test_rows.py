@@ -16,10 +16,10 @@ def test_chance_is_zero_for_tasks_without_choices(tmp_path):
     write(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", rows)
     model_arm, chance = Arm(run="one"), Arm(run="one", chance=True)
     for suites, expected in ((("lambada",), 1.0), (("piqa",), 0.5), (("lambada", "piqa"), 0.75)):
-        arms = ClaimArms(arms={"own": model_arm, "chance": chance}, suites=suites)
+        arms = ClaimArms(arms={"model": model_arm, "chance": chance}, suites=suites)
         means = ClaimRows(Results(tmp_path), "tokenformer", arms).paired_mean(model_arm, chance, "accuracy")
         assert means.interval(0.95).mean == pytest.approx(expected)
-    arms = ClaimArms(arms={"own": model_arm}, suites=("piqa", "hellaswag"))
+    arms = ClaimArms(arms={"model": model_arm}, suites=("piqa", "hellaswag"))
     with pytest.raises(MissingRowsError, match="run one has no acc of hellaswag"):
         ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(model_arm, "accuracy")
 
@@ -58,8 +58,8 @@ def test_an_arm_must_select_one_configuration(tmp_path):
 
 def test_variance_of_a_model_uses_its_runs_on_any_text(tmp_path):
     """Other models and runs of more than twice the cost are excluded."""
-    losses = {"a": (3.0, 3.1), "elsewhere": (4.0, 4.3), "other": (3.0, 3.9), "dear": (3.0, 3.7)}
-    changes = {"elsewhere": NOVELS, "other": {"spec": model(layers=9)}, "dear": {"flops": 3e12}}
+    losses = {"a": (3.0, 3.1), "elsewhere": (4.0, 4.3), "other": (3.0, 3.9), "expensive": (3.0, 3.7)}
+    changes = {"elsewhere": NOVELS, "other": {"spec": model(layers=9)}, "expensive": {"flops": 3e12}}
     for run, by_seed in losses.items():
         for seed, loss in enumerate(by_seed):
             folder = make_run(tmp_path, "tokenformer", run, seed, **changes.get(run, {}))

@@ -69,8 +69,8 @@ def test_the_four_outcomes():
 
 
 def test_untested_items_show_their_values_and_the_reason():
-    two = {key: values[:2] for key, values in grown(3.001, 3.0, 3.002).items()}
-    (item,) = evaluated(MATCHES, two).items
+    two_seeds = {key: values[:2] for key, values in grown(3.001, 3.0, 3.002).items()}
+    (item,) = evaluated(MATCHES, two_seeds).items
     assert (item.outcome, item.reason) == ("not_tested", "number of seeds: 2 (needed: at least 3)")
     assert item.texts["cost"].startswith("0.3333")
     (item,) = evaluated(MATCHES, grown(3.001, 3.0, 3.002), scale="laptop").items

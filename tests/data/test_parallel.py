@@ -64,7 +64,7 @@ def test_pairs_beyond_the_limits_are_noted(tmp_path, capsys):
     assert not [note for note in read_manifest(tmp_path / "all")["notes"] if note.startswith("max_pairs")]
 
 
-def test_a_language_without_tokens_is_noted_or_refused(tmp_path):
+def test_characters_without_a_token_are_noted_or_refused_for_each_language(tmp_path):
     characters = "abcdefghijklmnopqrstuvwxyz0123456789 "
     prepare(
         "pairs", files(tmp_path, tokenizer=write_letter_tokenizer(tmp_path / "t.json", characters)), tmp_path / "out"

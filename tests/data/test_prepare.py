@@ -289,20 +289,20 @@ def test_the_tokenizer_of_another_data_set_is_used(out, tmp_path, capsys):
         prepare("more", more, tmp_path / "more")
 
 
-@pytest.mark.parametrize("files_of", [1, 3])
-def test_few_files_are_divided_by_paragraphs(files_of, tmp_path, capsys):
-    texts_of = tmp_path / "texts"
-    texts_of.mkdir()
-    for number in range(files_of):
-        lines = [document(f"{number} {paragraph}", 4) for paragraph in range(60 // files_of)]
-        (texts_of / f"{number}.txt").write_text("\n\n".join(lines))
-    data = folder_data(texts_of, valid_share=0.1, test_share=0.1)
+@pytest.mark.parametrize("file_count", [1, 3])
+def test_few_files_are_divided_by_paragraphs(file_count, tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(file_count):
+        lines = [document(f"{number} {paragraph}", 4) for paragraph in range(60 // file_count)]
+        (folder / f"{number}.txt").write_text("\n\n".join(lines))
+    data = folder_data(folder, valid_share=0.1, test_share=0.1)
     by_paragraph = data.model_copy(update={"source": data.source.model_copy(update={"documents": "paragraph"})})
     for name, spec in (("out", data), ("same", by_paragraph)):
         prepare("text", spec, tmp_path / name)
     manifests = [read_manifest(tmp_path / name) for name in ("out", "same")]
     assert manifests[0]["fingerprint"] == manifests[1]["fingerprint"]
-    note = f"document{'s' * (files_of > 1)} cannot be divided into train, valid and test, so paragraphs are the doc"
+    note = f"document{'s' * (file_count > 1)} cannot be divided into train, valid and test, so paragraphs are the doc"
     assert note in capsys.readouterr().err
     assert [len(manifest["notes"]) for manifest in manifests] == [1, 0]
 

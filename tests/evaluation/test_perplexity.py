@@ -35,7 +35,7 @@ def test_every_token_except_the_first_is_predicted_once(model, stream, length, b
     assert mean_loss(rows) == pytest.approx(np.mean(list(naive.values())), abs=1e-5)
 
 
-def test_pruned_losses_have_the_realised_budget(model, stream):
+def test_pruned_losses_have_the_measured_cache_size(model, stream):
     rows = window_losses(model, stream, 20, attend_for=lambda lengths: Simulation(Decay(), 0.4, lengths))
     assert [row.realised_budget for row in rows[:-1]] == [0.4] * (len(rows) - 1)
     plain = window_losses(model, stream, 20)

@@ -409,7 +409,7 @@ def test_the_best_alpha_per_window_bounds_the_gain_of_one_alpha_per_text(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "released", "scale", "read"),
+    ("name", "released", "scale", "label"),
     [
         ("wikitext-small", "small", "pretrained", "WikiText-2"),
         ("small", "small", "pretrained", "books"),
@@ -418,8 +418,8 @@ def test_the_best_alpha_per_window_bounds_the_gain_of_one_alpha_per_text(tmp_pat
         ("novels", None, "overnight", "novels"),
     ],
 )
-def test_labels_of_data_sets(name, released, scale, read):
-    assert data_set_label(name, released, scale) == read
+def test_labels_of_data_sets(name, released, scale, label):
+    assert data_set_label(name, released, scale) == label
 
 
 def test_published_accuracies_have_budget_and_alpha():

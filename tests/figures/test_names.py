@@ -47,11 +47,11 @@ def test_a_new_kind_is_labelled_in_every_figure_that_shows_it(tmp_path, monkeypa
     path.write_text(path.read_text() + "".join(
         line.replace("spatten", "peak") for line in path.read_text().splitlines(keepends=True) if "spatten" in line
     ))  # fmt: skip
-    shown = FIGURES_BY_LABEL | {
+    figures_by_label = FIGURES_BY_LABEL | {
         "3x1": ("denseformer_depth", "denseformer_architecture"),
         ",other-size,": ("tokenformer_cost",),
     }
-    for label, name in ((label, name) for label, entries in shown.items() for name in entries):
+    for label, name in ((label, name) for label, entries in figures_by_label.items() for name in entries):
         draw_one(name, root, tmp_path)
         assert label in (tmp_path / f"{name}.csv").read_text(), (label, name)
     styles = [plot_style(name)["color"] for name in ("Skips of rank 3", "Low rank 8", "peak")]

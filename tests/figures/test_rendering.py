@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 CACHED, OVERNIGHT = ROOT / "results/cached", ROOT / "figures/cached/overnight"
 ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""One figure and one table per study. Only these figures are saved as PDF and PNG, because saving is the same code."""
+"""One figure and one table per study. Only these figures are saved as PDF and PNG, by the function that saves all."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
 

@@ -71,8 +71,8 @@ def test_gains_on_new_text_use_the_validation_split(tmp_path):
     for seed in range(2):
         write_run(tmp_path, "tokenformer-1", seed, 4.0, {0: 6.0, 10: 4.1})
         for run, test, validation in (("-ungrown", 3.0, 3.5), ("", 2.5, 3.4)):
-            rest = tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")
-            write_run(tmp_path, f"continued-tokenformer{run}", seed, test, {0: 4.0, 10: validation}, **rest)
+            settings = tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")
+            write_run(tmp_path, f"continued-tokenformer{run}", seed, test, {0: 4.0, 10: validation}, **settings)
     rows = load_rows(catalogue()["tokenformer_new_text"], Results(tmp_path)).set_index("run")
     assert rows.loc["continued-tokenformer", "validation_gain_nats"] == pytest.approx(0.1)
     assert rows["validation_perplexity"].loc["continued-tokenformer-ungrown"] == pytest.approx(np.exp(3.5))

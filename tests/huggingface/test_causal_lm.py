@@ -134,7 +134,7 @@ def test_unsupported_models_are_refused(kind, changes, message):
         pytest.skip("transformers 4 does not run MPT in double precision and does not name the layer types of Mamba")
     model = build(kind, **changes)
     if not changes:
-        # Released Bloom, MPT and Mamba models have no such setting, and the argument `context` does not replace it.
+        # Released Bloom, MPT and Mamba models have no max_position_embeddings, and `context` does not replace it.
         del model.config.max_position_embeddings
     with pytest.raises(UserError, match=message):
         CausalLM(model)

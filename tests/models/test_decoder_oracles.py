@@ -97,7 +97,7 @@ def llama_names(model):
         "model.norm.weight": model.final_norm.gain,
     }
     for i, block in enumerate(model.blocks):
-        parts = {
+        weights_by_name = {
             "input_layernorm": block.attention_norm.gain,
             "post_attention_layernorm": block.feedforward_norm.gain,
             "self_attn.q_proj": block.attention.query.weight,
@@ -110,5 +110,5 @@ def llama_names(model):
             "mlp.up_proj": block.feedforward.gate.weight,
             "mlp.down_proj": block.feedforward.outer.weight,
         }
-        state |= {f"model.layers.{i}.{name}.weight": weight for name, weight in parts.items()}
+        state |= {f"model.layers.{i}.{name}.weight": weight for name, weight in weights_by_name.items()}
     return state

@@ -129,7 +129,7 @@ def test_runs_of_scale_paper_train_the_published_models(study):
 def test_all_matrices_of_a_published_vit_have_the_same_initial_std():
     with torch.device("meta"):
         model = PUBLISHED["vit-b16"].build()
-    assert {part.std for part in model.modules() if isinstance(part, LinearProjection)} == {0.02}
+    assert {layer.std for layer in model.modules() if isinstance(layer, LinearProjection)} == {0.02}
 
 
 def test_fields_of_the_spec_are_keyword_arguments():

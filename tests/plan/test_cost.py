@@ -45,7 +45,7 @@ def test_memory_and_relative_time_of_the_laptop_runs_are_predicted_within_a_fact
         assert 1 / 1.5 < memory < 1.5
 
 
-OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0}
+CUSTOM_PROCESSOR = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0}
 
 
 def test_a_configured_processor_is_used_and_printed(project):
@@ -53,7 +53,7 @@ def test_a_configured_processor_is_used_and_printed(project):
     faster = project.plan(hardware={"CPU": {"float32_tflops": 1.0}})
     assert faster["totals"]["hours"] < default_plan["totals"]["hours"]
     assert faster["basis"] == f"{default_plan['basis']}; float32_tflops as configured"
-    custom_plan = project.plan(hardware={"mine": OWN}, set={"scale.hardware": "mine"})
+    custom_plan = project.plan(hardware={"mine": CUSTOM_PROCESSOR}, set={"scale.hardware": "mine"})
     assert custom_plan["basis"] == "as configured"
     assert custom_plan["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in custom_plan["train"])
     text = table(custom_plan)
@@ -123,9 +123,9 @@ def test_a_run_that_is_too_large_is_sharded_and_listed(project):
 
 
 def test_a_run_uses_the_largest_number_of_gpus_that_divides_its_micro_batches(project):
-    parts = {"plain": 4, "parent": 1, "child": 10, "deep-3": 6, "deep-4": 8}
-    accumulate = {f"small.runs.{run}.task.accumulate": count for run, count in parts.items()}
-    batch = {f"small.runs.{run}.task.batch": 120 for run in parts}
+    micro_batches = {"plain": 4, "parent": 1, "child": 10, "deep-3": 6, "deep-4": 8}
+    accumulate = {f"small.runs.{run}.task.accumulate": count for run, count in micro_batches.items()}
+    batch = {f"small.runs.{run}.task.batch": 120 for run in micro_batches}
     several = accumulate | batch | {"scale.gpus": 8}
     assert project.mistake(set=several).startswith(
         "small/parent/seed0: task.accumulate=1 micro-batches cannot be divided evenly among scale.gpus=8, so only one "
@@ -133,7 +133,7 @@ def test_a_run_uses_the_largest_number_of_gpus_that_divides_its_micro_batches(pr
     several["small.runs.parent.gpus"] = 1
     for nodes, expected in {1: (4, 1, 5, 6, 8), 2: (4, 1, 2, 6, 8)}.items():
         train = project.plan(set=several | {"scale.nodes": nodes})["train"]
-        assert tuple(train[f"small/{run}/seed0"]["gpus"] for run in parts) == expected
+        assert tuple(train[f"small/{run}/seed0"]["gpus"] for run in micro_batches) == expected
         assert train["small/parent/seed0"]["nodes"] == 1
     for job in train.values():
         assert job["spec"]["task"]["accumulate"] % job["gpus"] == job["gpus"] % job["nodes"] == 0
@@ -157,10 +157,10 @@ def test_the_published_runs_can_be_planned_with_several_gpus(gpus):
 
 
 def test_sharding_of_an_unsupported_run_is_refused(project):
-    held = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
-    old = held | {"small.runs.child.growth.old_tokens": "freeze"}
-    assert "sharded=true, but growth.old_tokens does not support sharding" in project.mistake(set=old)
-    carried = held | {"small.runs.child.growth.optimizer": "carry"}
+    sharded = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
+    frozen = sharded | {"small.runs.child.growth.old_tokens": "freeze"}
+    assert "sharded=true, but growth.old_tokens does not support sharding" in project.mistake(set=frozen)
+    carried = sharded | {"small.runs.child.growth.optimizer": "carry"}
     assert "parent/seed0: scale.sharded=true, but a run whose optimizer is carried over" in project.mistake(set=carried)
 
 
@@ -172,8 +172,8 @@ def test_loader_threads_per_gpu_are_limited_and_determine_the_hours():
     images_per_s = 93835 * 4096 / (3600 * job["cost"]["hours"])
     assert images_per_s == pytest.approx(75 * CPUS_PER_GPU)
     step = 4096 * 224 * 224 * 3
-    held = job["loader_bytes"] - job["threads"] * WORKER_BYTES
-    assert 6 * step < held < 9 * step
+    image_bytes = job["loader_bytes"] - job["threads"] * WORKER_BYTES
+    assert 6 * step < image_bytes < 9 * step
     several = build_plan(ROOT, {"scale": "paper", "studies": ["vision"], "set": {"scale.gpus": 8}})
     each = several["train"]["vision/vit/seed0"]
     assert (each["gpus"], each["threads"]) == (8, CPUS_PER_GPU)

@@ -46,7 +46,7 @@ def failed(job, message=""):
     return {"event": LogEvent.JOB_ERROR, "jobid": job, "rule_msg": message}
 
 
-EVERYTHING = [event for job, of in enumerate(JOBS) for event in (started(job, *of), finished(job))]
+EVERYTHING = [event for job, names in enumerate(JOBS) for event in (started(job, *names), finished(job))]
 
 
 @pytest.fixture
@@ -142,13 +142,13 @@ def test_a_dry_run_prints_a_line_per_stage(show):
 
 
 @pytest.mark.parametrize(
-    ("target", "meant"), [("visoin", "vision"), ("figurs/tiny/one.pdf", PLAN["draw"]["one"]["outputs"][0])]
+    ("target", "suggestion"), [("visoin", "vision"), ("figurs/tiny/one.pdf", PLAN["draw"]["one"]["outputs"][0])]
 )
-def test_an_unknown_target_gives_one_line_with_a_suggestion(show, target, meant):
+def test_an_unknown_target_gives_one_line_with_a_suggestion(show, target, suggestion):
     message = (
         f"MissingRuleException:\nNo rule to produce {target} (if you use input functions make sure that they work)."
     )
-    assert show([message], counts={}) == [f"no target '{target}'; did you mean {meant}?"]
+    assert show([message], counts={}) == [f"no target '{target}'; did you mean {suggestion}?"]
 
 
 def test_an_unwritable_cache_gives_one_line_and_status_2(show, tmp_path):

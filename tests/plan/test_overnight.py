@@ -34,12 +34,12 @@ def chain_flops(runs, name):
 
 
 def test_main_results_have_five_seeds_and_comparisons_at_least_three(studies):
-    of_study = studies["tokenformer"]
-    assert [seeds(of_study, f"{arm}-chosen") for arm in ARMS] == [[0, 1, 2, 3, 4]] * 3
-    for study, of_all in studies.items():
-        for name in {run.name for run in of_all if not run.name.startswith(("envelope-", "annealed-large-"))}:
+    tokenformer_runs = studies["tokenformer"]
+    assert [seeds(tokenformer_runs, f"{arm}-chosen") for arm in ARMS] == [[0, 1, 2, 3, 4]] * 3
+    for study, runs in studies.items():
+        for name in {run.name for run in runs if not run.name.startswith(("envelope-", "annealed-large-"))}:
             searched = name.startswith(("annealed-whole-", "annealed-shallow-")) or "-long-" in name
-            assert len(seeds(of_all, name)) >= (1 if searched else 3), (study, name)
+            assert len(seeds(runs, name)) >= (1 if searched else 3), (study, name)
 
 
 @pytest.mark.parametrize(

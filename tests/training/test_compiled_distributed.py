@@ -23,17 +23,17 @@ MIXERS = list({type(mixer.build(2, 8)).mro()[-4:][0]: mixer for mixer in default
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=2)
 
 
-def runs(split):
-    model = MODEL.model_copy(update={"layers": LAYERS if split else 2})
+def runs(sharded):
+    model = MODEL.model_copy(update={"layers": LAYERS if sharded else 2})
     changes = {"task": TASK, "steps": 2, "log_every": 1, "evaluate_every": 2, "compile": True}
-    mixers = MIXERS[::2] if split else MIXERS[1::2]
+    mixers = MIXERS[::2] if sharded else MIXERS[1::2]
     return [small(name=mixer.kind, model=model.model_copy(update={"depth": mixer}), **changes) for mixer in mixers]
 
 
-def one_of_two(rank, ports, split, data, folder):
-    for run, port in zip(runs(split), ports, strict=True):
-        join_process_group(rank, 2, port, split=split)
-        if not split:
+def one_of_two(rank, ports, sharded, data, folder):
+    for run, port in zip(runs(sharded), ports, strict=True):
+        join_process_group(rank, 2, port, sharded=sharded)
+        if not sharded:
             torch._dynamo.reset()
         with (
             patch.object(torch, "compile", functools.partial(torch.compile, backend="eager")),
@@ -44,10 +44,10 @@ def one_of_two(rank, ports, split, data, folder):
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
-@pytest.mark.parametrize("split", [False, True])
-def test_mixers_compile_under_ddp_and_fsdp(split, data, tmp_path):
-    run_forked(2, one_of_two, free_ports(len(runs(split))), split, data, tmp_path)
-    for run in runs(split):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_mixers_compile_under_ddp_and_fsdp(sharded, data, tmp_path):
+    run_forked(2, one_of_two, free_ports(len(runs(sharded))), sharded, data, tmp_path)
+    for run in runs(sharded):
         alone = run.model_copy(update={"compile": False})
         trained(alone, data, tmp_path / "alone" / run.name)
         actual, expected = (rows(folder / run.name, "train") for folder in (tmp_path, tmp_path / "alone"))

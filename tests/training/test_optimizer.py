@@ -28,10 +28,10 @@ PICTURES = VisionTransformer(
     **{"image": 8, "patch": 4, "channels": 1, "classes": 3, "layers": 2, "width": 8, "heads": 2},
     depth=DepthWeightedAverage(),
 )
-BOTH = pytest.mark.parametrize(("kind", "of"), [(AdamW, EVERYTHING), (LayerwiseAdamW, PICTURES)])
+BOTH = pytest.mark.parametrize(("kind", "model_spec"), [(AdamW, EVERYTHING), (LayerwiseAdamW, PICTURES)])
 
 
-def decayed(spec, model):
+def split_by_decay(spec, model):
     """Return the names of the decayed parameters and of all others."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = {True: set(), False: set()}
@@ -42,21 +42,21 @@ def decayed(spec, model):
 
 @BOTH
 @pytest.mark.parametrize("mixing", [True, False])
-def test_weight_decay_by_parameter_group(mixing, kind, of):
-    on, off = decayed(kind(decay_mixing=mixing), of.build())
-    alphas = {name for name in on | off if name.startswith("mixer.")}
-    vectors = {name for name in on | off if "bias" in name or "norm" in name}
-    exempt = {"class_token.token", "position.rows"} if of is PICTURES else set()
-    assert off == vectors | exempt | (set() if mixing else alphas)
-    outer = {"patch_embed.weight", "head.weight"} if of is PICTURES else {"embedding", "head"}
-    assert (len(alphas), outer < on) == (2, True)
+def test_weight_decay_by_parameter_group(mixing, kind, model_spec):
+    decayed, undecayed = split_by_decay(kind(decay_mixing=mixing), model_spec.build())
+    alphas = {name for name in decayed | undecayed if name.startswith("mixer.")}
+    vectors = {name for name in decayed | undecayed if "bias" in name or "norm" in name}
+    exempt = {"class_token.token", "position.rows"} if model_spec is PICTURES else set()
+    assert undecayed == vectors | exempt | (set() if mixing else alphas)
+    outer = {"patch_embed.weight", "head.weight"} if model_spec is PICTURES else {"embedding", "head"}
+    assert (len(alphas), outer < decayed) == (2, True)
 
 
 @BOTH
 @pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True)])
-def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step, trained, kind, of):
+def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step, trained, kind, model_spec):
     """The settings depend only on the step."""
-    model = of.build()
+    model = model_spec.build()
     spec = kind(lr=0.1, mixing_lr_factor=0.25, mixing_start_step=3)
     optimizer = spec.build(model)
     for any_step in (5, 0, step):

@@ -79,15 +79,15 @@ def test_final_losses_are_token_weighted_means_of_the_last_rows(record, finished
 
 def test_provenance_is_taken_at_the_start(data, tmp_path, monkeypatch):
     """Files may be edited during training; the record describes the code that was loaded."""
-    now, train = "before", stage.train
+    commit, train = "before", stage.train
 
     def train_while_somebody_edits(*arguments):
-        nonlocal now
-        now = "after"
+        nonlocal commit
+        commit = "after"
         return train(*arguments)
 
     monkeypatch.setattr(stage, "train", train_while_somebody_edits)
-    monkeypatch.setattr(provenance, "_git", lambda *_: now)
+    monkeypatch.setattr(provenance, "_git", lambda *_: commit)
     monkeypatch.setattr(provenance, "git_state", functools.cache(provenance.git_state.__wrapped__))
     assert trained(RUN, data, tmp_path)["git"]["commit"] == "before"
 

@@ -43,7 +43,7 @@ def run_as_one_of_three(rank, ports, data, folder):
     """
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
-            join_process_group(rank, count, ports[len(RUNS) * phase + index], split=True)
+            join_process_group(rank, count, ports[len(RUNS) * phase + index], sharded=True)
             if rank < count:
                 train_until(last, first, run, data, folder / str(index))
         (folder / f"{first}-{rank}").touch()
@@ -87,7 +87,7 @@ def assert_matches_one_process(index, data, together, alone):
 
 def measure_as_one_of_two(rank, port, data, out):
     """Between two micro-batches a process stores only its shards of weights, gradients and moments."""
-    join_process_group(rank, 2, port, split=True)
+    join_process_group(rank, 2, port, sharded=True)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
     sizes, micro_batch_context = [], processes.micro_batch_context
 
@@ -117,7 +117,7 @@ def test_gradients_stay_sharded_between_micro_batches(data, tmp_path):
 
 
 def diverge_as_one_of_two(rank, port, data, out):
-    join_process_group(rank, 2, port, split=True)
+    join_process_group(rank, 2, port, sharded=True)
     run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 
