@@ -119,7 +119,7 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
     """Return a formatted table without its constant columns (except verdicts), and a sentence with their values."""
-    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1 and "verdict" not in name]
+    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1 and "verdict" not in str(name)]
     values = "; ".join(f"{name} {value}" for name in constant if (value := cells[name].iloc[0]))
     return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
 

@@ -5,7 +5,7 @@ seed. Runs with the same seed share data and batches, so differences are paired 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, wraps
 from typing import Any
 
@@ -244,7 +244,7 @@ def with_difference(
 
 
 def summarize(
-    rows: DataFrame, value: str, by: Sequence[str], minus: Mapping[Hashable, str] | None = None, name: str = ""
+    rows: DataFrame, value: str, by: Sequence[str], minus: Mapping[Any, str] | None = None, name: str = ""
 ) -> DataFrame:
     """Return the mean over seeds of a value for each group of `by`, then its values by seed.
 

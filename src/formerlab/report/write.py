@@ -356,10 +356,11 @@ _SIGNS = {
 
 def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
     """Return formatted cells with "not published" or a dash (not run) in place of empty cells, except of verdicts."""
-    signs = {
-        name: "not published" if published or str(name).startswith("published") else "\N{EN DASH}" for name in cells
-    }
-    return cells.apply(lambda texts: texts if "verdict" in texts.name else texts.replace("", signs[texts.name]))
+    filled = cells.copy()
+    for name in (name for name in map(str, cells) if "verdict" not in name):
+        of_paper = published or name.startswith("published")
+        filled[name] = cells[name].replace("", "not published" if of_paper else "\N{EN DASH}")
+    return filled
 
 
 def _links(entry: CatalogueEntry) -> str:

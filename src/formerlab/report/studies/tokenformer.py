@@ -175,7 +175,7 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
     return table.join(tokenformers.rename("tokenformer"), on=budget)
 
 
-def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
+def mean_curves(curves: DataFrame, minus: Mapping[Any, str] | None = None) -> DataFrame:
     """Return the mean loss over seeds of each run and step with Student's interval; `summarize` explains `minus`."""
     means = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     return means.drop(columns=["part", "seed"]).astype({"step": float})

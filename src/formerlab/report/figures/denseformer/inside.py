@@ -171,11 +171,14 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
     the means over seeds.
     """
     frames = []
-    for run, weights in rows[rows["destination"] != rows["source_block"]].groupby("run", sort=False):
-        pairs = weights.pivot(index=["step", "seed"], columns=["destination", "source_block"], values="weight")
-        last = weights["step"].max()
+    for run, of_model in rows[rows["destination"] != rows["source_block"]].groupby("run", sort=False):
+        pairs = of_model.pivot(index=["step", "seed"], columns=["destination", "source_block"], values="weight")
+        last = of_model["step"].max()
         with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
-            alike = [np.corrcoef(row, pairs.loc[last, seed])[0, 1] for (_, seed), row in pairs.iterrows()]
+            ends = pairs.loc[last].loc[pairs.index.get_level_values("seed")].to_numpy()
+            alike = [
+                np.corrcoef(*weights_of_step)[0, 1] for weights_of_step in zip(pairs.to_numpy(), ends, strict=True)
+            ]
         of_run = DataFrame({"correlation_with_end": alike}, pairs.index).reset_index()
         frames.append(of_run.assign(run=run, percent_of_steps=100 * of_run["step"] / last))
     correlations = summarize(pd.concat(frames), "correlation_with_end", ["run", "step", "percent_of_steps"])
