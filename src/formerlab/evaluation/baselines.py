@@ -20,8 +20,6 @@ from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import window_batches, window_count
 from formerlab.training.any_run import AnyRun
 
-InverseStrength = Annotated[float, Field(gt=0.0, le=1e6)]
-
 
 class Baselines(Measurement):
     """Settings of the baseline models."""
@@ -30,7 +28,7 @@ class Baselines(Measurement):
     """Orders n of the n-gram models."""
     tokens: Count = 20_000_000
     """Maximum number of training tokens for the n-gram models, from the start; 20 million tokens need about 1 GB."""
-    strengths: tuple[InverseStrength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    strengths: tuple[Annotated[float, Field(gt=0.0, le=1e6)], ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     """Inverse regularisation strengths of the linear probe (C of scikit-learn); validation selects the best."""
 
     def settings_for_run(self, run: AnyRun, *, questions: bool) -> "Baselines | None":

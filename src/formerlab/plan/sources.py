@@ -83,14 +83,12 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
         scale_tree = _with_default_kind(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
     studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
-    for tree, path, names in (
-        (config_tree, ("studies",), studies),
-        *((scale_tree, ("studies", name), [name]) for name in scale.studies),
-    ):
-        for name in names:
-            if name not in existing_studies:
-                key = f"{tree.file_of(*path)}: {'.'.join(path)}"
-                raise UserError(f"{key}: no study {name!r}{near_misses(name, existing_studies)}")
+    named_studies = [(name, config_tree, ("studies",)) for name in studies]
+    named_studies += [(name, scale_tree, ("studies", name)) for name in scale.studies]
+    for name, tree, path in named_studies:
+        if name not in existing_studies:
+            key = f"{tree.file_of(*path)}: {'.'.join(path)}"
+            raise UserError(f"{key}: no study {name!r}{near_misses(name, existing_studies)}")
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     file_trees = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
@@ -114,15 +112,9 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
             )
     for tree in files:
         parse(Config, tree.select({"set"}))
-    keys = [override for tree in files for override in _literal_and_dotted_keys(tree.drop("overlay", "set"), tree.file)]
-    return [
-        *keys,
-        *(
-            override
-            for tree in files
-            for override in _literal_and_dotted_keys(tree.subtree("set"), f"{tree.file}: set")
-        ),
-    ]
+    keys = [(tree.drop("overlay", "set"), tree.file) for tree in files]
+    sets = [(tree.subtree("set"), f"{tree.file}: set") for tree in files]
+    return [override for tree, file in (*keys, *sets) for override in _literal_and_dotted_keys(tree, file)]
 
 
 def _literal_and_dotted_keys(tree: Tree, file: str) -> list[Tree]:

@@ -20,8 +20,8 @@ from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED,
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record file of each stage, which it writes last. A stage comes before the stages that read its results."""
-Expected = dict[tuple[str, ...], tuple[str, Any]]
-"""Expected values of a record: path of the key -> (label for messages, expected value)."""
+Expected = dict[str, tuple[str, Any]]
+"""Expected values of a record: key, with dots for nested keys -> (label for messages, expected value)."""
 
 
 def making_stage(plan: dict[str, Any], run: str) -> str:
@@ -128,9 +128,9 @@ class Staleness:
         if isinstance(record, UserError):
             return OutputState("failed", str(record))
         differences = set()
-        for keys, (label, value) in self._expected(stage, name).items():
+        for path_in_record, (label, value) in self._expected(stage, name).items():
             recorded: Any = record
-            for key in keys:
+            for key in path_in_record.split("."):
                 recorded = recorded.get(key) if isinstance(recorded, dict) else None
             differences |= set() if value in (None, recorded) else {label}  # None: the expected value is unknown
         if "spec_hash" in record and "spec" in record and fingerprint(record["spec"]) != record["spec_hash"]:
@@ -146,32 +146,30 @@ class Staleness:
     def _expected(self, stage: str, name: str) -> Expected:
         """Return the values that an up-to-date record has."""
         job = self.plan[stage][name]
-        expected: Expected = {} if job.get("given") else {("code_hash",): ("code", job["code"])}
+        expected: Expected = {} if job.get("given") else {"code_hash": ("code", job["code"])}
         if stage == "data":
-            expected |= {
-                ("recipe",): ("configuration", job["recipe"]),
-                ("source_fingerprint",): ("source files", job["source"]),
-            }
+            expected["recipe"] = "configuration", job["recipe"]
+            expected["source_fingerprint"] = "source files", job["source"]
             for owner in self.dependencies(stage, name):
-                expected["tokenizer",] = "tokenizer", self._recorded(*owner, "tokenizer")
+                expected["tokenizer"] = "tokenizer", self._recorded(*owner, "tokenizer")
         elif stage in TIMED:
-            expected["configuration",] = "configuration", job["configuration"]
+            expected["configuration"] = "configuration", job["configuration"]
         elif stage in MEASURED:
-            expected["weights_sha256",] = (
-                "weights",
-                self._recorded(making_stage(self.plan, name), name, "weights_sha256"),
-            )
-            expected["settings",] = "configuration", job["settings"] or None
-            expected["suites",] = "suites", job["suites"] or None
+            (run,) = self.dependencies(stage, name)
+            expected["weights_sha256"] = "weights", self._recorded(*run, "weights_sha256")
+            expected["settings"] = "configuration", job["settings"] or None
+            expected["suites"] = "suites", job["suites"] or None
         elif stage in MAKING:
-            expected["weights_sha256",] = "weights", job.get("weights")
-            expected["data", "fingerprint"] = "data", self._recorded("data", job["data"], "fingerprint")
-            equal = ("equal_time",) if job.get("equal_time") else ()  # the recorded spec has the computed steps
-            expected[*equal, "spec_hash"] = "configuration", job["spec_hash"]
-            if equal:
-                expected[*equal, "rows_sha256"] = "measured speed", self._recorded("speed", job["study"], "rows_sha256")
+            expected["weights_sha256"] = "weights", job.get("weights")
+            expected["data.fingerprint"] = "data", self._recorded("data", job["data"], "fingerprint")
+            if job.get("equal_time"):  # the recorded spec has the computed steps
+                expected["equal_time.spec_hash"] = "configuration", job["spec_hash"]
+                rows_hash = self._recorded("speed", job["study"], "rows_sha256")
+                expected["equal_time.rows_sha256"] = "measured speed", rows_hash
+            else:
+                expected["spec_hash"] = "configuration", job["spec_hash"]
             if job.get("init"):
-                expected["init", "weights_sha256"] = "parent", self._recorded("train", job["init"], "weights_sha256")
+                expected["init.weights_sha256"] = "parent", self._recorded("train", job["init"], "weights_sha256")
         return expected
 
     def _recorded(self, stage: str, name: str, key: str) -> Any:

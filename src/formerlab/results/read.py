@@ -54,7 +54,6 @@ class Results:
         self.scale, self.tree = root.resolve().name, root.resolve().parent.name
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
-        self._flat: dict[str, Record] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"[!.]*/{RECORDS}"))}
         for old in root.glob(f".*.old/{RECORDS}"):
             if (study := old.parent.name[1:].removesuffix(".old")) not in self.exported:
@@ -67,7 +66,7 @@ class Results:
         Columns are the keys of run.json; nested keys are joined by dots, for example `spec.model.layers`. `runs` are
         glob patterns of run names.
         """
-        records = [self._flattened(record) for record in self._matching(study, runs)]
+        records = [self._flattened_records[record["id"]] for record in self._matching(study, runs)]
         return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
 
     def _matching(self, study: str | None, runs: Sequence[str]) -> list[Record]:
@@ -134,10 +133,9 @@ class Results:
         records.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
         return {record["id"]: record for record in records}
 
-    def _flattened(self, record: Record) -> Record:
-        if record["id"] not in self._flat:
-            self._flat[record["id"]] = flatten(record)
-        return self._flat[record["id"]]
+    @cached_property
+    def _flattened_records(self) -> dict[str, Record]:
+        return {name: flatten(record) for name, record in self.all_records.items()}
 
     def stage_record(self, owner: str, stage: str) -> Record:
         """Return the record of a stage of `owner` (a run id, a study, or "" for the scale).

@@ -22,20 +22,16 @@ def _mean_metrics(*metrics: str) -> list[dict[str, Any]]:
     return [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics]
 
 
-def _gold(example: Example) -> int:
-    return int(example["gold"])
-
-
 LAST_WORD = {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text": "query", "target_delimiter": ""}
 PERPLEXITY = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
 FORMATS: dict[Format, tuple[list[dict[str, Any]], dict[str, Any]]] = {
-    "choices": (_mean_metrics("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}),
+    "choices": (_mean_metrics("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": "gold"}),
     # as in winogrande, `doc_to_text` returns the index of the correct context
-    "contexts": (_mean_metrics("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
+    "contexts": (_mean_metrics("acc"), {"doc_to_text": "gold", "doc_to_target": "ending"}),
     # as in lambada_openai
     "cloze": ([*_mean_metrics("acc"), PERPLEXITY], LAST_WORD),
     # as in blimp, but without a space before the sentence
-    "pairs": (_mean_metrics("acc"), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
+    "pairs": (_mean_metrics("acc"), {"doc_to_text": "", "doc_to_target": "gold", "target_delimiter": ""}),
 }
 """Metrics and task fields by format, as in the harness's tasks."""
 

@@ -159,7 +159,14 @@ class HarnessSuite(_Suite):
 
     def config(self, name: str, folder: Path) -> str:
         """Write a YAML file that includes the harness's definition and overrides it; return the path of the file."""
-        task = {"include": str(_task_definition(name, self.task)), "task": name, "num_fewshot": self.shots}
+        try:
+            kind, definition = find_definition(self.task)
+        except UserError as error:
+            raise UserError(f"suites.{name}.task: {error}") from None
+        if kind == "group":
+            problem = f"'{self.task}' is a group of lm-evaluation-harness; name one of its tasks"
+            raise UserError(f"suites.{name}.task: {problem}")
+        task = {"include": str(definition), "task": name, "num_fewshot": self.shots}
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(task), encoding="utf-8")
         return str(path)
@@ -178,17 +185,6 @@ def find_definition(name: str) -> tuple[str, Path]:
         if match := definition.search(path.read_text(encoding="utf-8", errors="replace")):
             return match[1], path
     raise UserError(f"lm-evaluation-harness has no task '{name}'; see `lm_eval ls tasks`")
-
-
-def _task_definition(name: str, task: str) -> Path:
-    """Return the file that defines a task of the harness. Raises UserError for an unknown task and for a group."""
-    try:
-        kind, path = find_definition(task)
-    except UserError as error:
-        raise UserError(f"suites.{name}.task: {error}") from None
-    if kind == "group":
-        raise UserError(f"suites.{name}.task: '{task}' is a group of lm-evaluation-harness; name one of its tasks")
-    return path
 
 
 Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]

@@ -1,12 +1,13 @@
 """BLEU from counts per sentence, so that BLEU of any set of sentences can be computed from the rows of bleu.csv."""
 
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float
+
+from formerlab.results.schema import NGRAMS
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -20,18 +21,14 @@ METRICS: dict[Metric, str] = {
 }
 """Label of each metric. Only sacrebleu is comparable across papers."""
 
-STATISTICS = (
-    *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),
-    *("length", "reference_length"),
-)
+STATISTICS = (*NGRAMS.split(), "length", "reference_length")
 """Counts of a sentence; their sums give the score of a corpus."""
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
 
 def statistics(metric: Metric, translation: str, reference: str) -> list[int]:
     """Return the STATISTICS of one sentence: matching n-grams and all n-grams by order, and both lengths in words."""
-    texts = [text if metric == "sacrebleu" else _tokenize(metric, text) for text in (translation, reference)]
-    score = _scorer(metric).sentence_score(texts[0], texts[1:])
+    score = _scorer(metric).sentence_score(translation, [reference])
     return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 
 
@@ -60,23 +57,13 @@ def signature(metric: Metric) -> str:
     return f"nrefs:1|{preprocessing}|eff:no|smooth:exp|not-sacreBLEU-default|version:{__version__}"
 
 
-def _tokenize(metric: Metric, text: str) -> str:
-    """Tokenize a text (13a), in lower case or with split hyphens, and join its words with single spaces."""
-    if metric == "tokenized_lowercase":
-        return _tokenizer()(text.lower())
-    return _HYPHEN.sub(" ##AT##-##AT## ", _tokenizer()(text))
-
-
 @cache
 def _scorer(metric: Metric) -> "BLEU":
     from sacrebleu.metrics.bleu import BLEU
 
     # Counts do not depend on `effective_order`, which only silences a warning about single sentences.
-    return BLEU(tokenize="13a" if metric == "sacrebleu" else "none", force=True, effective_order=True)
-
-
-@cache
-def _tokenizer() -> Callable[[str], str]:
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-
-    return Tokenizer13a()  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
+    scorer = BLEU(lowercase=metric == "tokenized_lowercase", tokenize="13a", force=True, effective_order=True)
+    if metric == "compound_split":
+        tokenize = scorer.tokenizer
+        scorer.tokenizer = lambda text: _HYPHEN.sub(" ##AT##-##AT## ", tokenize(text))
+    return scorer

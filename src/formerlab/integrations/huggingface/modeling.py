@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,27 +130,25 @@ class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
         super().__init__(**(others | sizes))
 
 
-class CacheAttend:
-    """An attention function (`Attend`) that stores keys and values in a transformers cache and masks padding."""
+def attend_in_cache(
+    cache: Cache | None, padding: list[int] | None, layer: int, q: Heads, k: KeyHeads, v: KeyHeads
+) -> Heads:
+    """Store the keys and values in `cache`, if given; return the causal attention over all keys except padding.
 
-    def __init__(self, cache: Cache | None, padding: list[int] | None) -> None:
-        """Use `cache`, if given; `padding` is the number of padding tokens on the left of each row, or None."""
-        self.cache, self.padding = cache, padding
-
-    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Add the new keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
-        if self.cache is not None:
-            k, v = self.cache.update(k, v, layer)
-        new, length = q.shape[2], k.shape[2]
-        visible: Tensor | None = None
-        if self.padding is not None or new not in (1, length):
-            visible = causal_mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(length - new)
-            if self.padding is not None:  # a padding token sees itself, so that no softmax is NaN
-                first_columns = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
-                diagonal = torch.eye(length, dtype=torch.bool, device=q.device)[length - new :]
-                visible = causal_mask & (torch.arange(length, device=q.device) >= first_columns) | diagonal
-        is_causal, gqa = visible is None and new == length, q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=is_causal, enable_gqa=gqa)
+    `padding` is the number of padding tokens on the left of each row, or None.
+    """
+    if cache is not None:
+        k, v = cache.update(k, v, layer)
+    new, length = q.shape[2], k.shape[2]
+    visible: Tensor | None = None
+    if padding is not None or new not in (1, length):
+        visible = causal_mask = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(length - new)
+        if padding is not None:  # a padding token sees itself, so that no softmax is NaN
+            first_columns = torch.tensor(padding).to(q.device, non_blocking=True)[:, None, None, None]
+            diagonal = torch.eye(length, dtype=torch.bool, device=q.device)[length - new :]
+            visible = causal_mask & (torch.arange(length, device=q.device) >= first_columns) | diagonal
+    is_causal, gqa = visible is None and new == length, q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=is_causal, enable_gqa=gqa)
 
 
 class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -228,7 +227,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
             check_positions(position_ids, real.bool(), first_positions)
         attend, model = current_attend(), self.decoder
-        attend = CacheAttend(cache, padding) if attend is None else attend
+        attend = partial(attend_in_cache, cache, padding) if attend is None else attend
         if padding is not None:
             model, start = copy.copy(self.decoder), max(*first_positions, 0)
             model._modules = {**self.decoder._modules, "position": RowPositions(self.decoder.position, first_positions)}
@@ -261,14 +260,11 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     @contextmanager
     def _recording(self, hidden: list[Stream] | None) -> Iterator[None]:
         """Append the input of each block and the output of the final norm to `hidden`, if given."""
-        if hidden is None:
+        with ExitStack() as hooks:
+            if hidden is not None:
+                record_input = lambda module, inputs: hidden.append(inputs[0])  # noqa: E731
+                record_output = lambda module, inputs, out: hidden.append(out)  # noqa: E731
+                for block in self.decoder.blocks:
+                    hooks.enter_context(block.register_forward_pre_hook(record_input))
+                hooks.enter_context(self.decoder.final_norm.register_forward_hook(record_output))
             yield
-            return
-        record_input = lambda module, inputs: hidden.append(inputs[0])  # noqa: E731
-        hooks = [block.register_forward_pre_hook(record_input) for block in self.decoder.blocks]
-        hooks.append(self.decoder.final_norm.register_forward_hook(lambda module, inputs, out: hidden.append(out)))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from formerlab.layers import LayerNorm, Linear, Mlp, RMSNorm, Rotary
@@ -12,11 +12,26 @@ from formerlab.layers.depth.identity import Identity
 from formerlab.layers.position import RotaryEncoding
 from formerlab.models.decoder import Decoder, DecoderModel
 
+NamedWeights = Iterator[tuple[str, Tensor]]
+"""Pairs of a name in transformers and a weight."""
+
 SUPPORTED_FIELDS = {
     *("kind", "vocabulary", "layers", "width", "heads", "key_heads", "context", "position", "norm", "final_norm"),
     *("projection", "feedforward", "depth", "tied", "embedding_std", "logit_scale", "dropout"),
 }
 """Fields of a spec that these layouts support; a model that sets another field cannot be converted."""
+NORMS = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
+"""Names of a block's norms in LLaMA and GPT-NeoX."""
+LLAMA_NAMES = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feedforward.gate": "mlp.up_proj",
+    "feedforward.inner": "mlp.gate_proj",
+    "feedforward.outer": "mlp.down_proj",
+}
+NEOX_MLP_NAMES = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
 
 
 def to_native(model: DecoderModel) -> PreTrainedModel | None:
@@ -63,35 +78,29 @@ def to_native(model: DecoderModel) -> PreTrainedModel | None:
     detached = {name: weight.detach() for name, weight in weights.items()}
     unexpected = converted.load_state_dict(detached, strict=False, assign=True).unexpected_keys
     if model.head is not None:  # the name of the head differs between releases of transformers
-        converted.get_output_embeddings().weight = torch.nn.Parameter(model.head.detach())
+        converted.get_output_embeddings().weight = nn.Parameter(model.head.detach())
     converted.tie_weights()
     missing = [name for name, weight in converted.named_parameters() if weight.is_meta]
     assert not [*missing, *unexpected], (missing, unexpected)
     return converted
 
 
-def _norm_weights(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
+def _norm_weights(model: DecoderModel, layer: Any, native_name: str, factor: float = 1.0) -> NamedWeights:
     """Yield the gain and bias of a norm times `factor`; a norm without them has a gain of ones and a bias of zeros."""
-    like = next(iter(layer.parameters()), torch.empty(layer.width))
-    yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
+    gain = model.embedding.new_ones(layer.width) if layer.gain is None else layer.gain
+    yield f"{native_name}.weight", (factor * gain).to(model.embedding)
     if layer.centred:
-        yield "bias", factor * (torch.zeros_like(like) if layer.bias is None else layer.bias)
+        bias = model.embedding.new_zeros(layer.width) if layer.bias is None else layer.bias
+        yield f"{native_name}.bias", (factor * bias).to(model.embedding)
 
 
-def _block_weights(
-    model: DecoderModel, prefix: str, linear: dict[str, str], norms: dict[str, str]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield (native name, weight) of the blocks' linear layers and norms.
-
-    `linear` and `norms` map names of our modules to native names; all native names start with `prefix`.
-    """
-    for index, block in enumerate(model.blocks):
-        for name, native_name in linear.items():
-            for kind, weight in block.get_submodule(name).named_parameters():
-                yield f"{prefix}.{index}.{native_name}.{kind}", weight
-        for name, native_name in norms.items():
-            for kind, value in _norm_weights(block.get_submodule(name)):
-                yield f"{prefix}.{index}.{native_name}.{kind}", value.to(model.embedding)
+def _block_weights(model: DecoderModel, block: nn.Module, native_names: dict[str, str]) -> NamedWeights:
+    """Yield (native name, weight) of a block's norms, and of its linear layers in `native_names`."""
+    for name, native_name in NORMS.items():
+        yield from _norm_weights(model, block.get_submodule(name), native_name)
+    for name, native_name in native_names.items():
+        for kind, weight in block.get_submodule(name).named_parameters():
+            yield f"{native_name}.{kind}", weight
 
 
 def _split_heads(model: DecoderModel, value: Tensor) -> Tensor:
@@ -108,42 +117,23 @@ def _deinterleave(model: DecoderModel, value: Tensor) -> Tensor:
     return torch.cat((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten(0, 1)
 
 
-def _final_norm_weights(model: DecoderModel, native_name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the final norm, multiplied by `logit_factor`."""
-    for kind, value in _norm_weights(model.final_norm, model.logit_factor):
-        yield f"{native_name}.{kind}", value.to(model.embedding)
-
-
-NORMS = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
-
-
-def _llama_weights(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in LLaMA, weight) of a model."""
-    linear_names = {
-        "attention.value": "self_attn.v_proj",
-        "attention.output": "self_attn.o_proj",
-        "feedforward.gate": "mlp.up_proj",
-        "feedforward.inner": "mlp.gate_proj",
-        "feedforward.outer": "mlp.down_proj",
-    }
-    rotary_names = {"attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj"}
+def _llama_weights(model: DecoderModel) -> NamedWeights:
     yield "model.embed_tokens.weight", model.embedding
-    yield from _final_norm_weights(model, "model.norm")
-    yield from _block_weights(model, "model.layers", linear_names, NORMS)
-    yield from (
-        (name, _deinterleave(model, value)) for name, value in _block_weights(model, "model.layers", rotary_names, {})
-    )
+    yield from _norm_weights(model, model.final_norm, "model.norm", model.logit_factor)
+    for index, block in enumerate(model.blocks):
+        for name, weight in _block_weights(model, block, LLAMA_NAMES):
+            is_rotated = name.startswith(("self_attn.q_proj", "self_attn.k_proj"))
+            yield f"model.layers.{index}.{name}", _deinterleave(model, weight) if is_rotated else weight
 
 
-def _neox_weights(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in GPT-NeoX, weight) of a model."""
-    mlp_names = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
+def _neox_weights(model: DecoderModel) -> NamedWeights:
     yield "gpt_neox.embed_in.weight", model.embedding
-    yield from _final_norm_weights(model, "gpt_neox.final_layer_norm")
-    yield from _block_weights(model, "gpt_neox.layers", mlp_names | {"attention.output": "attention.dense"}, NORMS)
+    yield from _norm_weights(model, model.final_norm, "gpt_neox.final_layer_norm", model.logit_factor)
     for index, block in enumerate(model.blocks):
         prefix = f"gpt_neox.layers.{index}"
-        for name, native_name in mlp_names.items():
+        for name, weight in _block_weights(model, block, NEOX_MLP_NAMES | {"attention.output": "attention.dense"}):
+            yield f"{prefix}.{name}", weight
+        for name, native_name in NEOX_MLP_NAMES.items():
             layer = block.get_submodule(name)
             if layer.bias is None:  # GPT-NeoX always has a bias here
                 yield f"{prefix}.{native_name}.bias", model.embedding.new_zeros(len(layer.weight))

@@ -5,7 +5,7 @@ Import this module only inside functions, because it imports lm_eval.
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import lm_eval
 from lm_eval.api.instance import Instance
@@ -115,20 +115,10 @@ def _check_template(lm: HFLM, chat_template: bool) -> None:
         raise UserError("the tokenizer has no chat template; leave out chat_template")
 
 
-class TaskScore(NamedTuple):
-    """One metric of one example of a generative task."""
-
-    task: str
-    task_version: str
-    example: int
-    metric: str
-    value: float
-
-
 def task_scores(
     lm: HFLM, tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
-) -> Iterator[TaskScore]:
-    """Run tasks and yield every metric of the first `limit` examples of each task.
+) -> Iterator[tuple[str, str, int, str, float]]:
+    """Run tasks; yield (task, version, example, metric, value) for the first `limit` examples of each task.
 
     `tasks` is {"tasks": {name: task}}, a result of `load_suites`. `chat_template` wraps each prompt in the chat
     template of the tokenizer.
@@ -147,4 +137,4 @@ def task_scores(
                 if isinstance(sample[metric], int | float):  # corpus metrics have no values per example
                     label = metric if sample["filter"] == "none" else f"{metric},{sample['filter']}"
                     version = str(results["versions"][name])
-                    yield TaskScore(name, version, sample["doc_id"], label, float(sample[metric]))
+                    yield name, version, sample["doc_id"], label, float(sample[metric])

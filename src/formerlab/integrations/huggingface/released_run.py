@@ -106,12 +106,9 @@ def quantisation(source: ReleasedModel) -> str | None:
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     """Raise UserError if the sizes of a model differ from the configuration; a shorter context is allowed."""
-    actual_sizes = sizes_of(model.model, run.model.context)
-    actual, configured = (
-        {name: getattr(sizes, name) for name in Sizes.model_fields} for sizes in (actual_sizes, run.model)
-    )
-    exempt = {"context"} if configured["context"] < actual["context"] else set()
-    if differing_names := [name for name in configured if configured[name] != actual[name] and name not in exempt]:
-        differing = ", ".join(f"{name} is {actual[name]}, not {configured[name]}" for name in differing_names)
-        remedy = f"correct them to {json.dumps(actual_sizes.to_dict())}, or leave them out"
-        raise UserError(f"released.{run.released}.sizes: {differing}; {remedy}")
+    actual = sizes_of(model.model, run.model.context)
+    names = [name for name in Sizes.model_fields if name != "context" or run.model.context > actual.context]
+    if differing := [name for name in names if getattr(actual, name) != getattr(run.model, name)]:
+        faults = [f"{name} is {getattr(actual, name)}, not {getattr(run.model, name)}" for name in differing]
+        remedy = f"correct them to {json.dumps(actual.to_dict())}, or leave them out"
+        raise UserError(f"released.{run.released}.sizes: {', '.join(faults)}; {remedy}")
