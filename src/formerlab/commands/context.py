@@ -79,9 +79,7 @@ def find_plan(arguments: argparse.Namespace) -> Path:
     overrides = command_line_config(arguments)
     if arguments.plan is not None:
         if arguments.set or arguments.overlay:
-            raise UserError(
-                "--plan: --set and --overlay cannot change an existing plan; give either --plan or these options"
-            )
+            raise UserError("--plan: --set and --overlay cannot change an existing plan; give --plan or these options")
         return Path(arguments.plan)
     if (plan := variable(PLAN_VARIABLE)) is not None and not overrides:
         return Path(plan)
@@ -154,8 +152,7 @@ def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[s
         unchanged, files = False, {*sources, *current}
     if not unchanged:
         changed = some(sorted(source_hashes.differing_files(sources, current) & files))
-        raise UserError(
-            f"{job}: its code has changed since it was planned ({changed}); {PLAN_AGAIN}, or undo the change"
-        )
+        problem = f"its code has changed since it was planned ({changed})"
+        raise UserError(f"{job}: {problem}; {PLAN_AGAIN}, or undo the change")
     if edited := source_hashes.differing_files(source_hashes.AT_START, current) & files:
         raise UserError(f"{job}: {some(sorted(edited))} was edited while the job started; start the job again")

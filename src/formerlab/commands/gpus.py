@@ -120,10 +120,8 @@ def _lock_folder() -> Path:
         state = folder.lstat()
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077:
             return folder
-    raise UserError(
-        f"{folder}: GPU locks need a folder that only you can access (mode 0700, not a link); "
-        f"change it, or set {LOCKS_VARIABLE} to another folder"
-    )
+    problem = f"{folder}: GPU locks need a folder that only you can access (mode 0700, not a link)"
+    raise UserError(f"{problem}; change it, or set {LOCKS_VARIABLE} to another folder")
 
 
 def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:

@@ -26,13 +26,10 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of GPT-NeoX-20B; default: in the folder")
 
     parser = add_command(commands, answer_tasks, configured=False)
-    text = (
-        "Hugging Face model folder, .gguf file, hub id (owner/name) in the local cache, or Python package with a model"
-    )
+    text = "Hugging Face folder, .gguf file, hub id (owner/name) in the local cache, or Python package with a model"
     parser.add_argument("model", help=text)
-    parser.add_argument(
-        "--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks or groups of lm_eval"
-    )
+    text = "long-context tasks (default: all) or generative tasks or groups of lm_eval"
+    parser.add_argument("--tasks", nargs="+", help=text)
     parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
     text = "cache budgets: fractions of the prompt such as 0.4 (default), or numbers of keys such as 64"
     parser.add_argument("--budgets", nargs="+", help=text)

@@ -24,12 +24,9 @@ def _policies() -> list[str]:
     from formerlab.cache import CachePolicy
     from formerlab.spec import variants
 
-    title = "cache policies, such as `answer-tasks --policies \"decay alpha=0.2 sink=4\" 'pyramid(h2o) layers=30'`"
-    lines = [
-        f"{title}:",
-        "  except wrappers and simulation-only policies, all also take sink=COUNT recent=FRACTION protect=prompt",
-    ]
-    return lines + [_line(policy, _form(policy)) for policy in variants(CachePolicy)]
+    title = "cache policies, such as `answer-tasks --policies \"decay alpha=0.2 sink=4\" 'pyramid(h2o) layers=30'`:"
+    note = "  except wrappers and simulation-only policies, all also take sink=COUNT recent=FRACTION protect=prompt"
+    return [title, note, *(_line(policy, _form(policy)) for policy in variants(CachePolicy))]
 
 
 def _form(policy: type[Any]) -> str:

@@ -73,19 +73,16 @@ def check(arguments: argparse.Namespace) -> None:
     stages = (*MAKING, *MEASURED, *TIMED)
     pending = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
     if arguments.here and plan["device"] == "cuda" and pending and gpu_count() == 0:
-        raise UserError(
-            f"{NO_GPU}, and {len(pending)} jobs need a GPU; set device: cpu, or run them on a machine with a GPU "
-            "(--profile slurm)"
-        )
+        remedy = "set device: cpu, or run them on a machine with a GPU (--profile slurm)"
+        raise UserError(f"{NO_GPU}, and {len(pending)} jobs need a GPU; {remedy}")
     missing = [job for run_id, job in plan["train"].items() if not staleness.check("train", run_id).current]
     needed_bytes = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
-        raise UserError(
-            f"{folder}: {short(free_bytes)}B free, but the {len(missing)} missing runs need about "
-            f"{short(needed_bytes)}B; free disk space, or set the key `results` to a folder on another disk"
-        )
+        need = f"the {len(missing)} missing runs need about {short(needed_bytes)}B"
+        remedy = "free disk space, or set the key `results` to a folder on another disk"
+        raise UserError(f"{folder}: {short(free_bytes)}B free, but {need}; {remedy}")
     pending_runs = [run for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in pending]
     for name in sorted({plan[making_stage(plan, run)][run]["data"] for run in pending_runs}):
         if staleness.check("data", name).current:
@@ -105,10 +102,8 @@ def _reset_future_times(plan: dict[str, Any]) -> None:
         with suppress(PermissionError):
             os.utime(path, (current_time, current_time))
     if future:
-        print(
-            f"modification times of {len(future)} files were in the future and are reset; check the clocks",
-            file=sys.stderr,
-        )
+        reset = f"modification times of {len(future)} files were in the future and are reset"
+        print(f"{reset}; check the clocks", file=sys.stderr)
 
 
 def rescue(arguments: argparse.Namespace) -> None:

@@ -93,14 +93,11 @@ def with_blocks(path: Path, *blocks: str) -> str:
     """
     first, *parts = path.read_text(encoding="utf-8").split(BEGIN)
     if len(parts) != len(blocks) or any(END not in part for part in parts):
-        raise UserError(
-            f"{path}: {len(blocks)} generated blocks are needed, each between the lines '{BEGIN}' and '{END}'; add them"
-        )
-    texts = (
-        f"{BEGIN}\n\n{block.strip()}\n\n{END}{part.partition(END)[2]}"
-        for block, part in zip(blocks, parts, strict=True)
-    )
-    return first + "".join(texts)
+        problem = f"{len(blocks)} generated blocks are needed, each between the lines '{BEGIN}' and '{END}'"
+        raise UserError(f"{path}: {problem}; add them")
+    rests = [part.partition(END)[2] for part in parts]
+    pairs = zip(blocks, rests, strict=True)
+    return first + "".join(f"{BEGIN}\n\n{block.strip()}\n\n{END}{rest}" for block, rest in pairs)
 
 
 def outdated(root: Path) -> dict[str, str]:

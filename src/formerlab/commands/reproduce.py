@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 REPEATED_FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
 """Files whose rows are compared. They are bit-identical if machine type, code and data are equal."""
-POSSIBLE_CAUSES = (
-    "device",
-    "threads",
-    "processes",
-    "code_hash",
-    "data.fingerprint",
-    "init.weights_sha256",
-    "versions.",
-)
+CAUSES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
 """Prefixes of the record keys that may explain differing rows."""
 
 
@@ -39,9 +31,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     text = "continue even if the code or data differ from the committed run; may be repeated"
     parser.add_argument("--other", action="append", default=[], choices=("code", "data"), help=text)
-    parser.add_argument(
-        "--out", type=Path, help="default: results/reproduced/<scale>; an interrupted command resumes there"
-    )
+    text = "default: results/reproduced/<scale>; an interrupted command resumes there"
+    parser.add_argument("--out", type=Path, help=text)
 
 
 def reproduce(arguments: argparse.Namespace) -> None:
@@ -94,8 +85,7 @@ def _reproduce_run(
         return weights.parent
     if record.get("processes", 1) > 1:
         raise UserError(f"{name}: was trained by {record['processes']} processes, but reproduce supports only one")
-    commit = record["git"]["commit"]
-    restore = "the commit of the original code is unknown"
+    restore, commit = "the commit of the original code is unknown", record["git"]["commit"]
     if commit:
         restore = f"restore the code with `git checkout {commit[:12]}` (nearest commit)"
     try:
@@ -158,12 +148,9 @@ def compare_runs(committed: "Results", reproduced: "Results", record: Record) ->
     if not lines:
         return f"{record['id']}: {equal}", True
     old_values, new_values = flatten(record), flatten(new_record)
-    keys = [key for key in {**old_values, **new_values} if key.startswith(POSSIBLE_CAUSES)]
-    causes = [
-        f"  {key}: {old_values.get(key)}, {new_values.get(key)}"
-        for key in keys
-        if old_values.get(key) != new_values.get(key)
-    ]
+    keys = [key for key in {**old_values, **new_values} if key.startswith(CAUSES)]
+    pairs = [(key, old_values.get(key), new_values.get(key)) for key in keys]
+    causes = [f"  {key}: {old}, {new}" for key, old, new in pairs if old != new]
     equal_records = "no recorded cause: device, threads, processes, code, data, parent weights and versions are equal"
     head = "differences (committed, here):" if causes else equal_records
     return "\n".join([f"{record['id']}: not bit-identical", *lines, equal, head, *causes]), False

@@ -107,9 +107,7 @@ def ui(arguments: argparse.Namespace) -> None:
     if not uri:
         raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
     if not uri.startswith("sqlite:"):
-        raise UserError(
-            f"tracking_uri: {uri} is a server; open it in a browser after `formerlab track` has sent the runs"
-        )
+        raise UserError(f"tracking_uri: {uri} is a server; open it in a browser after `formerlab track` sent the runs")
     tracked = _pages(plan) or {"no runs yet": f"/#/experiments?{TRAINING_VIEW}"}
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     command += ["--host", "127.0.0.1"]  # overrides MLFLOW_HOST, which could open the UI to the network

@@ -196,17 +196,15 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
 
 def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     """Return the hours of a run on `count` processors: matrix products, overheads, evaluation and start-up."""
-    rate = _rate(run, hardware, run.precision)
+    model, rate = run.model, _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
-    overhead_s = (blocks(run.model) * hardware.block_us + hardware.micro_batch_us) / 1e6
+    overhead_s = (blocks(model) * hardware.block_us + hardware.micro_batch_us) / 1e6
     speedup = count * (PARALLEL_EFFICIENCY if count > 1 else 1.0)
     tokens = trained / speedup + evaluated / TRAINING_PASSES  # every process validates; training is split
     recompute_factor = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
     matmul_s = (recompute_factor * run.flops / speedup + evaluated * run.forward_flops) / rate
-    start_s = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
-    mixer_bytes = (
-        run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
-    )
+    start_s = hardware.start_s + (hardware.compile_s * blocks(model) if run.compile else 0.0)
+    mixer_bytes = model.depth.bytes_moved(model.layers, model.width) if isinstance(model, Decoder) else 0
     mixer_s = tokens * mixer_bytes / (BANDWIDTH_FRACTION * hardware.memory_gb_per_s * 1e9)
     return (start_s + matmul_s + mixer_s + tokens / run.task.micro_batch_tokens * overhead_s) / 3600
 

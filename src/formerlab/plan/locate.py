@@ -109,9 +109,8 @@ def _make(root: Path, command_line: dict[str, Any], path: Path) -> None:
     """Write the plan in another process, because planning imports torch."""
     values = json.dumps(command_line, default=str)
     command = [sys.executable, "-m", "formerlab", "plan", "--command-line", values, "--write", str(path)]
-    result = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         raise UserError(lines[-1].removeprefix("error: ") if lines else f"planning failed: {result.stderr.strip()}")

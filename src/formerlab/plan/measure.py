@@ -77,9 +77,8 @@ def measure_jobs(
             continue
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
-            settings: Measurement = requested.settings(run.name).settings_for_run(
-                run, questions=bool(questions or sources.scale.suites)
-            )
+            has_questions = bool(questions or sources.scale.suites)
+            settings: Measurement = requested.settings(run.name).settings_for_run(run, questions=has_questions)
             if settings is None:
                 continue
             names = settings.suite_names(list(sources.scale.suites))

@@ -242,9 +242,8 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
                 raise UserError(f"{key}: {parent!r} {problem}{near}")
             lineage.append(parent)
             if parent in lineage[:-1]:
-                raise UserError(
-                    f"{key}: {parent!r} closes a cycle ({' -> '.join(lineage)}); train one of them from scratch"
-                )
+                cycle = " -> ".join(lineage)
+                raise UserError(f"{key}: {parent!r} closes a cycle ({cycle}); train one of them from scratch")
         ordered |= {name: runs[name] for name in reversed(lineage)}
     return list(ordered.values())
 

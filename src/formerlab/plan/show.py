@@ -176,8 +176,7 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     if unplanned := sorted(existing_runs - run_jobs(plan).keys()):
         lines.append(f"not in the plan, and therefore not in figures and counts: {some(unplanned, MAX_NAMES)}")
     if plan["device"] == "cpu" and not problems_only and find_compiler() is None:
-        lines.append(
-            f"no C++ compiler found (tried {COMPILERS}): CPU kernels use plain torch, which is slower; install g++"
-        )
+        effect = "CPU kernels use plain torch, which is slower"
+        lines.append(f"no C++ compiler found (tried {COMPILERS}): {effect}; install g++")
     counted = ", ".join(f"{n} {state}" for state, n in counts.items())
     return "\n".join([*lines, "", f"scale {plan['scale']}: {counted}"])

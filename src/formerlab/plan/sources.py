@@ -63,9 +63,8 @@ def read_tree(root: Path, file: str) -> Tree:
 
 def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
     """Read config, scale and studies below `root`; `command_line` overrides them."""
-    existing_studies, scales = (
-        sorted(path.stem for path in root.glob(f"workflow/{kind}/*.yaml")) for kind in ("studies", "scales")
-    )
+    existing_studies = sorted(path.stem for path in root.glob("workflow/studies/*.yaml"))
+    scales = sorted(path.stem for path in root.glob("workflow/scales/*.yaml"))
     overrides = _overrides(root, command_line)
     override_spec = _override_spec(existing_studies)
     for tree in overrides:
@@ -107,9 +106,8 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
     if (overlay := parse(Config, merge_all([tree.select({"overlay"}) for tree in files])).overlay) is not None:
         files.insert(1, read_tree(root, overlay))
         if "overlay" in files[1]:
-            raise UserError(
-                f"{overlay}: overlay: an overlay cannot name another overlay; write the keys of both into one file"
-            )
+            problem = "an overlay cannot name another overlay; write the keys of both into one file"
+            raise UserError(f"{overlay}: overlay: {problem}")
     for tree in files:
         parse(Config, tree.select({"set"}))
     keys = [(tree.drop("overlay", "set"), tree.file) for tree in files]

@@ -45,9 +45,8 @@ def export(
     differ, if no run is complete, and if another export is running.
     """
     if live_root.resolve().name != cached_root.resolve().name:
-        raise UserError(
-            f"{cached_root}: scale '{cached_root.name}' differs from {live_root}; export to {live_root.name} instead"
-        )
+        difference = f"scale '{cached_root.name}' differs from {live_root}"
+        raise UserError(f"{cached_root}: {difference}; export to {live_root.name} instead")
     results = Results(live_root, staleness_reason)
     for old in cached_root.glob(".*.old"):
         with _locked_folders(cached_root / old.name[1:].removesuffix(".old")):

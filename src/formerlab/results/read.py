@@ -256,11 +256,11 @@ def read_rows(path: Path, expected_hash: str | None = None) -> DataFrame:
         raise UserError(f"{path}: changed since its stage wrote it; {RUN_AGAIN}")
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
-    empty = {name: [""] if name in texts else ["", "nan"] for name in columns}  # None, NA and null may be tokens
+    empty = {name: [""] if name in texts else ["", "nan"] for name in columns}
+    # With `keep_default_na`, the tokens None, NA and null would be read as empty cells.
+    options: dict[str, Any] = {"dtype": texts, "na_values": empty, "keep_default_na": False, **EXACT_FLOATS}
     try:
-        frame: DataFrame = pd.read_csv(
-            io.BytesIO(content), dtype=texts, na_values=empty, keep_default_na=False, **EXACT_FLOATS
-        )
+        frame: DataFrame = pd.read_csv(io.BytesIO(content), **options)
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {RUN_AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:

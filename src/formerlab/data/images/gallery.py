@@ -48,12 +48,11 @@ class Digits(DataSource):
         """Return all images as training images, scaled from 0..16 to 0..255."""
         from sklearn.datasets import load_digits
 
-        images, labels = load_digits(return_X_y=True)
-        pixels = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+        values, labels = load_digits(return_X_y=True)
+        pixels = np.rint(values.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
         digits = enumerate(zip(labels.tolist(), pixels, strict=True))
-        return OpenedImages(
-            tuple("0123456789"), {"train": [LabelledImage(f"digit {index}", *digit) for index, digit in digits]}
-        )
+        images = [LabelledImage(f"digit {index}", *digit) for index, digit in digits]
+        return OpenedImages(tuple("0123456789"), {"train": images})
 
     def licence_notice(self) -> str:
         return "CC BY 4.0 (UCI Machine Learning Repository), shipped with scikit-learn (BSD 3-Clause)"

@@ -171,10 +171,9 @@ class ImageHub(HubSource):
             image, label = row[self.image], row[self.label]
             number = label if has_class_names or label is None else numbers.get(str(label))
             if number is None or not 0 <= number < len(classes):
-                raise UserError(
-                    f"source {self.name!r}: image {index} has label {label!r}, which no training image has; "
-                    "remove it, or set source.label to another column"
-                )
+                problem = f"image {index} has label {label!r}, which no training image has"
+                remedy = "remove it, or set source.label to another column"
+                raise UserError(f"source {self.name!r}: {problem}; {remedy}")
             content = image["bytes"] if isinstance(image, dict) else image
             if content is None:  # decoding reports an image without bytes and path
                 content = Path(image["path"]) if image and image["path"] else b""

@@ -117,10 +117,8 @@ class HubPairs(HubSource, PairSource):
         for number, pair in enumerate(self.values(getattr(self, split), self.column), 1):
             where = f"hub {self.name}, row {number}"
             if not isinstance(pair, dict) or not pair.keys() >= {self.source, self.target}:
-                raise UserError(
-                    f"{where}: no {self.column}.{self.source} and {self.column}.{self.target}; "
-                    "set source.column, source.source or source.target"
-                )
+                problem = f"{where}: no {self.column}.{self.source} and {self.column}.{self.target}"
+                raise UserError(f"{problem}; set source.column, source.source or source.target")
             yield text_of(pair[self.source], where, self.source), text_of(pair[self.target], where, self.target)
 
 

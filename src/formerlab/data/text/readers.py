@@ -40,10 +40,8 @@ def format_of(path: Path) -> Format:
     """Return the format by the file ending, ignoring compression. Raises UserError for an unknown ending."""
     name = path.with_suffix("") if path.suffix.lower() in OPENERS else path
     if name.suffix.lower() not in FORMATS:
-        raise UserError(
-            f"{path}: the ending '{name.suffix}' is not a known format; set source.format to "
-            f"{', '.join(get_args(Format))}, or leave the file out"
-        )
+        remedy = f"set source.format to {', '.join(get_args(Format))}, or leave the file out"
+        raise UserError(f"{path}: the ending '{name.suffix}' is not a known format; {remedy}")
     return FORMATS[name.suffix.lower()]
 
 

@@ -34,9 +34,8 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        if constants := sys.modules.get(
-            "huggingface_hub.constants"
-        ):  # huggingface_hub reads the variable only when it is imported
+        # huggingface_hub reads the variable only when it is imported
+        if constants := sys.modules.get("huggingface_hub.constants"):
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     with quiet():
@@ -82,10 +81,8 @@ def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
     with quiet():
         for name, task in by_name.items():
             if task.OUTPUT_TYPE not in ("multiple_choice", "loglikelihood"):
-                raise UserError(
-                    f"task '{name}' has type {task.OUTPUT_TYPE}; only multiple_choice and loglikelihood are supported,"
-                    " remove the task"
-                )
+                supported = "only multiple_choice and loglikelihood are supported"
+                raise UserError(f"task '{name}' has type {task.OUTPUT_TYPE}; {supported}, remove the task")
             task.set_fewshot_seed(FEWSHOT_SEED)
             try:
                 task.build_all_requests(limit=limit)

@@ -97,9 +97,8 @@ class Questions:
         for question in self.questions:
             task, question_answers = question.task, [answers[request] for request in question.requests]
             cache_size = fmean(answer.realised_budget for answer in question_answers)
-            for metric, value in task.process_results(
-                question.doc, [answer[:2] for answer in question_answers]
-            ).items():
+            results = task.process_results(question.doc, [answer[:2] for answer in question_answers])
+            for metric, value in results.items():
                 if isinstance(value, int | float):  # corpus metrics return tuples instead of a value per example
                     name = "log_prob" if metric == "perplexity" else metric  # perplexity is exp(-mean) over examples
                     keys = task.config.task, str(task.VERSION), question.example, name

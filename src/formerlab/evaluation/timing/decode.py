@@ -61,10 +61,9 @@ class DecodeSettings(Timing):
             model = run.model
             assert isinstance(model, Decoder | Pretrained)
             if isinstance(model, Pretrained) and time > model.context:
-                raise UserError(
-                    f"{run.study}.decode.lengths: {max(self.lengths)} plus {self.tokens} decoded tokens exceed the "
-                    f"context of run {run.name!r}, {model.context} tokens; lower them"
-                )
+                lengths = f"{max(self.lengths)} plus {self.tokens} decoded tokens"
+                limit = f"the context of run {run.name!r}, {model.context} tokens"
+                raise UserError(f"{run.study}.decode.lengths: {lengths} exceed {limit}; lower them")
             sequence_bytes = 4 * time * model.vocabulary + 2 * model.kv_bytes(time)
             estimates.append(4 * model.params() + max(self.batches) * sequence_bytes)
         return max(estimates)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
@@ -87,10 +86,8 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
             if repetition == 0:
                 peaks[run.name] = turn.bytes()
             else:
-                rows += [
-                    [run.name, name, repetition, position, *size, times[name], peaks[run.name][name]]
-                    for name, size in turn.sizes.items()
-                ]
+                for name, size in turn.sizes.items():
+                    rows.append([run.name, name, repetition, position, *size, times[name], peaks[run.name][name]])
             models[run.name].to("cpu")
             progress.advance()
     eager = weighted_sum.sums_implementation() if device.type == "cpu" else "eager"
@@ -103,9 +100,7 @@ class Turn:
     def __init__(self, run: Run, model: DecoderModel, speed: Speed, device: torch.device) -> None:
         assert isinstance(run.task, LanguageModeling)  # the plan admits only decoders
         self.run, self.task, self.model, self.speed, self.device = run, run.task, model, speed, device
-        self.compiled: nn.Module = (
-            torch.compile(model, dynamic=False) if run.compile else model  # type: ignore[assignment]
-        )
+        self.compiled: Any = torch.compile(model, dynamic=False) if run.compile else model
         self.decoded = min(speed.decoded_tokens, self.task.context)
         batch, sequences, context = self.task.batch, speed.forward_sequences, self.task.context
         self.sizes = {TRAINING: (batch, batch * context), FORWARD: (sequences, sequences * context), DECODE: (1, 1)}

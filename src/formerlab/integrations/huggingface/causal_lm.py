@@ -224,9 +224,8 @@ class CausalLM(nn.Module):
     def _tokens(self, count: int) -> Int[Tensor, "batch time"]:
         """Return up to `count` random test tokens, limited by the context."""
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.spec.vocabulary, (1, PROBE_TOKENS), generator=generator)[
-            :, : min(count, self.spec.context)
-        ]
+        tokens = torch.randint(self.spec.vocabulary, (1, PROBE_TOKENS), generator=generator)
+        tokens = tokens[:, : min(count, self.spec.context)]
         # The embedding of an offloaded model is on the meta device; hooks of accelerate move its inputs.
         return tokens if self.embedding.is_meta else tokens.to(self.embedding.device)
 
@@ -249,10 +248,8 @@ class CausalLM(nn.Module):
             raise UserError(f"{self.name}: does not use transformers' attention interface") from None
         keys, calls, logits = self._probe(PROBE_TOKENS)
         if not (list(keys) == list(range(self.spec.layers)) and calls == len(keys)):
-            raise UserError(
-                f"{self.name}: {len(keys)} of {self.spec.layers} layers use transformers' attention interface, with "
-                f"{calls} calls in total; every layer must call it once"
-            )
+            used = f"{len(keys)} of {self.spec.layers} layers use transformers' attention interface"
+            raise UserError(f"{self.name}: {used}, with {calls} calls in total; every layer must call it once")
         if not _close(logits, expected):
             raise UserError(f"{self.name}: its attention differs from softmax(q k^T) v, so it cannot be pruned")
 

@@ -84,7 +84,6 @@ def check_memory(name: str, parameters: int, dtype: torch.dtype, device: str | t
     need = parameters * dtype.itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if need > free:
-        raise UserError(
-            f"{name}: {short(parameters)} parameters in {str(dtype).removeprefix('torch.')} need {short(need)}B, "
-            f"but {device} has {short(free)}B free; use a smaller dtype or another device"
-        )
+        size = f"{short(parameters)} parameters in {str(dtype).removeprefix('torch.')} need {short(need)}B"
+        remedy = "use a smaller dtype or another device"
+        raise UserError(f"{name}: {size}, but {device} has {short(free)}B free; {remedy}")

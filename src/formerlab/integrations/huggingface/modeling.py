@@ -42,14 +42,19 @@ def take_cache(arguments: dict[str, Any]) -> Cache | None:
     return next(iter(caches.values()), None)
 
 
+def check_mask(mask: Tensor, columns: int) -> None:
+    """Raise ArgumentError unless an attention mask has the shape (batch, columns)."""
+    if mask.shape[1:] != (columns,):
+        shape = tuple(mask.shape)
+        raise ArgumentError(f"attention_mask of shape {shape}: give a number for each of the {columns} tokens of a row")
+
+
 def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
     """Return the number of padding tokens on the left of each row; `mask` is 1 for real tokens and 0 for padding.
 
-    Padding on the right does not affect causal attention. Raises UserError for a mask of another shape, and for padding
-    between tokens, which occurs if text is generated after rows that are padded on the right.
+    Padding on the right does not affect causal attention. Raises UserError for padding between tokens, which occurs if
+    text is generated after rows that are padded on the right.
     """
-    if mask.ndim != 2:
-        raise UserError(f"attention_mask of shape {tuple(mask.shape)}: give one number per row and token")
     real = mask.bool()
     segments = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
     if (segments > 1).any():
@@ -214,14 +219,11 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         if use_cache and cache is None:
             cache = DynamicCache()
         start = 0 if cache is None else cache.get_seq_length()
-        columns = start + input_ids.shape[1]
-        if attention_mask is not None and attention_mask.shape[1:] != (columns,):
-            shape = tuple(attention_mask.shape)
-            raise ArgumentError(
-                f"attention_mask of shape {shape}: give a number for each of the {columns} tokens of a row"
-            )
-        padding = None if attention_mask is None else count_padding(attention_mask)
-        padding = padding if padding and any(padding) else None
+        padding = None
+        if attention_mask is not None:
+            check_mask(attention_mask, start + input_ids.shape[1])
+            counts = count_padding(attention_mask)
+            padding = counts if any(counts) else None
         first_positions = [start - count for count in padding or [0] * len(input_ids)]
         if position_ids is not None:
             real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]

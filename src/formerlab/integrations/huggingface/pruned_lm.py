@@ -70,23 +70,19 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             raise UserError("until: an empty stop string would empty every answer; remove it")
         limit = self.max_gen_toks if limit is None else int(limit)
         if not 0 < limit < self.max_length:
-            raise UserError(
-                f"max_gen_toks: {limit} leaves no room for a prompt in the context of {self.max_length}; lower it"
-            )
+            problem = f"{limit} leaves no room for a prompt in the context of {self.max_length}"
+            raise UserError(f"max_gen_toks: {problem}; lower it")
         if (length := len(self.tok_encode(prompt))) + limit > self.max_length:
-            raise UserError(
-                f"a prompt of {length} tokens and max_gen_toks={limit} exceed the context of {self.max_length} tokens; "
-                "lower max_gen_toks, or remove the example"
-            )
+            excess = f"exceed the context of {self.max_length} tokens"
+            remedy = "lower max_gen_toks, or remove the example"
+            raise UserError(f"a prompt of {length} tokens and max_gen_toks={limit} {excess}; {remedy}")
         if (count := resolve_budget(self.budget, length)) < 1:
             raise UserError(f"budget {self.budget}: gives less than one key for a prompt of {length} tokens; raise it")
         if isinstance(self.policy, Protecting) and self.policy.protect is not None:
             self.policy.with_prompt_length(length).check_budget(count)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError(
-            "PrunedLM supports only generative tasks; score log-probabilities with the stage prune or zeroshot"
-        )
+        raise UserError("PrunedLM supports only generative tasks; use stage prune or zeroshot for log-probabilities")
 
     loglikelihood = loglikelihood_rolling = _refuse
 

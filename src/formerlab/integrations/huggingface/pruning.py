@@ -25,6 +25,7 @@ from formerlab.integrations.huggingface.modeling import (
     CACHE_FIELD,
     CACHE_NAMES,
     FormerlabForCausalLM,
+    check_mask,
     check_positions,
     count_padding,
     take_cache,
@@ -99,9 +100,8 @@ class PolicyCache(Cache):  # type: ignore[misc]
             )
         if not is_filled:
             if is_fraction and columns - max(padding) == 1:
-                raise UserError(
-                    f"budget {self.budget}: a fraction needs a prompt of at least two tokens; give a count of keys"
-                )
+                problem = "a fraction needs a prompt of at least two tokens; give a count of keys"
+                raise UserError(f"budget {self.budget}: {problem}")
             self._group_rows(padding, tokens.device)
 
     def _group_rows(self, padding: list[int], device: torch.device) -> None:
@@ -195,10 +195,7 @@ def _checked_padding(mask: Tensor, columns: int, previous: list[int] | None) -> 
     If `previous` is given, it is returned, because counting padding synchronises with the GPU. Raises UserError for a
     mask of another shape and for padding on the right.
     """
-    if mask.ndim != 2 or mask.shape[1] != columns:
-        raise UserError(
-            f"attention_mask of shape {tuple(mask.shape)}: give a number for each of the {columns} tokens of a row"
-        )
+    check_mask(mask, columns)
     if previous is not None:
         return previous
     padding = count_padding(mask)
@@ -290,9 +287,8 @@ def _pruned_forward(
         arguments = signature.bind(*args, **kwargs).arguments
         arguments |= arguments.pop(keyword, {})
         if arguments.get("output_attentions", getattr(model.config, "output_attentions", False)):
-            raise UserError(
-                "output_attentions: a pruned cache returns no attention weights; request them outside the block"
-            )
+            problem = "a pruned cache returns no attention weights; request them outside the block"
+            raise UserError(f"output_attentions: {problem}")
         cache, pass_cache = take_cache(arguments), arguments.get("use_cache") is not False
         _check_cache(cache, reference)
         if not isinstance(cache, PolicyCache):
