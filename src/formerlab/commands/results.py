@@ -34,11 +34,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--go-on", action="store_true", help=text)
 
     parser = add_command(commands, figures, configured=False)
-    parser.add_argument(
-        "scale",
-        nargs="?",
-        help="render all figures and tables of this scale; default: the committed figures and tables",
-    )
+    text = "render all figures and tables of this scale; default: the committed figures and tables"
+    parser.add_argument("scale", nargs="?", help=text)
     parser.add_argument("--pdf", action="store_true", help="also write each figure as PDF, which doubles the time")
     add_command(commands, exact, text=STAGES["exact"].description)
     parser = add_command(commands, claims)

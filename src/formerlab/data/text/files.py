@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -78,15 +78,10 @@ class Files(TextSource):
 
     def open(self, fractions: SplitFractions) -> Corpus:
         # Held-out files come first; files of a split are in the order of their names.
-        shards = [
-            Shard(
-                str(path),
-                (label,) if label in ("valid", "test") else self.hashed_splits(),  # type: ignore[arg-type]
-                partial(self._documents, path),
-            )
-            for label, files in self.files_by_label().items()
-            for path in files.values()
-        ]
+        shards = list[Shard]()
+        for label, files in self.files_by_label().items():
+            splits: Any = (label,) if label in ("valid", "test") else self.hashed_splits()
+            shards += [Shard(str(path), splits, partial(self._documents, path)) for path in files.values()]
         return Corpus(sorted(shards, key=lambda shard: ("train" in shard.splits, shard.splits)))
 
     def by_paragraph(self) -> "Files | None":

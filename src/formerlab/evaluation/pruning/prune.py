@@ -42,22 +42,20 @@ def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> lis
     return [Configuration(Full(), 1.0), *cells]
 
 
-def _validate_policy(check: Callable[[Policy], object], policy: Policy) -> Policy:
-    try:
-        check(policy)
-    except UserError as error:
-        raise ValueError(str(error)) from None
-    return policy
+def _accepted_by(check: Callable[[Policy], object]) -> AfterValidator:
+    def validate(policy: Policy) -> Policy:
+        try:
+            check(policy)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return policy
+
+    return AfterValidator(validate)
 
 
-Stepwise = Annotated[
-    CachePolicy, AfterValidator(partial(_validate_policy, lambda policy: check_configuration(policy, 1.0)))
-]
+Stepwise = Annotated[CachePolicy, _accepted_by(lambda policy: check_configuration(policy, 1.0))]
 """A policy that evicts step by step."""
-Compressing = Annotated[
-    CachePolicy,
-    AfterValidator(partial(_validate_policy, lambda policy: CompressedCache(policy, 1.0, PositionEncoding()))),
-]
+Compressing = Annotated[CachePolicy, _accepted_by(lambda policy: CompressedCache(policy, 1.0, PositionEncoding()))]
 """A policy that can compress a prompt once."""
 
 
