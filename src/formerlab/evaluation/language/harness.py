@@ -52,7 +52,7 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
 
 
 def load_group(name: str, path: Path, shots: int, metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    """Load a group of the harness that the file `path` defines; return one result as of `load_tasks` for each task.
+    """Load the group of the harness that the file `path` defines; return one `load_tasks` result per task.
 
     The tasks of the group must be defined in the folder of the file. `metadata` is passed to tasks that generate their
     questions, such as `ruler`. Raises UserError if a task cannot be loaded.
@@ -122,7 +122,7 @@ class Encoder(TemplateLM):  # type: ignore[misc]
     def encode(self, requests: list[Instance]) -> list[Encoded]:
         """Return the tokens of context and continuation of each request.
 
-        Raises UserError for an answer without tokens of its own, because its probability would always be 1.
+        Raises UserError for an answer that adds no token to its context, because its probability would always be 1.
         """
         try:
             encoded: list[Encoded] = TemplateLM.loglikelihood(self, requests, disable_tqdm=True)

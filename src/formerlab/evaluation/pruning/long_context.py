@@ -78,7 +78,7 @@ class Example(NamedTuple):
 
 
 class Text:
-    """The words of a text, which hides the needles and is the source of listed words."""
+    """The words of the text in which needles are hidden and from which listed words are taken."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = [word for word in words if len(word) <= 20]  # with longer words, lengths would be less exact

@@ -32,7 +32,7 @@ from formerlab.tasks.window_losses import Stream, spread_windows, window_documen
 from formerlab.training.any_run import AnyRun
 
 COLUMNS = {file: table.names for file, table in STAGES["prune"].tables.items()}
-"""Columns by file of a sweep; files of disabled measurements have no rows."""
+"""Columns of each file of the stage; the files of disabled measurements have no rows."""
 
 
 def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> list[Configuration]:
@@ -133,7 +133,7 @@ class PruneSweep(Measurement):
 
 
 def measure(run: MeasuredRun, settings: PruneSweep) -> None:
-    """Write the files of COLUMNS into the run's folder."""
+    """Write the files of the stage into the run's folder."""
     questions = load_questions(run, settings.question_limit) if settings.questions else None
     cut = questions.truncated(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
@@ -155,7 +155,7 @@ def prune(
     stored: StoredRows | None = None,
     documents: Sequence[int] = (),
 ) -> None:
-    """Write the files of COLUMNS into `out`.
+    """Write the files of the stage into `out`.
 
     Pruning is simulated on the stream `test` from the first token, as if every sequence were fed token by token. Alphas
     are calibrated on the stream `valid`. Rows in `stored` are not computed again. Windows must not exceed the model's
