@@ -60,22 +60,21 @@ def to_native(model: DecoderModel) -> PreTrainedModel | None:
         "rope_parameters": rope,
     }
     model_class: Any
+    config: Any
     if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == d_head and d_head % 2 == 0:
-        options: dict[str, Any] = {
-            "num_key_value_heads": spec.key_heads or spec.heads,
-            "rms_norm_eps": norm.eps,
-            "mlp_bias": mlp.bias,
-        }
-        model_class, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **options), dict(_llama_weights(model))
+        key_heads = spec.key_heads or spec.heads
+        config = LlamaConfig(**sizes, num_key_value_heads=key_heads, rms_norm_eps=norm.eps, mlp_bias=mlp.bias)
+        model_class, weights = LlamaForCausalLM, _llama_weights(model)
     elif isinstance(norm, LayerNorm) and mlp.activation != "swiglu" and rotated % 2 == 0 and spec.key_heads is None:
         rope["partial_rotary_factor"] = rotary.fraction
         options = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
-        model_class, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **options), dict(_neox_weights(model))
+        config = GPTNeoXConfig(**sizes, **options)
+        model_class, weights = GPTNeoXForCausalLM, _neox_weights(model)
     else:
         return None
     with torch.device("meta"):
         converted: PreTrainedModel = model_class(config)
-    detached = {name: weight.detach() for name, weight in weights.items()}
+    detached = {name: weight.detach() for name, weight in weights}
     unexpected = converted.load_state_dict(detached, strict=False, assign=True).unexpected_keys
     if model.head is not None:  # the name of the head differs between releases of transformers
         converted.get_output_embeddings().weight = nn.Parameter(model.head.detach())
