@@ -121,8 +121,8 @@ def test_a_task_is_scored_with_and_without_a_chat_template(model, fast, echo, ca
     wrapped = PrunedLM(model, fast).generate_until(
         requests(*(f"the {text} sing" for text in PROMPTS[:3]), until=["q"], max_gen_toks=8)
     )
-    assert [score.value for score in chat] == [len(answer) for answer in wrapped]
-    assert [score.value for score in plain] != [score.value for score in chat]
+    assert [score[4] for score in chat] == [len(answer) for answer in wrapped]
+    assert [score[4] for score in plain] != [score[4] for score in chat]
     assert capfd.readouterr() == ("", "")
     fast.chat_template = None
     with pytest.raises(UserError, match="no chat template"):
