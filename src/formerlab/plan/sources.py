@@ -82,7 +82,7 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
         scale_tree = _with_default_kind(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
     studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
-    named_studies = [(name, config_tree, ("studies",)) for name in studies]
+    named_studies: list[tuple[str, Tree, tuple[str, ...]]] = [(name, config_tree, ("studies",)) for name in studies]
     named_studies += [(name, scale_tree, ("studies", name)) for name in scale.studies]
     for name, tree, path in named_studies:
         if name not in existing_studies:
