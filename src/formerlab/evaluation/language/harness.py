@@ -130,7 +130,7 @@ class Encoder(TemplateLM):  # type: ignore[misc]
             raise UserError("an answer without a context encodes to no tokens; remove its question") from None
         for pair, _, continuation in encoded:
             if pair is not None and not continuation:
-                cause = f"the tokenizer merges it with the end of its context ({pair[0][-30:]!r})"
+                cause = f"the tokenizer merges it with the end of the context ({pair[0][-30:]!r})"
                 remedy = "begin answers with a space (the suite's delimiter), or remove the question"
                 raise UserError(f"the answer {pair[1]!r} adds no token to its context, because {cause}; {remedy}")
         return encoded
