@@ -164,7 +164,7 @@ def test_figures_and_tables_exist(page):
     removed = {
         *("denseformer_pace", "transformer_positions", "vision_growth", "decay_bias", "tokenformer_growth"),
         *("decay_budget", "decay_scores", "decay_precision_table", "decay_ratio_table", "decay_baselines"),
-        *("denseformer_delay", "denseformer_curves", "denseformer_evolution", "transformer_bleu"),
+        *("denseformer_delay", "denseformer_curves", "denseformer_evolution", "transformer_bleu", "decay_league_table"),
         *("combined_curves", "transformer_curves", "vision_curves", "transformer_rates", "vision_rates"),
         "tokenformer_curves",
         *(

@@ -27,9 +27,9 @@ from formerlab.report.tables.decay.loss import (
     BEST_OF_WINDOW,
     decay_alphas_table,
     decay_decode_table,
-    decay_league_table,
+    decay_table,
 )
-from formerlab.report.tables.decay.objections import decay_objections_table, published_fraction
+from formerlab.report.tables.decay.objections import decay_objections_table
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 from formerlab.statistics import student
@@ -183,23 +183,24 @@ def test_the_loss_of_h2o_and_the_gain_of_decay_are_paired(tmp_path):
     folder = make_run(tmp_path, "decay", "released-small")
     write_csv(folder / "prune_questions.csv", (*TABLES["prune_questions.csv"].required, "choices"), rows)
     table = decay_objections_table.rows(Results(tmp_path), ["released-small"])
-    means = table[table["set"].eq("mean of the article's sets")].set_index(["scoring", "condition"])
+    means = table[table["set"].str.startswith("the article's sets without")].set_index(["scoring", "condition"])
     plain = means.loc["total probability"]
-    assert plain["decay_minus_h2o"].to_dict() == pytest.approx(
-        {
-            "as registered": 0.1,
-            "alpha 0.5, the best on these questions": 0.2,
-            "H2O of the official code for OPT": 0.2,
-            "fraction of LLaMA-2-7B-chat": 0.1,
-        }
-    )
-    assert plain.loc["as registered", ["h2o_loses", "full_minus_chance"]].tolist() == pytest.approx([0.3, 0.55])
-    fractions = [published_fraction(model) for model in ("OPT-2.7B", "LLaMA-2-7B-chat")]
-    assert fractions == pytest.approx([4.0 / 5.9, 4.6 / 7.9])
-    beyond = plain.loc[["as registered", "fraction of LLaMA-2-7B-chat"], "beyond_published"]
-    assert beyond.tolist() == pytest.approx([0.1 - 0.3 * fraction for fraction in fractions])
+    gains = {"as registered": 0.1, "alpha 0.5, the best on these questions": 0.2}
+    gains["H2O of the official code for OPT (cache of 40.0 %)"] = 0.2
+    assert plain["decay_minus_h2o"].to_dict() == pytest.approx(gains)
+    registered = plain.loc["as registered"]
+    assert registered[["h2o_loses", "full_minus_chance"]].tolist() == pytest.approx([0.3, 0.55])
+    fractions = [4.0 / 5.9, 4.6 / 7.9]
+    assert decay_objections_table.published()["fraction_won_back"].tolist() == pytest.approx(fractions)
+    beyond = registered[["beyond_published", "beyond_llama"]].tolist()
+    assert beyond == pytest.approx([0.1 - 0.3 * fraction for fraction in fractions])
     assert set(means.loc["mutual information"].index) == {"as registered"}
-    assert (table["set"].eq("mean of ARC-e, SciQ and BLiMP") & table["scoring"].eq("mutual information")).any()
+    costly = table[table["set"].eq("ARC-e, SciQ, BLiMP")].set_index("scoring").loc["mutual information"]
+    assert costly[["sets", "questions"]].tolist() == [3, 30]
+    assert costly["fraction_won_back"] == pytest.approx(1 / 3)
+    assert costly["fraction_won_back_low"] < 1 / 3 < costly["fraction_won_back_high"]
+    (shown,) = decay_objections_table.readers(table.assign(source="ours")).values()
+    assert shown["set"].tolist() == ["ARC-e, SciQ, BLiMP"] * 2, "a group of one set is in the CSV only"
 
 
 def test_the_cost_of_a_budget_is_the_increase_of_perplexity_in_percent(tmp_path):
@@ -342,14 +343,21 @@ def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     assert panel.get_title() == "Cache of 10 %"
     names = [label.get_text() for label in panel.get_yticklabels()]
     assert names == ["Decay 0.2", "Decay 0.95, half recent", "Full cache"], "H2O is the line at zero"
-    table = decay_league_table.rows(Results(tmp_path), ["random-small", "league-small"])
-    differences = table.set_index("configuration")["minus_h2o_nats"].to_dict()
-    assert differences == pytest.approx(expected | {"Full": -3.8, "H2O, budget by layer": -0.15})
-    blocks = decay_league_table.readers(table.assign(source="ours")).values()
-    assert [block["configuration"].tolist() for block in blocks] == [
-        ["Random", "H2O", "Full (bound)"],
-        ["H2O, budget by layer", "Decay 0.2", "Decay 0.95, half recent"],  # fewer windows
-    ]
+    table = decay_table.rows(Results(tmp_path), ["random-small", "league-small"])
+    pruned = table[table["policy"].ne("full")].set_index("configuration")
+    assert pruned.loc[["Random", "Decay 0.2", "H2O, budget by layer"], "minus_h2o_nats"].tolist() == pytest.approx(
+        [2.8, 0, -0.15]
+    )
+    assert pruned.loc["H2O", "minus_h2o_nats"] != pruned.loc["H2O", "minus_h2o_nats"], "the reference has no difference"
+    (block,) = decay_table.readers(table.assign(source="ours")).values()
+    assert block["configuration"].tolist() == [*("H2O (local statistics)", "H2O", "Random", "Full (bound)")], (
+        "others read fewer windows"
+    )
+    assert block["10 % (nats) ↓"].tolist() == pytest.approx([-0.2, np.nan, 2.8, -3.8], nan_ok=True)
+    answer = decay_table.answer(table.assign(source="ours")).replace("\N{MINUS SIGN}", "-")
+    assert answer.startswith("Clearly lower loss than H2O, in nats: text: H2O (local statistics) -0.200 [")
+    others = table[table["policy"].ne("h2o variant=local_statistics")].assign(source="ours")
+    assert decay_table.answer(others) == "No policy has a clearly lower loss than H2O on text."
 
 
 def write_needles(root):

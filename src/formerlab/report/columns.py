@@ -115,12 +115,8 @@ COLUMNS = {
     "decay_minus_h2o": Column("Decay minus H2O (points) ↑", factor=100, places=1),
     "full_minus_chance": Column("Full minus chance (points)", factor=100, places=1),
     "h2o_loses": Column("H2O loses (points)", "accuracy of Full minus accuracy of H2O", factor=100, places=1),
-    "beyond_published": Column(
-        "gain minus published fraction of H2O's accuracy drop (points) ↑",
-        "the gain is Decay minus H2O; in the article Decay regains 68 % of H2O's accuracy drop with OPT-2.7B, and 58 % "
-        "with LLaMA-2-7B-chat",
-        factor=100,
-        places=1,
+    "fraction_won_back": Column(
+        "fraction won back (%) ↑", "Decay minus H2O, divided by the accuracy that H2O loses", factor=100, places=0
     ),
     "minus_full": Column("minus Full (points) ↑", factor=100, places=1),
     "minus_h2o": Column("minus H2O (points) ↑", factor=100, places=1),
@@ -130,7 +126,6 @@ COLUMNS = {
     "task": Column("set"),
     "acc_decay": Column("Decay 0.2 (%) ↑", factor=100, places=1),
     "acc_h2o": Column("H2O (%) ↑", factor=100, places=1),
-    "prompt_s": Column("prompt (s) ↓", places=1),
     "megabytes": Column("memory (MB) ↓", places=1),
     "gain": Column("own minus common alpha (points) ↑", factor=100, places=1),
     "length": Column("prompt length (tokens)"),
@@ -139,8 +134,12 @@ COLUMNS = {
     "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100, places=1),
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
 
-    "speed_ratio": Column("speed / Full ↑", null=1),
-    "faster_after": Column("faster after (tokens) ↓", places=0),
+    "prompt_ratio": Column("prompt time / Full ↓", places=2, null=1),
+    "speed_ratio": Column("decoding speed / Full ↑", places=2, null=1),
+    "faster_after": Column(
+        "break-even (tokens) ↓", "decoded tokens after which prompt and decoding together are faster than with Full",
+        places=0,
+    ),
 }  # fmt: skip
 UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 

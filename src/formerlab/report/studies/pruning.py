@@ -35,12 +35,13 @@ def first_model_rows(rows: DataFrame) -> DataFrame:
 
 def model_label(run: str) -> str:
     """Return the label of the released model of a run, or the name of any other run."""
-    return RELEASED_NAMES.get(name := run.removeprefix(RELEASED_RUNS), name)
+    labels = (label for name, label in RELEASED_NAMES.items() if run.endswith(f"-{name}"))
+    return next(labels, run.removeprefix(RELEASED_RUNS))
 
 
 def by_model(rows: DataFrame) -> DataFrame:
     """Return rows with a column `model`, the label of the model, in place of `run`."""
-    return rows.assign(run=rows["run"].str.removeprefix("float32-").map(model_label)).rename(columns={"run": "model"})
+    return rows.assign(run=rows["run"].map(model_label)).rename(columns={"run": "model"})
 
 
 def text_labels(results: Results, study: str, runs: Sequence[str]) -> dict[str, str]:

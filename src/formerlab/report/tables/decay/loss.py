@@ -7,121 +7,142 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.names import TABLE_LABELS
 from formerlab.report.studies import policy_comparison, pruning
-from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, label_and_sort, model_label, paired_losses
+from formerlab.report.studies.pruning import (
+    CONFIGURATION,
+    MINUS_H2O,
+    budget_text,
+    label_and_sort,
+    model_label,
+    paired_losses,
+)
 from formerlab.report.tables.blocks import in_words, processor, side_by_side, with_verdicts
 from formerlab.results.read import Results
 
 STUDY = "decay"
-_SWEPT = r"Decay 0\.([13-8]|9$)"
-"""Matches the values of alpha that tables for readers leave out."""
+_IN_CSV_ONLY = r"Decay 0\.(?:[13-8]|9$|2 \()"
+"""Matches the settings of Decay that tables for readers leave out."""
 _HALF_RECENT = "decay-half-recent-beats-h2o"
 _BOUNDS = ("Full", "Ideal")
 """Upper bounds: no cache of this budget can implement these policies."""
+_SAME_WINDOWS = ("random-", "novels-", "tight-", "league-")
+"""Prefixes of the runs on the same windows of the novels. Only some of them have H2O."""
+_DIFFERENCE = expand_columns(f"{MINUS_H2O}[]")
 
 
-def _by_budget(rows: DataFrame, value: str) -> DataFrame:
-    """Return a row per policy and a column per budget, sorted by the smallest budget that most policies have; bounds
-    come last.
+def _by_budget(rows: DataFrame) -> DataFrame:
+    """Return a row per policy with a column per budget: the loss minus the loss of H2O.
+
+    The rows are sorted by the smallest budget that most policies have; bounds come last.
     """
-    sizes = rows.groupby("budget")["configuration"].size()
-    labels = {size: f"{pruning.budget_text(size)} (nats) ↓" for size in sizes.index}
-    table = side_by_side(rows, ["configuration"], rows["budget"].map(labels), value, labels.values())
-    bound = table["configuration"].isin(_BOUNDS)
-    table = table.assign(configuration=table["configuration"] + bound.map({True: " (bound)", False: ""}))
-    return table.assign(_bound=bound).sort_values(["_bound", labels[sizes.idxmax()]]).drop(columns="_bound")
+    labels = {size: f"{budget_text(size)} (nats) ↓" for size in sorted(rows["budget"].unique())}
+    table = side_by_side(rows, ["configuration"], rows["budget"].map(labels), MINUS_H2O, labels.values())
+    h2o, bound = table["configuration"].eq("H2O"), table["configuration"].isin(_BOUNDS)
+    rank = table[labels[rows.groupby("budget").size().idxmax()]].mask(h2o, 0.0)
+    table["configuration"] += bound.map({True: " (bound)", False: ""})
+    return table.assign(is_reference=h2o).iloc[np.lexsort([rank, bound])]
 
 
 def _heading(rows: DataFrame) -> str:
-    """Return the model, the text and the number of windows of rows of one run."""
-    text, model = str(rows["text"].iloc[0]), model_label(rows["run"].iloc[0].removeprefix("one-shot-"))
-    return f"{model}, {rows['windows'].max():.0f} windows of {TABLE_LABELS.get(text, text)}"
+    """Return the model, the number of windows and the text of rows on one text."""
+    text, model = str(rows["text"].iloc[0]), model_label(str(rows["run"].iloc[0]))
+    return f"loss minus H2O; {model}, {rows['windows'].max():.0f} windows of {TABLE_LABELS.get(text, text)}"
 
 
-def _comparable(rows: DataFrame) -> DataFrame:
-    """Return the rows without the swept values of alpha and without policies whose cache differs in size from H2O's."""
-    of_h2o = rows[rows["configuration"] == "H2O"].groupby("budget")["realised_budget"].mean()
-    unequal = rows.loc[(rows["realised_budget"] / rows["budget"].map(of_h2o) - 1).abs() > 0.01, "configuration"]
-    return rows[~rows["configuration"].str.match(_SWEPT) & ~rows["configuration"].isin(unequal)]
+def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the rows of each model and text that can be compared, by heading.
+
+    They are on the most windows of the text, and their caches are as large as H2O's. The full cache has a row for each
+    budget, paired with H2O.
+    """
+    rows, texts = rows.assign(model=rows["run"].map(model_label)), {}
+    for _, group in rows.groupby(["model", "text"], sort=False):
+        group = group[group["windows"] == group["windows"].max()].drop_duplicates(["configuration", "budget"])
+        h2o = group[group["configuration"] == "H2O"].set_index("budget", drop=False)
+        sizes = group["realised_budget"] / group["budget"].map(h2o["realised_budget"])
+        unequal = group.loc[(sizes - 1).abs() > 0.01, "configuration"]
+        pruned = group[group["policy"].ne("full") & ~group["configuration"].isin(unequal)]
+        pruned = pruned[~pruned["configuration"].str.match(_IN_CSV_ONLY)]
+        if h2o.empty or group["policy"].ne("full").all():
+            continue
+        added = h2o[[f"increase_nats{end}" for end in ("", "_high", "_low")]].set_axis(_DIFFERENCE, axis=1)
+        full = h2o.drop(columns=_DIFFERENCE).join(-added).assign(configuration="Full", verdict=None)
+        level = group.loc[group["policy"].eq("full"), "perplexity"].iloc[0]
+        texts[f"{_heading(group)}, perplexity {level:.1f} with Full"] = pd.concat([pruned, full], ignore_index=True)
+    return texts
 
 
-def _increases(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the loss that pruning adds in the main run, and the difference to H2O at the smallest budget of H2O."""
-    rows = pruning.first_model_rows(rows)
-    full, pruned = rows["policy"].eq("full"), rows["policy"].ne("full")
-    if not full.any() or not pruned.any():
-        return {_heading(rows): rows}
-    heading = f"loss minus Full; {_heading(rows)}, perplexity {rows.loc[full, 'perplexity'].iloc[0]:.1f} with Full"
-    shown = _comparable(rows[pruned])
-    if "verdict" in shown:
-        return {heading.replace("minus Full", "minus H2O"): _minus_h2o_by_budget(shown)}
-    table, paired = _by_budget(shown, "increase_nats"), shown.dropna(subset=MINUS_H2O)
-    if len(paired):
-        least = paired[paired["budget"] == paired["budget"].min()]
-        name = f"minus H2O, {pruning.budget_text(paired['budget'].min())} (nats) ↓"
-        ends = dict(zip(expand_columns(f"{MINUS_H2O}[]"), expand_columns(f"{name.replace(' ', '~')}[]"), strict=True))
-        columns = ["configuration", *ends.values()]
-        names = least["configuration"] + least["configuration"].isin(_BOUNDS).map({True: " (bound)", False: ""})
-        table = table.merge(least.rename(columns=ends).assign(configuration=names)[columns], "left", "configuration")
-        table["is_reference"] = table["configuration"].eq("H2O")
-    return {heading: table}
+def _minus_h2o_by_text(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a block for each model and text, with a row per policy and a column per budget."""
+    blocks = {}
+    for heading, shown in _by_text(rows).items():
+        blocks[heading] = _by_budget(shown)
+        if "verdict" in shown and shown["verdict"].notna().any():
+            verdicts = shown.dropna(subset="verdict").drop_duplicates("configuration").set_index("configuration")
+            blocks[heading]["verdict"] = blocks[heading]["configuration"].map(verdicts["verdict"])
+    return blocks
 
 
-def _minus_h2o_by_budget(rows: DataFrame) -> DataFrame:
-    """Return a row per policy with its loss minus the loss of H2O at each budget; the full cache is a bound."""
-    h2o, ends = rows[rows["configuration"] == "H2O"], expand_columns(f"{MINUS_H2O}[]")
-    added = -h2o[[f"increase_nats{end}" for end in ("", "_high", "_low")]].set_axis(ends, axis=1)
-    full = h2o.drop(columns=ends).join(added).assign(configuration="Full")
-    reference = h2o.assign(**dict(zip(ends, (0.0, np.nan, np.nan), strict=True)))
-    table = _by_budget(pd.concat([rows.drop(h2o.index), reference, full], ignore_index=True), MINUS_H2O)
-    verdicts = rows.dropna(subset="verdict").drop_duplicates("configuration").set_index("configuration")["verdict"]
-    return table.assign(verdict=table["configuration"].map(verdicts))
+def _answer_minus_h2o(rows: DataFrame) -> str:
+    """Return, for each text and budget, the policy with the lowest loss if it is clearly below H2O."""
+    lower, others = list[str](), list[str]()
+    for shown in _by_text(rows).values():
+        rivals = shown[~shown["configuration"].isin((*_BOUNDS, "H2O"))].dropna(subset=MINUS_H2O)
+        best = rivals.loc[rivals.groupby("budget")[MINUS_H2O].idxmin()]
+        best = best[best[f"{MINUS_H2O}_high"] < 0]
+        texts = [TABLE_LABELS.get(text := str(shown["text"].iloc[0]), text)]
+        for policy, group in best.groupby("configuration", sort=False):
+            numbers = [f"{in_words(row, MINUS_H2O)} at {budget_text(row['budget'])}" for _, row in group.iterrows()]
+            texts.append(f"{policy} {', '.join(numbers)}")
+        (lower if len(texts) > 1 else others).append(": ".join(texts))
+    words = [f"Clearly lower loss than H2O, in nats: {'; '.join(lower)}."] if lower else []
+    words += [f"No policy has a clearly lower loss than H2O on {', '.join(others)}."] if others else []
+    return " ".join(words)
 
 
 def _minus_h2o(rows: DataFrame) -> DataFrame:
     """Return the difference to H2O at the same budget by configuration."""
     table = paired_losses(pruning.on_common_windows(rows), ["run", "budget"], "h2o", MINUS_H2O)
-    return table[[*CONFIGURATION, *expand_columns(f"{MINUS_H2O}[]")]]
+    return table[[*CONFIGURATION, *_DIFFERENCE]]
 
 
-def _answer_increases(rows: DataFrame) -> str:
-    rows = _comparable(pruning.first_model_rows(rows))
-    rows = rows[~rows["configuration"].isin((*_BOUNDS, "H2O"))].dropna(subset=MINUS_H2O)
-    if rows.empty:
-        return ""
-    best = rows.loc[rows.groupby("budget")[MINUS_H2O].idxmin()]
-    words = [f"{pruning.budget_text(row['budget'])}: {row['configuration']} {in_words(row, MINUS_H2O)}"
-             for _, row in best.iterrows()]  # fmt: skip
-    return f"The best rival of H2O at each budget, loss minus H2O in nats: {'; '.join(words)}."
+def _minus_h2o_of_other_runs(results: Results, runs: list[str]) -> DataFrame:
+    """Return the difference to H2O at the same budget by text and configuration, for runs on the same windows."""
+    shared, columns = [run for run in runs if run.startswith(_SAME_WINDOWS)], ["text", "configuration", "budget"]
+    if not shared:
+        return DataFrame(columns=[*columns, *_DIFFERENCE], dtype=float)
+    table = policy_comparison.losses(results, STUDY, shared, None)
+    return table.loc[table["configuration"] != "H2O", [*columns, *_DIFFERENCE]].drop_duplicates(columns)
 
 
-@table(reads="prune.csv", readers=_increases, answer=_answer_increases,
+@table(reads="prune.csv", readers=_minus_h2o_by_text, answer=_answer_minus_h2o,
        columns="source run text configuration policy -alpha -recent budget realised_budget perplexity -loss_nats "
                "increase_nats[] minus_h2o_nats[] seeds windows verdict")  # fmt: skip
 def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """Which eviction policy adds less loss than H2O?
 
-    - Loss minus the loss with H2O on the same windows, by cache budget in percent of the tokens; claim: 10
-    and 20 %.
-    - Brackets: 95 % interval over windows, for this one model.
-    - Doubt: few books. Half recent: half of the budget for the last tokens. Ideal sees the future. The
-    CSV has more policies.
+    - Loss minus the loss with H2O on the same windows, by cache budget in percent of the tokens. Half recent: half of
+    the budget for the last tokens. Random, protected: 4 first keys, a quarter recent.
+    - Brackets: 95 % interval over novels, otherwise over windows, for this one model.
+    - Doubt: few texts; the CSV has more policies.
     """
     rows = pruning.configurations(results, STUDY, runs)
     rows = rows.merge(_minus_h2o(results.rows("prune.csv", STUDY, runs)), "left", CONFIGURATION)
     rows = rows.assign(text=rows["run"].map(pruning.text_labels(results, STUDY, runs)))
+    other = rows[["text", "configuration", "budget"]].merge(_minus_h2o_of_other_runs(results, runs), "left")
+    rows[_DIFFERENCE] = rows[_DIFFERENCE].fillna(other[_DIFFERENCE].where(rows["run"].str.startswith(_SAME_WINDOWS)))
     return with_verdicts(rows, results, STUDY, {_HALF_RECENT: rows["configuration"].eq("Decay 0.2, half recent")})
 
 
-@table(reads="prune_one_shot.csv", readers=_increases, answer=_answer_increases,
+@table(reads="prune_one_shot.csv", readers=_minus_h2o_by_text, answer=_answer_minus_h2o,
        columns="source run text configuration policy budget realised_budget perplexity -loss_nats increase_nats[] "
                "minus_h2o_nats[] seeds windows")  # fmt: skip
 def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
-    """How much loss does one-shot compression of the prompt add?
+    """Which one-shot policy adds less loss than H2O?
 
-    - The first half of a window is a prompt, whose cache is pruned once, as SnapKV does; loss of the second half minus
-    the loss with the full cache, by budget in percent of the prompt.
+    - The first half of a window is a prompt, whose cache is pruned once, as SnapKV does. Loss and perplexity of the
+    second half, by budget in percent of the prompt.
     - Brackets: 95 % interval over windows, for this one model.
-    - Doubt: H2O reserves half for recent keys, SnapKV its observation window.
+    - Doubt: H2O reserves half of the budget for recent keys; SnapKV reserves only its observation window.
     """
     rows = results.rows("prune_one_shot.csv", STUDY, runs)
     table = paired_losses(rows, ["run"], "full", "increase_nats").merge(_minus_h2o(rows), "left", CONFIGURATION)
@@ -129,52 +150,16 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     return label_and_sort(table.assign(perplexity=np.exp(table["loss_nats"]), text=texts))
 
 
-def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a block per text and number of windows."""
-    rows = rows.replace({"text": TABLE_LABELS})
-    h2o = rows["configuration"].eq("H2O")
-    rows.loc[h2o, expand_columns(f"{MINUS_H2O}[]")] = np.nan
-    blocks = {}
-    for text, group in rows.groupby("text", sort=False):
-        for windows, part in sorted(group.groupby("windows"), reverse=True):
-            table = _by_budget(part, MINUS_H2O)
-            table["is_reference"] = table["configuration"].eq("H2O")
-            blocks[f"loss minus H2O; {text}, {windows:.0f} windows"] = table
-    return blocks
-
-
-def _answer_texts(rows: DataFrame) -> str:
-    """Return the rule with the lowest loss at 10 % of the cache on each text."""
-    rows = rows[~rows["configuration"].isin((*_BOUNDS, "H2O")) & rows["budget"].eq(0.1)].dropna(subset=MINUS_H2O)
-    rows = rows[rows["windows"].eq(rows.groupby("text")["windows"].transform("max"))]
-    best = rows.loc[rows.groupby("text", sort=False)[MINUS_H2O].idxmin()]
-    words = [f"{TABLE_LABELS.get(row['text'], row['text'])}: {row['configuration']} {in_words(row, MINUS_H2O)}"
-             for _, row in best.iterrows()]  # fmt: skip
-    return f"The best measured rival of H2O at 10 %, loss minus H2O in nats: {'; '.join(words)}." if words else ""
-
-
-@table(reads="prune.csv", runs="random-* novels-* tight-* league-* released-* wikitext-*", needs="league-*",
-       readers=_by_text, answer=_answer_texts,
-       columns="source run text configuration policy budget realised_budget increase_nats[] minus_h2o_nats[] seeds "
-               "windows")  # fmt: skip
-def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
-    """Which cache policy has the lowest loss at which budget?
-
-    - Loss minus the loss with H2O at the same budget, on three texts. Random, protected: 4 first keys, a quarter
-    recent.
-    - Brackets: 95 % interval over novels, otherwise over windows, for this one model.
-    - Doubt: empty cells were not run; a budget per head or layer was evaluated on fewer windows; bounds cannot be
-    implemented.
-    """
-    return policy_comparison.losses(results, STUDY, runs)
-
-
-BEST_OF_WINDOW, BEST_OF_TEXT = "best alpha of each window", "best alpha of this text"
+BEST_OF_WINDOW, BEST_OF_TEXT = (
+    "best alpha of each window, known afterwards",
+    "best alpha of this text, known afterwards",
+)
 _CALIBRATED = {
     "per_head": "an alpha for each head, chosen on validation text",
     "single_by_loss": "one alpha, chosen on validation text",
 }
-_FIXED = "alpha 0.2, as published"
+_FIXED, _RESERVED = "alpha 0.2, as published", "for comparison: Decay 0.95, half recent"
+_CHOICES = (*_CALIBRATED.values(), _FIXED, BEST_OF_WINDOW, BEST_OF_TEXT, _RESERVED)
 
 
 def _spread(alphas: Series) -> str:
@@ -184,23 +169,29 @@ def _spread(alphas: Series) -> str:
 
 
 def _choices(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the rules that can be run, then the bounds with hindsight."""
-    rows, blocks = pruning.first_model_rows(rows), dict[str, DataFrame]()
-    hindsight = rows["configuration"].isin((BEST_OF_WINDOW, BEST_OF_TEXT))
-    for words, group in ("rules that can be run", rows[~hindsight]), ("bounds, with hindsight", rows[hindsight]):
-        group = group[group["configuration"].ne("H2O")]
-        if len(group):
-            alphas = group.groupby("configuration")["alphas"].agg(lambda names: "; ".join(names.dropna()))
-            table = _by_budget(group, MINUS_H2O)
-            table.insert(1, "alphas by budget", table["configuration"].map(alphas))
-            blocks[f"{words}; loss minus H2O; {_heading(rows)}"] = table
-    return blocks
+    """Return a row per choice of alpha; single alphas are named by budget."""
+    rows = pruning.first_model_rows(rows)
+    rows = rows[rows["configuration"].isin(_CHOICES)]
+    if rows.empty:
+        return {}
+    alphas = rows[rows["alphas"].str.fullmatch(r"[\d.]+", na=False)].groupby("configuration")["alphas"].agg(", ".join)
+    table = _by_budget(rows).sort_values("configuration", key=lambda names: names.map(_CHOICES.index))
+    names = [f"{name} ({alphas[name]})" if name in alphas else name for name in table["configuration"]]
+    return {_heading(rows): table.assign(configuration=names).rename(columns={"configuration": "choice of alpha"})}
 
 
 def _answer_choices(rows: DataFrame) -> str:
-    best = pruning.first_model_rows(rows).query("configuration == @BEST_OF_WINDOW").sort_values("budget")
-    words = [f"{in_words(row, MINUS_H2O)} at {pruning.budget_text(row['budget'])}" for _, row in best.iterrows()]
-    return f"Even the best alpha of each window, minus H2O, nats: {', '.join(words)}." if words else ""
+    """Return for each budget whether the best rule without hindsight is clearly below H2O."""
+    rows = pruning.first_model_rows(rows)
+    rows = rows[rows["configuration"].isin((*_CALIBRATED.values(), _FIXED))]
+    if rows.empty:
+        return ""
+    words = []
+    for _, row in rows.loc[rows.groupby("budget")[MINUS_H2O].idxmin()].iterrows():
+        answer = "yes" if row[f"{MINUS_H2O}_high"] < 0 else "no"
+        words.append(f"{answer} at {budget_text(row['budget'])} ({in_words(row, MINUS_H2O)})")
+    text = f"{', '.join(words)}: the best choice without hindsight, minus H2O, nats."
+    return text[0].upper() + text[1:]
 
 
 @table(reads="prune.csv prune_calibrated.csv prune_alphas.csv", runs="decoder released-*",
@@ -209,16 +200,18 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay without recent tokens minus the loss of H2O by cache budget. A head takes the alpha whose attention
-    is nearest to the ideal attention.
-    - Brackets: 95 % interval over windows, for this one model.
-    - Doubt: the bounds choose alpha by the reported loss itself.
+    - Loss of Decay without recent tokens minus the loss of H2O, by cache budget in percent of the tokens. A head takes
+    the alpha whose attention is nearest to ideal attention.
+    - Brackets: 95 % interval over windows, for this one model; in the first column the alphas by budget.
+    - Doubt: alphas known afterwards are chosen by the reported loss itself.
     """
     keys, choice = ["run", "budget"], ["run", "budget", "configuration"]
     rows = results.rows("prune.csv", STUDY, runs)
-    rows = rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o")]
-    rows = rows[rows["policy"].eq("h2o") | rows["recent"].eq(0)]
-    rows = rows.assign(configuration=("alpha " + rows["alpha"].map("{:g}".format)).mask(rows["policy"] == "h2o", "H2O"))
+    h2o, decay, plain = rows["policy"].eq("h2o"), rows["policy"].eq("decay"), rows["recent"].eq(0)
+    reserved = decay & rows["alpha"].eq(0.95) & rows["recent"].eq(0.5)
+    rows = rows.assign(configuration=("alpha " + rows["alpha"].map("{:g}".format)).mask(h2o, "H2O"))
+    rows["configuration"] = rows["configuration"].mask(reserved, _RESERVED)
+    rows = rows[h2o | decay & plain | reserved]
     rows = rows[rows.groupby(keys)["alpha"].transform("nunique") > 0]
     single = rows[rows["configuration"].str.fullmatch(r"alpha [\d.]+")]
     best = single.loc[single.groupby([*keys, "seed", "window"])["loss_nats"].idxmin()]
@@ -240,13 +233,19 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     return table.assign(text=table["run"].map(pruning.text_labels(results, STUDY, runs)))
 
 
-def _speeds(rows: DataFrame) -> DataFrame:
-    """Return the caches by decreasing budget, with all their bytes."""
-    rows = pruning.by_model(rows).sort_values("budget", ascending=False, kind="stable")
-    full = rows["policy"].eq("full")
-    rows = rows.assign(megabytes=rows["cache_megabytes"] + rows["metadata_megabytes"].fillna(0), is_reference=full)
-    rows.loc[full, expand_columns("speed_ratio[]")] = np.nan
-    return rows.drop(columns=["cache_megabytes", "prompt_ratio"])
+def _speeds(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a block for each model, number of sequences and prompt, with the pruned caches by decreasing budget."""
+    rows, blocks = pruning.by_model(rows), {}
+    for _, group in rows.groupby(["model", "sequences", "length"], sort=False):
+        first, full = group.iloc[0], group[group["budget"].eq(1)]
+        heading = f"{first['model']}, sequences: {first['sequences']}, prompt of {first['length']:,} tokens"
+        for _, row in full.iterrows():
+            speed = f"{row['decoded_tokens_per_s']:.1f} tokens/s"
+            heading += f"; {row['configuration']}: prompt {row['prompt_s']:.1f} s, {speed}, {row['megabytes']:.1f} MB"
+        pruned = group.drop(full.index).sort_values("budget", ascending=False, kind="stable")
+        columns = expand_columns("configuration budget prompt_ratio[] speed_ratio[] faster_after megabytes")
+        blocks[heading] = pruned[[*columns, "repetitions", "device", "threads"]]
+    return blocks
 
 
 def _answer_speeds(rows: DataFrame) -> str:
@@ -254,20 +253,21 @@ def _answer_speeds(rows: DataFrame) -> str:
     if rows.empty:
         return ""
     row = rows.sort_values("budget").iloc[0]
-    cache = f"{row['configuration']} with {pruning.budget_text(row['budget'])}"
-    prompt = f"reads a prompt of {row['length']:,.0f} tokens in {row['prompt_ratio']:.2f} times the time"
-    return f"{cache} decodes {in_words(row, 'speed_ratio')} times as fast as Full, but {prompt}."
+    answer = "Yes" if row["speed_ratio_low"] > 1 else "No"
+    cache = f"{row['configuration']} with {budget_text(row['budget'])} of the cache"
+    speed, prompt = in_words(row, "speed_ratio"), in_words(row, "prompt_ratio")
+    return f"{answer}: {cache} decodes {speed} times as fast as Full, but reads the prompt in {prompt} times the time."
 
 
 @table(reads="decode.csv", readers=_speeds, answer=_answer_speeds,
-       columns="source run sequences length configuration policy budget prompt_s decoded_tokens_per_s[] speed_ratio[] "
-               "prompt_ratio faster_after cache_megabytes -cache_share -metadata_megabytes megabytes repetitions "
-               "device threads")  # fmt: skip
+       columns="source run sequences length configuration policy budget prompt_s prompt_ratio[] decoded_tokens_per_s[] "
+               "speed_ratio[] faster_after cache_megabytes cache_share metadata_megabytes megabytes repetitions device "
+               "threads")  # fmt: skip
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster?
 
-    - Medians of caches that take turns on one machine. DynamicCache is the full cache of transformers. Bytes include
-    scores and positions.
+    - Medians of caches that take turns on one machine, divided by Full in the same turn. DynamicCache: the full cache
+    of transformers. Memory includes scores and positions.
     - Brackets: quartiles over repetitions; they are not a confidence interval.
     - Doubt: our own decoder; in generate and on a GPU, ratios differ.
     """
@@ -281,4 +281,5 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
     record = results.stage_record(STUDY, "decode")
     megabytes = {f"{name}_megabytes": rows[f"{name}_bytes"] / 1e6 for name in ("cache", "metadata")}
-    return rows.assign(**megabytes, device=processor(record.get("device", "")), threads=record.get("threads"))
+    rows = rows.assign(**megabytes, device=processor(record.get("device", "")), threads=record.get("threads"))
+    return rows.assign(megabytes=rows["cache_megabytes"] + rows["metadata_megabytes"].fillna(0))

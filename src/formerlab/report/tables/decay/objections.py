@@ -1,8 +1,10 @@
-"""Table of the accuracy of Decay minus the accuracy of H2O, by scoring, by set, and for other rivals."""
+"""Table of the fraction of H2O's lost accuracy that Decay wins back, by scoring, by group of sets, and for others."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
@@ -11,9 +13,10 @@ from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
 from formerlab.report.studies.policy_comparison import labelled
 from formerlab.report.studies.pruning import configuration_label
-from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, task_label
-from formerlab.report.tables.blocks import first_row, in_words
+from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, ResampledMeans, task_label
+from formerlab.report.tables.blocks import in_words
 from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 STUDY = "decay"
 _SCORINGS = {
@@ -23,115 +26,159 @@ _SCORINGS = {
 }
 _COSTLY = ("arc_easy", "sciq", "blimp")
 """Sets on which H2O clearly loses accuracy; they were singled out after the result."""
-_MEAN = "mean of the article's sets"
-_COSTLY_MEAN = "mean of ARC-e, SciQ and BLiMP"
-_REGISTERED, _BEST = "as registered", "alpha {:g}, the best on these questions"
-_OFFICIAL, _LLAMA = "H2O of the official code for OPT", "fraction of LLaMA-2-7B-chat"
+_PUBLISHED = "the article's five sets"
+_REGISTERED = "as registered"
 
 
-def published_fraction(model: str = "OPT-2.7B") -> float:
-    """Return the fraction of H2O's lost accuracy that Decay wins back in the article, for the mean of its sets."""
-    rows = published_rows(DECAY, "Fig 4a", "Table 2", by=("model", "setting"))
-    mean = {
-        kind: float(rows.loc[rows["model"].str.startswith(f"{model} {kind}"), "average"].iloc[0])
-        for kind in ("Full", "H2O", "Decay")
-    }
-    return (mean["Decay"] - mean["H2O"]) / (mean["Full"] - mean["H2O"])
+def _published() -> DataFrame:
+    """Return the published accuracy that H2O loses and Decay wins back, for the mean of the sets of each model."""
+    means = published_rows(DECAY, "Fig 4a", "Table 2", by=("model", "setting")).set_index("model")["average"] / 100
+    rows = []
+    for model in "OPT-2.7B", "LLaMA-2-7B-chat":
+        full, h2o, decay = (
+            float(means[means.index.str.startswith(f"{model} {policy}")].iloc[0]) for policy in ("Full", "H2O", "Decay")
+        )
+        row = {"model": model, "set": f"{_PUBLISHED}, {model}", "scoring": _SCORINGS["acc"]}
+        contrasts = {"h2o_loses": full - h2o, "decay_minus_h2o": decay - h2o}
+        rows.append(row | contrasts | {"fraction_won_back": (decay - h2o) / (full - h2o)})
+    return DataFrame(rows)
 
 
-def _sets(tasks: list[str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the means, and the tasks of each mean that are present; without the article's sets, all."""
-    names = [task.removesuffix(LOCAL_SUFFIX) for task in tasks]
-    of_article = tuple(suite for suite in SUITES if suite in names) or tuple(names)
-    return {_MEAN: of_article} | ({_COSTLY_MEAN: _COSTLY} if {*_COSTLY} <= {*names} else {})
+def _label(task: str) -> str:
+    return task_label(task.removesuffix(LOCAL_SUFFIX))
 
 
-def _compared(
-    rows: DataFrame, decay: str = "Decay 0.2", h2o: str = "H2O", model: str = "OPT-2.7B"
-) -> list[dict[Any, Any]]:
+def _groups(above_chance: Mapping[str, bool]) -> dict[str, list[str]]:
+    """Return the tasks of each mean by its name, given for every task whether the full cache is above chance.
+
+    The means are over the article's sets (without them, over all), over those above chance, and over _COSTLY.
+    """
+    tasks = {task.removesuffix(LOCAL_SUFFIX): task for task in above_chance}
+    of_article = {suite: tasks[suite] for suite in SUITES if suite in tasks}
+    missing = ", ".join(_label(suite) for suite in SUITES if suite not in tasks)
+    name = f"the article's sets without {missing}" if missing else _PUBLISHED
+    groups = {name: [*of_article.values()]} if of_article else {"all sets": [*tasks.values()]}
+    above = [task for task in of_article.values() if above_chance[task]]
+    if above and len(above) < len(of_article):
+        groups[f"of these, above chance: {', '.join(map(_label, above))}"] = above
+    if {*_COSTLY} <= {*tasks}:
+        groups[", ".join(map(_label, _COSTLY))] = [tasks[task] for task in _COSTLY]
+    return groups
+
+
+def _fraction(
+    means: ResampledMeans, gain: Float[np.ndarray, " configurations"], loss: Float[np.ndarray, " configurations"]
+) -> dict[Any, Any]:
+    """Return the contrast `gain` divided by the contrast `loss`, with its interval; empty if the loss may be zero.
+
+    The resamples are ordered by the angle of (loss, gain), which is the order of the ratios, and which also orders the
+    few resamples without a loss.
+    """
+    lost = means.contrast(loss)
+    if not lost.low > 0:
+        return {}
+    angles = np.arctan2(means.replicates @ gain, means.replicates @ loss)
+    low, high = np.tan(np.quantile(angles, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
+    name, fraction = "fraction_won_back", means.contrast(gain).mean / lost.mean
+    return {name: fraction, f"{name}_low": low, f"{name}_high": high}
+
+
+def _compared(rows: DataFrame, decay: str = "Decay 0.2", h2o: str = "H2O") -> list[dict[Any, Any]]:
     """Return a row per task and mean with the contrasts of the full cache, Decay and H2O, paired by question."""
     rows = labelled(rows, ("Full", decay, h2o))
-    chance, table = questions.chance_accuracy(rows), dict[str, Any]()
-    for name, suites in _sets([*rows["task"].unique()]).items():
-        configurations, means_by_task = questions.resampled_accuracies(rows, suites)
-        labels = [configuration_label(*cell) for cell in configurations[["policy", "alpha", "recent"]].to_numpy()]
-        if {*labels} != {"Full", decay, h2o}:
-            return []
-        full, ours, rival = (np.eye(len(labels))[labels.index(label)] for label in ("Full", decay, h2o))
-        for task, means in means_by_task.items():
-            is_mean = task.startswith(questions.MEAN_LABEL)
-            label = name if is_mean else task_label(task).removesuffix(" (local)")
-            tasks = [f"{suite}{LOCAL_SUFFIX}" for suite in suites] if task.endswith(f"({LOCAL_SUFFIX[1:]})") else suites
-            guess = float(np.mean([chance.get(of_mean, np.nan) for of_mean in (tasks if is_mean else [task])]))
-            row: dict[Any, Any] = {"set": label, "questions": means.questions, "chance": guess}
-            row |= estimate("full", means.contrast(full)) | estimate("h2o_loses", means.contrast(full - rival))
-            row |= estimate("decay_minus_h2o", means.contrast(ours - rival))
-            beyond = ours - rival - published_fraction(model) * (full - rival)
-            row |= estimate("beyond_published", means.contrast(beyond))
-            for end in ("", "_low", "_high"):
-                row[f"full_minus_chance{end}"] = row[f"full{end}"] - guess
-            table[label] = row
-    return [*table.values()]
+    chance, published = questions.chance_accuracy(rows), _published().set_index("model")["fraction_won_back"]
+    configurations, means = questions.resampled_accuracies(rows, SUITES)
+    labels = [configuration_label(*cell) for cell in configurations[["policy", "alpha", "recent"]].to_numpy()]
+    if {*labels} != {"Full", decay, h2o}:
+        return []
+    full, ours, rival = (np.eye(len(labels))[labels.index(label)] for label in ("Full", decay, h2o))
+    tasks = [task for task in means if not task.startswith(questions.MEAN_LABEL)]
+    above_chance = {task: means[task].contrast(full).low > chance.get(task, np.nan) for task in tasks}
+    table = []
+    for name, group in ({_label(task): [task] for task in tasks} | _groups(above_chance)).items():
+        of_group = [means[task] for task in group]
+        mean = ResampledMeans(
+            np.mean([each.by_seed for each in of_group], axis=0),
+            np.mean([each.replicates for each in of_group], axis=0),
+            sum(each.questions for each in of_group),
+        )
+        guess = float(np.mean([chance.get(task, np.nan) for task in group]))
+        row: dict[Any, Any] = {"set": name, "sets": len(group), "questions": mean.questions, "chance": guess}
+        row |= estimate("full", mean.contrast(full)) | estimate("h2o_loses", mean.contrast(full - rival))
+        row |= {f"full_minus_chance{end}": row[f"full{end}"] - guess for end in ("", "_low", "_high")}
+        row |= estimate("decay_minus_h2o", mean.contrast(ours - rival)) | _fraction(mean, ours - rival, full - rival)
+        for column, model in ("beyond_published", "OPT-2.7B"), ("beyond_llama", "LLaMA-2-7B-chat"):
+            row |= estimate(column, mean.contrast(ours - rival - published[model] * (full - rival)))
+        table.append(row | {"h2o_size": rows.loc[rows["configuration"].eq(h2o), "realised_budget"].mean()})
+    return table
 
 
 def _best_alpha(rows: DataFrame) -> float:
-    """Return the alpha with the highest mean accuracy on the article's sets."""
-    suites = _sets([*rows["task"].unique()])[_MEAN]
-    rows = rows[rows["task"].str.removesuffix(LOCAL_SUFFIX).isin(suites)]
-    means = rows.groupby(["alpha", "task"])["value"].mean().groupby("alpha").mean()
+    """Return the alpha with the highest mean accuracy on the article's sets; without them, on all."""
+    (suites, *_) = _groups(dict.fromkeys(rows["task"].unique(), True)).values()
+    means = rows[rows["task"].isin(suites)].groupby(["alpha", "task"])["value"].mean().groupby("alpha").mean()
     return float(means.index[int(means.argmax())])
 
 
-def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the means under all conditions, then the sets by scoring."""
+def _means(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return the means over several sets on which H2O clearly loses accuracy, named with their condition."""
+    columns = ["set", "scoring", "questions", *expand_columns("h2o_loses[] decay_minus_h2o[] fraction_won_back[]")]
+    if rows["source"].eq("published").any():
+        return rows[columns]
     rows = pruning.first_model_rows(rows)
-    means, registered = rows["set"].eq(_MEAN), rows["condition"].eq(_REGISTERED)
-    contrasts = expand_columns("h2o_loses[] decay_minus_h2o[] beyond_published[]")
-    blocks = {f"{_MEAN}, cache of 40 %": rows.loc[means, ["condition", "scoring", "questions", *contrasts]]}
-    chances = expand_columns("full_minus_chance[]")
-    for scoring in _SCORINGS.values():
-        shown = rows[registered & rows["scoring"].eq(scoring) & ~means]
-        blocks[f"set by set, scored by {scoring}"] = shown[["set", "questions", "full", *chances, *contrasts]]
-    return {name: block for name, block in blocks.items() if len(block)}
+    rows = rows[rows["sets"] > 1].dropna(subset="fraction_won_back")
+    if rows.empty:
+        return {}
+    other = rows["condition"].ne(_REGISTERED)
+    size = f"cache of 40 % ({100 * rows['h2o_size'].iloc[0]:.1f} % measured)"
+    names = rows["set"].mask(other, rows["set"] + "; " + rows["condition"])
+    return {f"{pruning.model_label(rows['run'].iloc[0])}, {size}": rows.assign(set=names)[columns]}
 
 
 def _answer(rows: DataFrame) -> str:
-    row = first_row(rows, set=_MEAN, condition=_REGISTERED, scoring=_SCORINGS["acc"])
-    if row is None:
+    rows = pruning.first_model_rows(rows)
+    rows = rows[rows["sets"].gt(1) & rows["condition"].eq(_REGISTERED)].dropna(subset="fraction_won_back")
+    if rows.empty:
         return ""
-    fraction = f"{100 * published_fraction():.0f} % of what H2O loses"
-    return (
-        f"Decay minus H2O, minus {fraction}: {in_words(row, 'beyond_published')} points "
-        "(below zero: Decay wins back a smaller fraction than with OPT-2.7B)."
-    )
+    row, published = rows.iloc[0], _published()
+    larger = published.loc[published["fraction_won_back"] > row["fraction_won_back_high"], "model"]
+    answer = f"Less than {' and '.join(larger)}" if len(larger) else "Cannot tell"
+    percentages = zip(100 * published["fraction_won_back"], published["model"], strict=True)
+    fractions = ", ".join(f"{percentage:.0f} % with {model}" for percentage, model in percentages)
+    words = f"{in_words(row, 'fraction_won_back')} % of what H2O loses"
+    return f"{answer}: on {row['set']} Decay wins back {words} (published: {fractions})."
 
 
-@table(reads="prune_questions.csv", runs="released-*", needs="released-*", readers=_by_question, answer=_answer,
-       columns="source run condition scoring set questions chance full[] full_minus_chance[] h2o_loses[] "
-               "decay_minus_h2o[] beyond_published[]")  # fmt: skip
+@table(reads="prune_questions.csv", runs="released-*", needs="released-*", published=_published, readers=_means,
+       answer=_answer,
+       columns="source run condition scoring set sets questions chance full[] full_minus_chance[] h2o_loses[] "
+               "decay_minus_h2o[] fraction_won_back[] beyond_published[] beyond_llama[] h2o_size")  # fmt: skip
 def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
-    """Does Decay win back what H2O loses, by every scoring and on every set?
+    """Does Decay win back the accuracy that H2O loses?
 
-    - Decay 0.2 minus H2O on the same questions; sets have equal weights.
+    - Accuracies are paired by question, and sets have equal weights. Rows: groups of sets on which H2O clearly loses
+    accuracy, by scoring; WinoGrande allows one scoring. The CSV has every set.
     - Brackets: 95 % interval over questions, for this one model.
-    - Doubt: only the first row is registered; ARC-e, SciQ and BLiMP were singled out after the result; the best alpha
-    was chosen on these questions; the official H2O retains fewer tokens.
+    - Doubt: the fraction is not registered; ARC-e, SciQ and BLiMP were singled out after the result.
     """
-    rows = results.rows("prune_questions.csv", STUDY, runs)
-    rows = pruning.nearest_budget_rows(rows)
+    rows = pruning.nearest_budget_rows(results.rows("prune_questions.csv", STUDY, runs))
     table = []
     for run, of_run in rows.groupby("run", sort=False):
         for metric, scoring in _SCORINGS.items():
-            scored, shown = of_run[of_run["metric"].eq(metric)], {"run": run, "scoring": scoring}
+            scored = of_run[of_run["metric"].eq(metric)]
             if scored.empty:
                 continue
-            table += [shown | {"condition": _REGISTERED} | row for row in _compared(scored)]
-            if metric == "acc" and table:
-                plain = scored[scored["policy"].eq("decay") & scored["recent"].eq(0)]
-                alpha = _best_alpha(plain)
-                others = {_BEST.format(alpha): {"decay": f"Decay {alpha:g}"}}
-                others |= {_OFFICIAL: {"h2o": "H2O (local statistics)"}, _LLAMA: {"model": "LLaMA-2-7B-chat"}}
-                for condition, arms in others.items():
-                    table += [shown | {"condition": condition} | row for row in _compared(scored, **arms)
-                              if row["set"] == _MEAN]  # fmt: skip
+            conditions = {_REGISTERED: _compared(scored)}
+            if metric == "acc":
+                alpha = _best_alpha(scored[scored["policy"].eq("decay") & scored["recent"].eq(0)])
+                conditions[f"alpha {alpha:g}, the best on these questions"] = _compared(scored, f"Decay {alpha:g}")
+                official = _compared(scored, h2o="H2O (local statistics)")
+                size = f" (cache of {100 * official[0]['h2o_size']:.1f} %)" if official else ""
+                conditions[f"H2O of the official code for OPT{size}"] = official
+            table += [
+                {"run": run, "scoring": scoring, "condition": condition} | row
+                for condition, compared in conditions.items()
+                for row in compared
+                if condition == _REGISTERED or row["set"].startswith(("the article's", "all sets"))
+            ]
     return DataFrame(table)
