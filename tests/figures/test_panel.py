@@ -162,35 +162,13 @@ def test_bars_longer_than_the_range_of_the_means_end_in_an_arrow_with_their_valu
     assert arrows == {"50", "\N{MINUS SIGN}50"}
 
 
-@pytest.mark.parametrize(
-    ("values", "far"),
-    [
-        ([0.3, 0.2, 0.2, 3.7], [3.7]),
-        ([0.3, 0.2, 0.4, 0.7], []),
-        ([-0.1, -0.2, -0.2, 0.1], []),
-        ([np.nan] * 4, []),
-    ],
-)
-def test_values_far_above_most_others_have_an_arrow_at_the_edge(values, far):
-    rows = pd.DataFrame({"source": "ours", "variant": "Tokenformer", "size": range(4), "loss_nats": values})
-    (axes,) = layout(panel(zero=0.0, outlier_factor=2.0))(rows.assign(part="mean")).axes
-    arrows = [text for text in axes.texts if text.get_text() != "Tokenformer"]
-    assert [arrow.get_text() for arrow in arrows] == [f"{value:g}" for value in far]
-    if far:
-        assert axes.get_ylim()[1] < min(far)
-        assert [arrow.xy for arrow in arrows] == [(values.index(value), axes.get_ylim()[1]) for value in far]
-
-
-def test_values_inside_the_final_limits_have_no_arrow():
-    near, far = [0.3, 0.2, 0.2, 3.7], [5.0, 4.0, 0.2, 9.0]
+def test_a_long_bar_has_an_arrow_only_beyond_the_final_limits():
     rows = pd.DataFrame({"source": "ours", "part": "mean", "variant": "Tokenformer", "size": [*range(4)] * 2})
-    rows = rows.assign(loss_nats=near + far, stage=["short"] * 4 + ["long"] * 4)
-    left, right = layout(panel(facet="stage", zero=0.0, outlier_factor=2.0, same_limits="y"))(rows).axes
-    limit = left.get_ylim()[1]
-    for axes, values in ((left, near), (right, far)):
-        arrows = [text.get_text() for text in axes.texts if text.get_text() != "Tokenformer"]
-        assert arrows == [f"{value:g}" for value in values if value > limit]
-    assert limit > 3.7
+    rows = rows.assign(loss_nats=[1.0, 1.1, 1.2, 1.3, 1.0, 1.5, 1.8, 2.5], stage=["short"] * 4 + ["long"] * 4)
+    rows = rows.assign(loss_nats_low=0.95, loss_nats_high=[2.0, *rows["loss_nats"][1:]])
+    for limits, expected in (("", ["2"]), ("y", [])):
+        left, _ = layout(panel(facet="stage", same_limits=limits))(rows).axes
+        assert [text.get_text() for text in left.texts if text.get_text() != "Tokenformer"] == expected
 
 
 @pytest.mark.parametrize(("kind", "marks"), [("band", "bands"), ("line", "bars")])

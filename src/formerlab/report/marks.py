@@ -1,4 +1,4 @@
-"""Draw the rows of a panel: points with bars, curves in bands, forest plots, heat maps, outliers and axes."""
+"""Draw the rows of a panel: points with bars, curves in bands, forest plots, heat maps, arrows and axes."""
 
 import math
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, y_colours: Mapping[Any, st
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
     labels += [_reference_line(axes, panel, str(name), line) for name, line in references.groupby(panel.by, sort=False)]
-    if panel.outlier_factor or (not forest and "y" not in panel.log):
+    if not forest and "y" not in panel.log:
         _limit(axes, panel, means, rows)
     if rows["source"].eq("published").all():
         axes.set_facecolor(PUBLISHED_GROUND)
@@ -260,29 +260,17 @@ def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Set axis limits that exclude outliers and cut very long bars, which `mark_outside` marks.
-
-    The margin is 6 % of the range, in data units.
-    """
-    across = panel.kind == "forest"
-    column = panel.x if across else panel.y
-    values = rows[column].dropna().astype(float)
-    start = values.min() if panel.zero is None else panel.zero
-    bound = start + panel.outlier_factor * (values - start).abs().quantile(0.75) if panel.outlier_factor else np.inf
-    near, outliers = values[values <= bound], means[means[column] > bound]
-    columns = [f"{column}{end}" for end in ("_low", "_high", "_pooled_low", "_pooled_high")]
-    ends = [means.drop(outliers.index)[end].dropna() for end in columns if end in means]
-    if near.nunique() < 2 or (outliers.empty and not ends):
+    """Set y limits that cut very long bars, which `mark_outside` marks, with a margin of 6 % of the range."""
+    values, sides = rows[panel.y].dropna().astype(float), ("_low", "_high", "_pooled_low", "_pooled_high")
+    ends = [means[end].dropna() for side in sides if (end := f"{panel.y}{side}") in means]
+    if values.nunique() < 2 or not ends:
         return
-    in_range, reach = np.concatenate([near, *ends]), np.ptp(near)
-    bottom, top = np.clip([in_range.min(), in_range.max()], near.min() - reach, near.max() + reach)
+    with_ends, reach = np.concatenate([values, *ends]), np.ptp(values)
+    bottom, top = np.clip([with_ends.min(), with_ends.max()], values.min() - reach, values.max() + reach)
     if panel.zero is not None:
         bottom, top = min(bottom, panel.zero), max(top, panel.zero)
     margin = 0.06 * (top - bottom)
-    if across:
-        axes.set_xlim(bottom - margin, top + margin)
-        return
-    axes.set_ylim(bottom - margin, top + margin + 3 * margin * bool((means[column] > top + margin).any()))
+    axes.set_ylim(bottom - margin, top + margin)
 
 
 def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:

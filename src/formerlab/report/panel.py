@@ -66,10 +66,6 @@ class Panel:
     ylabel: str = ""
     zero: float | None = None
     """Value of a reference line."""
-    outlier_factor: float = 0.0
-    """Outlier factor. A value is outside the axis limits if it exceeds `zero` (by default the minimum) by more than
-    this factor times the 75 % quantile of the distances of all values from `zero`. An arrow at the edge shows the
-    value. 0 turns this off."""
     log: str = ""
     """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "inside", "none"] = "edge"
@@ -93,15 +89,9 @@ class Panel:
     """Adds details that only this panel has."""
     same_limits: Literal["", "x", "y"] = ""
     """Axis whose limits are equal in all panels that plot the same data column on it."""
-    published: Mapping[str, Any] | None = None
-    """Settings of a second panel for the published rows; this panel then shows only our rows."""
 
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
         """Return the panels with their rows: this panel, or a panel per value of `facet`; [] without rows."""
-        if self.published is not None:
-            panels = [replace(self, published=None, where={**self.where, "source": source}, **other)
-                      for source, other in (("ours", {}), ("published", self.published))]  # fmt: skip
-            return [pair for panel in panels for pair in panel.split(data)]
         for column, values in self.where.items():
             data = data[data[column].isin(values if isinstance(values, list) else [values])]
         data = data.dropna(subset=self.by)
