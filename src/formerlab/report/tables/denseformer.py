@@ -1,5 +1,7 @@
 """Gains and costs of averages over depth, for tables and figures (DenseFormer, arXiv:2402.02622)."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
@@ -98,6 +100,17 @@ def speeds(results: Results) -> DataFrame:
             columns[f"{measure}_time_s{end}"] = groups["time_s"].agg(np.quantile, quantile)
         columns |= {f"{measure}_{name}": groups[name].median() for name in ("memory_bytes", "sequences")}
     return DataFrame(columns, index=rows["run"].unique()).rename_axis("run").reset_index().astype({"run": str})
+
+
+def time_ratios(results: Results, reference: Mapping[str, str]) -> DataFrame:
+    """Return the quartiles (`low`, `high`) of the time of a run divided by the time of its reference run in the same
+    repetition, by run and measure.
+    """
+    times, keys = results.rows_of("speed.csv", STUDY), ["measure", "repetition"]
+    times = times.assign(plain=times["run"].map(reference))
+    pairs = times.merge(times, left_on=["plain", *keys], right_on=["run", *keys], suffixes=("", "_plain"))
+    ratios = (pairs["time_s"] / pairs["time_s_plain"]).groupby([pairs["run"], pairs["measure"]])
+    return DataFrame({"low": ratios.quantile(0.25), "high": ratios.quantile(0.75)})
 
 
 _NAMES = {
@@ -285,22 +298,24 @@ def _answer_patterns(rows: DataFrame) -> str:
     return f"{text}{with_verdict(row)}. Clearly worse than 1x1: {worse or 'no scheme'}."
 
 
-@table(reads="test.csv", published=_published_patterns, readers=_by_depth, answer=_answer_patterns,
-       columns="source run regime setting variant learning_rate layers parameters_added perplexity -perplexity_se "
-               "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged verdict")  # fmt: skip
-def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
-    """Do simpler or sparser schemes do as well as DenseFormer 1x1?
-
-    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622); part
-    lost: divided by the same for the Transformer.
-    - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch.
-    - Doubt: two processors, which differ by about 0.005 nats, so the best schemes cannot be ordered.
+def losses_of_shared_seeds(results: Results) -> DataFrame:
+    """Return the held-out losses; the arms of the claim on sparse averages have only the seeds that all of them have,
+    as the claim pairs these.
     """
-    losses, arms = held_out_losses(results, STUDY), registered_arms(_SPARSE, results.scale).arms
-    named = {arm.run for arm in arms.values()}
+    losses = held_out_losses(results, STUDY)
+    named = {arm.run for arm in registered_arms(_SPARSE, results.scale).arms.values()}
     seeds = losses[losses["run"].isin(named)].groupby("seed")["run"].nunique()
-    shared = seeds.index[seeds == len(named)]  # the claim pairs the seeds that all its arms have
-    losses = losses[~losses["run"].isin(named) | losses["seed"].isin(shared)]
+    shared = seeds.index[seeds == len(named)]
+    return losses[~losses["run"].isin(named) | losses["seed"].isin(shared)]
+
+
+@cached_reader
+def pattern_losses(results: Results, runs: list[str]) -> DataFrame:
+    """Return a row per scheme and depth with `loss_minus_dense_nats`, its loss minus the loss of 1x1 (`dense`), and the
+    intervals of this difference.
+    """
+    losses, arms = losses_of_shared_seeds(results), registered_arms(_SPARSE, results.scale).arms
+    named = {arm.run for arm in arms.values()}
     ours = gains(results, runs).rename(columns={"spec.optimizer.lr": "learning_rate"})
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
     is_arm = ours["run"].isin(named)
@@ -314,13 +329,28 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
     ours = with_difference(ours.join(of_key, on=keys), losses, "run", "dense", name)
     ours = with_pooled(ours, results, STUDY, "run", "dense", name)
-    if {"sparse", "dense"} <= {*arms} and len(shared):
+    if {"sparse", "dense"} <= {*arms} and named <= {*losses["run"]}:
         signs = dict.fromkeys(map(str, named), 0.0) | {str(arms["sparse"].run): 1.0, str(arms["dense"].run): -1.0}
         of_claim = pooled_estimate(ClaimRows(results, STUDY, ClaimArms()), f"{name}_pooled", signs)
         for end in ("low", "high"):
             ours.loc[ours["run"].eq(str(arms["sparse"].run)), f"{name}_pooled_{end}"] = of_claim.get(
                 f"{name}_pooled_{end}"
             )
+    return ours
+
+
+@table(reads="test.csv", published=_published_patterns, readers=_by_depth, answer=_answer_patterns,
+       columns="source run regime setting variant learning_rate layers parameters_added perplexity -perplexity_se "
+               "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged verdict")  # fmt: skip
+def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
+    """Do simpler or sparser schemes do as well as DenseFormer 1x1?
+
+    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622); part
+    lost: divided by the same for the Transformer.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch.
+    - Doubt: two processors, which differ by about 0.005 nats, so the best schemes cannot be ordered.
+    """
+    ours = pattern_losses(results, runs)
     ours = ours.assign(device=ours["device"].map(processor))
     masks = {_SPARSE: ours["variant"].eq("DenseFormer 4x5"), _SIMPLER: ours["variant"].ne(_DENSE)}
     return sort_by_regime(with_verdicts(ours, results, STUDY, masks), "setting", "layers", "loss_nats")
@@ -419,19 +449,16 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     rows = rows[rows["run"].map(run_setting) == "main"].sort_values(["layers", "run"])
     reference = plains(records)
     plain = timed.set_index("run").reindex(rows["run"].map(reference)).set_index(rows.index)
-    times = results.rows_of("speed.csv", STUDY).assign(plain=lambda rows: rows["run"].map(reference))
-    keys, frames = ["measure", "repetition"], []
-    pairs = times.merge(times, left_on=["plain", *keys], right_on=["run", *keys], suffixes=("", "_plain"))
-    ratios = (pairs["time_s"] / pairs["time_s_plain"]).groupby([pairs["run"], pairs["measure"]])
+    ratios, frames = time_ratios(results, reference), []
     for measure in (TRAINING, FORWARD, DECODE):
         columns = {f"milliseconds{end}": 1000 * rows[f"{measure}_time_s{end}"] for end in _ENDS}
-        for end, quantile in zip(_ENDS[1:], (0.25, 0.75), strict=True):
-            columns[f"time_ratio{end}"] = rows["run"].map(ratios.quantile(quantile).xs(measure, level="measure"))
+        for end in ("low", "high"):
+            columns[f"time_ratio_{end}"] = rows["run"].map(ratios[end].xs(measure, level="measure"))
         for cost, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
             columns[label] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
         columns |= {"megabytes": rows[f"{measure}_memory_bytes"] / 1e6, "sequences": rows[f"{measure}_sequences"]}
         frames.append(rows[["run", "variant", "layers"]].assign(measure=measure, **columns))
     record, table = results.stage_record(STUDY, "speed"), pd.concat(frames, ignore_index=True)
     table = table.assign(device=processor(record.get("device", "")), threads=record.get("threads"),
-                         repetitions=times["repetition"].nunique())  # fmt: skip
+                         repetitions=results.rows_of("speed.csv", STUDY)["repetition"].nunique())  # fmt: skip
     return with_verdicts(table, results, STUDY, {_MEMORY: table["measure"].isin((TRAINING, DECODE))})

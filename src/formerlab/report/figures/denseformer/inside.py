@@ -344,6 +344,6 @@ def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(matrix=rows["measure"].str.removeprefix(SINGULAR), ratio=np.log(rows["value"]))
     means = rows.groupby(["run", "seed", "variant", "layers", "matrix"], sort=False)["ratio"].mean().reset_index()
     table = summarize(means, "ratio", ["run", "matrix"], _minus_transformer(rows))
-    ends = expand_columns("ratio[]")
+    ends = [end for end in expand_columns("ratio[]") if end in table]
     table[ends] = np.exp(table[ends].astype(float))
     return table.merge(means[["run", "variant", "layers"]].drop_duplicates())

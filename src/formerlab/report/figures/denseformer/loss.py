@@ -1,7 +1,6 @@
 """Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,8 +10,6 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.claims.registry import ClaimArms
-from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.marks import write_verdicts
 from formerlab.report.names import TABLE_LABELS, data_set_labels
@@ -29,20 +26,17 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
-from formerlab.report.style import GREY, NARROW, RUST
+from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST
 from formerlab.report.tables import denseformer as tables
-from formerlab.report.tables.blocks import claim_verdicts, pooled_estimate, with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
 DENSE = f"{DENSEFORMER} 1x1"
 SPARSEST = f"{DENSEFORMER} 4x5"
-_TIME, _GAIN, _MINUS_DENSE = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
-_DEEPER, _EQUAL = "minus_shallowest_nats", "minus_plain_nats"
-_LAST_STEP = "right of the curves: last step, with 95 % Student t intervals over seeds."
+_TIME, _GAIN, _MINUS_DENSE = f"{FORWARD}_time_s", "gain_over_shallowest_nats", "minus_dense_nats"
+_DEEPER = "minus_shallowest_nats"
 _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
-_DEPTHS = partial(Panel, "layers", by="_series", facet="_panel", share_y=True, same_limits="y", zero=0.0,
-                  ticks="{:.0f}".format, xlabel="depth (blocks)")  # fmt: skip
 
 
 def _models(results: Results, runs: Sequence[str]) -> tuple[DataFrame, DataFrame]:
@@ -52,118 +46,106 @@ def _models(results: Results, runs: Sequence[str]) -> tuple[DataFrame, DataFrame
     return models, held_out_losses(results, STUDY, models["run"])
 
 
-def _compared(
-    models: DataFrame, losses: DataFrame, results: Results, a: str, b: str, name: str, shared: Sequence[str]
-) -> DataFrame:
-    """Return a row per model and per seed with the loss, and with the loss of the run in column `a` minus the loss of
-    the run in column `b` as `name`. Rows have the `shared` columns.
+def _minus(models: DataFrame, losses: DataFrame, a: str, b: str, name: str, shared: Sequence[str]) -> DataFrame:
+    """Return a row per model and per seed with the loss and the `shared` columns, and with the loss of the run in
+    column `a` minus the loss of the run in column `b` as `name`; it is 0 if they are one run.
     """
     shared = ["source", "variant", "layers", "tokens", *shared]
-    models = models.assign(source="ours")
     means = means_by_run(losses).drop(columns=["source", "variant", "layers", "tokens"])
-    rows = with_seeds(means.merge(models[["run", *shared]], on="run"), losses, shared)
-    pairs = models[models[a].notna() & models[b].notna()].assign(_of=models["run"])[["_of", a, b]]
-    minus = with_pooled(differences(losses, pairs, a, b, name), results, STUDY, a, b, name)
-    keep = ["_of", "part", "seed", *expand_columns(f"{name}[]+")]
-    return rows.merge(minus.reindex(columns=keep).rename(columns={"_of": "run"}), "left", ["run", "part", "seed"])
+    rows = with_seeds(means.merge(models.assign(source="ours")[["run", *shared]], on="run"), losses, shared)
+    minus = differences(losses, models.assign(_of=models["run"])[["_of", a, b]], a, b, name)
+    minus = minus.reindex(columns=["_of", "part", "seed", *expand_columns(f"{name}[]")])
+    rows = rows.merge(minus.rename(columns={"_of": "run"}), "left", ["run", "part", "seed"])
+    same = rows["run"].isin(models.loc[models[a] == models[b], "run"]) & rows["part"].eq("mean")
+    return rows.assign(**{name: rows[name].mask(same, 0.0)})
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    _DEPTHS(_DEEPER, ylabel="minus the shallowest\nTransformer (nats)", name="legend"),
-    _DEPTHS(_EQUAL, ylabel="minus the Transformer\nof equal depth (nats)", name="none"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); loss per token, below 0: better; {_BARS}; published: "
-                        "differences of ln perplexity, without intervals."],
-    wanted=[TRANSFORMER, DENSE], height=1.5
+    Panel("layers", _DEEPER, by="_series", facet="_panel", share_y=True, same_limits="y", zero=0.0, name="legend",
+          ticks="{:.0f}".format, xlabel="depth (blocks)", ylabel="minus the shallowest\nTransformer (nats)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); loss per token, below 0: better; bars: 95 % Student t "
+                        "interval; published: differences of ln perplexity, without intervals, other depths."],
+    wanted=[TRANSFORMER, DENSE]
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers 1x1 against depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622), for the texts with models of several depths. Above: loss minus the loss of the shallowest
-    Transformer of the same text. Below: loss of DenseFormer minus the loss of the Transformer of equal depth. Both are
-    paired by seed, and each line of panels has one scale. To see: which depth the Transformer needs to reach the loss
-    of a DenseFormer, and whether the gain grows with depth. In the paper a DenseFormer of 48 blocks is about as good as
-    a Transformer of 72. Published: 378 to 676 million parameters (OpenWebText2, 40k steps).
+    (arXiv:2402.02622), minus the loss of the shallowest Transformer of the same text, paired by seed, for the texts
+    with models of several depths. To see: which depth the Transformer needs to reach the loss of a DenseFormer. In the
+    paper a DenseFormer of 48 blocks is about as good as a Transformer of 72. Ours are not clearly better if they are
+    deeper, so no depth is found. Published: 378 to 676 million parameters (OpenWebText2, 40k steps).
     """
     models, losses = _models(results, runs)
     group = ["regime", "tokens"]
     several = models.groupby(group)["layers"].transform("nunique") > 1
     models = models[several | (not several.any())]
-    plain = models[models["variant"] == TRANSFORMER].drop_duplicates(group)
-    base = plain.set_index(group)["run"].rename("base")
-    deeper = _compared(models.join(base, on=group), losses, results, "run", "base", _DEEPER, ["_text"])
-    deeper[_DEEPER] = deeper[_DEEPER].mask(deeper["run"].isin(base), deeper["part"].map({"mean": 0.0}))
-    pairs = models[models["variant"].isin([TRANSFORMER, DENSE])]
-    equal = _compared(pairs, losses, results, "run", "plain", _EQUAL, ["_text", "plain"])
-    equal[_EQUAL] = equal[_EQUAL].mask(equal["run"].eq(equal["plain"]), equal["part"].map({"mean": 0.0}))
+    base = models[models["variant"] == TRANSFORMER].drop_duplicates(group).set_index(group)["run"].rename("base")
+    ours = _minus(models.join(base, on=group), losses, "run", "base", _DEEPER, ["_text"])
     published = tables.published_depths().assign(part="mean", _text="OpenWebText2")
-    loss = np.log(published["perplexity"])
-    of_equal_depth = published["layers"].map(loss.groupby(published["layers"]).max())
-    published[_DEEPER], published[_EQUAL] = loss - loss.iloc[0], loss - of_equal_depth
-    rows = pd.concat([deeper, equal, published], ignore_index=True)
-    series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]))
+    published[_DEEPER] = np.log(published["perplexity"] / published["perplexity"].iloc[0])
+    rows = pd.concat([ours, published], ignore_index=True)
     count = rows["tokens"].map(lambda count: f", {format_count(count)} tokens", "ignore").fillna("")
-    return rows.assign(_panel=rows["_text"] + count, _series=series).sort_values(
-        ["source", "layers"], kind="stable", ignore_index=True
-    )
+    series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]))
+    rows = rows.assign(_panel=rows["_text"] + count, _series=series)
+    rows = rows.sort_values(["source", "layers"], kind="stable", ignore_index=True)
+    for panel, group in rows[rows["_series"].eq(TRANSFORMER) & rows["part"].eq("mean")].groupby("_panel"):
+        if group[f"{_DEEPER}_low"].iloc[-1] < 0 < group[f"{_DEEPER}_high"].iloc[-1]:
+            rows["_panel"] = rows["_panel"].replace(panel, f"{panel}: no clear gain from depth")
+    return rows
 
 
-_RELATIVE = partial(Panel, y="_label", by="_label", style="variant", kind="forest", zero=0.0)
+def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
+    """Write the number of blocks at each point of the paper, and draw a vertical line at equal time."""
+    axes.axvline(0, color=BLACK, linewidth=0.9, zorder=1)
+    shown = rows[rows["source"].eq("published")].dropna(subset="_series")
+    for x, y, layers, variant in shown[["slower_percent", _GAIN, "layers", "variant"]].to_numpy():
+        up = -10 if variant == TRANSFORMER else 4
+        axes.annotate(f"{layers:.0f}", (x, y), (0, up), textcoords="offset points", color=PUBLISHED_INK, fontsize=7,
+                      ha="center")  # fmt: skip
 
 
 @plot(reads="test.csv speed.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    _RELATIVE("_slower", title="Time of a forward pass", xlabel="% more than the Transformer"),
-    _RELATIVE(_GAIN, title="Gain (right: better)", xlabel="loss of the Transformer\nminus loss (nats per token)"),
-    notes=lambda rows: [f"against the Transformer of equal depth; deeper Transformers are not timed, so a comparison "
-                        f"at equal time is not tested; {seed_count(rows['seeds'])} (dots); {_BARS}; bars of the time: "
-                        "quartiles; tinted: published (ln perplexity)."],
-    columns=1, width=NARROW
+    Panel("slower_percent", _GAIN, by="_series", style="variant", zero=0.0, name="legend", finish=_finish_tradeoff,
+          title="Above black: better at equal time", xlabel="time of a forward pass, % more",
+          ylabel="gain in loss\n(nats per token)"),
+    notes=lambda rows: [f"over the shallowest Transformer (ours: {rows['_base'].iloc[0]:.0f} blocks; hollow, the "
+                        f"paper: 48, ln perplexity); numbers: blocks; {seed_count(rows['seeds'])} (dots); vertical "
+                        f"{_BARS}; horizontal: quartiles."],
+    width=NARROW, columns=1, height=2.2
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
-    """Time of a full forward pass and gain in held-out loss of DenseFormers, both against the Transformer of equal
-    depth. The gain is paired by seed. Times are medians over repetitions, measured in turns on one machine. Tinted:
-    Table 1 of DenseFormer (arXiv:2402.02622), whose gain is a difference of ln perplexity. To see: what a DenseFormer
-    costs and gains. Fig. 3 of the paper compares with deeper Transformers that take equal time. Our deeper Transformers
-    are not timed, so this comparison is not tested.
+    """Extra time of a full forward pass and gain in held-out loss, both against the shallowest timed Transformer of the
+    same source, after Fig. 3 of DenseFormer (arXiv:2402.02622). The gain is paired by seed. Times are ratios of medians
+    over repetitions, measured in turns on one machine. Hollow: Table 1 of the paper, where the gain is a difference of
+    ln perplexity and the lines join models of 48 to 90 blocks. To see: a model is better than deeper Transformers at
+    equal time if it is above their line. Our deeper Transformers are not timed, so we test it at one depth only.
     """
     models, losses = _models(results, runs)
-    kind = ["variant", "layers", "spec.model.width"]
+    kind, group = ["variant", "layers", "spec.model.width"], ["regime", "tokens"]
     timed = load_runs(results, STUDY).drop_duplicates("run")[["run", *kind]].merge(tables.speeds(results), on="run")
-    timed = timed.drop(columns="run").drop_duplicates(kind)  # the time does not depend on the learning rate
+    timed = timed.rename(columns={"run": "_timed"}).drop_duplicates(kind)  # the learning rate does not change the time
     models = models.merge(timed, on=kind)
-    base = models.drop_duplicates("run").set_index("run")[_TIME]
-    text = data_set_labels(models["data.name"], results.scale)
-    models = models.assign(_base=models["plain"].map(base), _text=text).dropna(subset="_base")
+    base = models[models["variant"] == TRANSFORMER].sort_values("layers").drop_duplicates(group).set_index(group)
+    base = base[["run", "_timed", _TIME, "layers"]].rename(columns={_TIME: "_base_time", "layers": "_base"})
+    models = models.join(base.rename(columns={"run": "base", "_timed": "_base_timed"}), on=group).dropna(subset="base")
     if models.empty:
         return DataFrame()
-    times = [_TIME, f"{_TIME}_low", f"{_TIME}_high"]
-    ours = _compared(models, losses, results, "plain", "run", _GAIN, ["plain", "_base", "_text", *times])
-    ours[times] = ours[times].where(ours["part"].eq("mean"))
-    ours.loc[ours["run"].eq(ours["plain"]), _GAIN] = 0.0
-    published = tables.published_depths().assign(part="mean", _text="paper")
+    ratios = tables.time_ratios(results, dict(models[["_timed", "_base_timed"]].to_numpy()))
+    models = models.join(ratios.xs(FORWARD, level="measure"), on="_timed")
+    models["slower_percent"] = 100 * (models[_TIME] / models["_base_time"] - 1)
+    for end in ("low", "high"):
+        models[f"slower_percent_{end}"] = 100 * (models[end] - 1)
+    shared = ["base", "_base", _TIME, *expand_columns("slower_percent[]")]
+    ours = _minus(models, losses, "base", "run", _GAIN, shared)
+    ours = with_pooled(ours, results, STUDY, "base", "run", _GAIN)
+    published = tables.published_depths().assign(part="mean")
     published[_TIME] = 1 / published.pop("inference_batches_per_s")
-    plain = published[published["variant"] == TRANSFORMER].set_index("layers")
-    published["_base"] = published["layers"].map(plain[_TIME])
-    published[_GAIN] = np.log(published["layers"].map(plain["perplexity"]) / published["perplexity"])
+    published["slower_percent"] = 100 * (published[_TIME] / published[_TIME].iloc[0] - 1)
+    published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
     rows = pd.concat([ours, published], ignore_index=True)
-    for end in ("", "_low", "_high"):
-        rows[f"_slower{end}"] = 100 * (rows[f"{_TIME}{end}"] / rows["_base"] - 1)
-    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format)
-    has_label = rows["variant"].isin(models["variant"]) & rows["variant"].ne(TRANSFORMER)
-    return rows.assign(_label=(label + rows.pop("_text")).where(has_label))
-
-
-def _percent(nats: float) -> float:
-    """Return the percentage by which a perplexity falls if the loss falls by `nats`."""
-    return 100 * float(-np.expm1(-nats))
-
-
-def _published_gains() -> DataFrame:
-    """Return the published gains of 1x1 at the smallest depth of each text (Tables 1 and 2)."""
-    rows = tables.published_pairs()
-    rows = rows[rows["variant"] == DENSE].sort_values("layers").drop_duplicates("regime")
-    label = rows["layers"].map("{:.0f} blocks,\n".format) + rows["regime"]
-    return DataFrame(
-        {"_label": label, "difference_nats": rows["gain_nats"], "source": "published", "part": "published"}
-    )
+    name = rows["variant"].str.removeprefix(f"{DENSEFORMER} ")
+    shown = rows["variant"].isin(models["variant"]) & rows["base"].ne(rows["run"])
+    depth = rows["layers"].map(", {:.0f} blocks".format).where(rows["source"].eq("ours"), ", paper")
+    return rows.assign(_series=(name + depth).where(shown))
 
 
 def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
@@ -173,137 +155,142 @@ def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
     return {arm.run: words[claim].word for claim, name, arm in named if name == arms[claim] and arm.run}
 
 
-def _finish_gain(axes: Axes, rows: DataFrame) -> None:
-    """Write the change of perplexity below each tick, write the verdicts, and shrink markers that would cover
-    intervals.
-    """
+def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
+    """Write the verdicts, and draw markers that hide no interval."""
     for line in axes.get_lines():
         line.set_markersize(3 if line.get_marker() == "s" else line.get_markersize())
-    axes.xaxis.set_major_formatter(lambda nats, _: f"{nats:g}\n{_percent(nats):.0f} %".replace("-", "\N{MINUS SIGN}"))
     write_verdicts(axes, rows)
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_gain,
-          title="Transformer minus 1x1 (right: 1x1 is better)", xlabel="loss (nats per token),\n% of perplexity\n"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; bold: a claim rests "
-                        "on the row, and asks for a mean in the green range; tinted: published."],
-    width=2.9, columns=1  # the README shows it at 290 pixels
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=_write_verdicts,
+          title="Transformer minus 1x1", xlabel="nats per token (right: better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; rate: of the Transformer, "
+                        f"otherwise 0.01 for both; {_BARS}; bold: a claim rests on the row; green: it asks for a mean "
+                        "in this range; tinted: published."],
+    width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, paired by seed
-    (arXiv:2402.02622). A row is a depth, a number of training tokens and a test text. Every run has its own full
-    schedule. Bold: rows that a claim uses, with its verdict. Dashed: a quarter of a published gain, the smallest mean
-    that meets the claim. Thick bars include the variance between seeds, pooled over similar runs. With at least 20
-    texts, they also include the variance between texts. Published: Tables 1 and 2, as differences of ln perplexity. To
-    see: whether the gain grows with depth, and whether it lasts when both train longer or only makes the first steps
-    easier.
+    """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
+    number of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. The rows are the pairs
+    of the table denseformer_table. Every run has its own full schedule. Bold: rows that a claim uses, with its verdict.
+    Dashed: a quarter of a published gain, the smallest mean that meets the claim. Thick bars include the variance
+    between seeds, pooled over similar runs, and the variance due to the choice of texts if there are at least 20.
+    Published: Tables 1 and 2, as differences of ln perplexity. To see: whether the gain grows with depth, and whether
+    it lasts when both train longer or only makes the first steps easier.
     """
-    models, losses = _models(results, runs)
-    dense = models[models["variant"].eq(DENSE)].dropna(subset="plain").astype({"tokens": float})
-    rows = differences(losses, dense[["layers", "tokens", "run", "plain"]], "plain", "run")
-    if rows.empty:
-        return rows
-    rows = with_pooled(rows, results, STUDY, "plain", "run", "difference_nats")
-    texts = dense.set_index("run")["_text"]
-    tests = results.rows("test.csv", STUDY, dense["run"].tolist())
-    if "document" in tests:
-        counts = tests.dropna(subset="document").groupby("run")["document"].nunique().map("{} ".format)
-        texts = counts.reindex(texts.index).fillna("") + texts
-    labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ",\n"
-    published, limits = _published_gains(), dict[str | None, float]()
+    pairs = tables.denseformer_table.rows(results, runs)
+    if "plain" not in pairs:
+        return DataFrame()
+    compared = pairs["run"].isin(compared_runs(results, runs)["run"]) | pairs["setting"].eq("modern")
+    pairs = pairs[compared & pairs["variant"].eq(DENSE) & pairs["gain_nats"].notna()].astype({"tokens": float})
+    keys = ["layers", "tokens", "run", "plain"]
+    pairs["_text"] = data_set_labels(pairs["data.name"], results.scale)
+    rows = differences(held_out_losses(results, STUDY), pairs[keys], "plain", "run").merge(
+        pairs[["run", "plain", "setting", "plain_learning_rate", "verdict", "_text", *_POOLED]], on=["run", "plain"]
+    )
+    rows = rows.rename(columns=dict(zip(_POOLED, expand_columns("difference_nats[]+")[3:], strict=True)))
+    published, limits = tables.published_pairs().query("gain_nats == gain_nats"), dict[str | None, float]()
     arms = {LONG: "dense_long", DEPTH: "dense"}
-    for (claim, arm), gain in zip(arms.items(), sorted(published["difference_nats"], reverse=True), strict=True):
+    first = published.sort_values("layers").drop_duplicates("regime")["gain_nats"]
+    for (claim, arm), gain in zip(arms.items(), sorted(first, reverse=True), strict=True):
         of_claim = registered_arms(claim, results.scale).named()
-        limits |= {model.run: 0.25 * gain for name, model in of_claim if name == arm}  # the limit in the criteria
-    limit = rows["run"].map(limits)
+        limits |= {model.run: 0.25 * gain for name, model in of_claim if name == arm}  # as the criteria have it
+    seeds = rows["part"].eq("seed")
+    limit = rows["run"].map(limits).mask(rows["verdict"].isna())
+    other = rows["verdict"].isna() & rows["run"].isin(limits)
+    modern = rows["setting"].eq("modern")
+    last = rows["_text"].mask(other, "rate " + rows["plain_learning_rate"].map("{:g}".format)).mask(modern, "modern")
+    labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ", " + last
     rows = rows.assign(
-        _label=labels + rows["run"].map(texts),
-        verdict=rows["run"].map(_verdicts(results, arms)).where(rows["part"].eq("mean")),
+        _label=labels,
+        _brief=~other & ~modern,
+        **{column: rows[column].mask(seeds) for column in expand_columns("difference_nats[]+")[3:]},
+        verdict=rows["verdict"].str.extract(r"^([^(;:]+[^ (;:])")[0].mask(seeds),
         difference_nats_limit=limit,
         difference_nats_met=np.where(limit.notna(), np.inf, np.nan),
-    ).sort_values("difference_nats_limit", kind="stable")  # claims first
+    ).drop(columns=["setting", "plain_learning_rate"])
+    rows = rows.sort_values("difference_nats_limit", kind="stable")  # claims first
+    label = published["layers"].map("{:.0f} blocks, ".format) + published["regime"]
+    columns = {"_label": label, "difference_nats": published["gain_nats"], "_brief": published.index.isin(first.index)}
+    published = published[["source", "layers"]].assign(part="published", **columns)
     return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE)
 
 
-def _published_sparsity() -> DataFrame:
-    """Return the gains and the loss differences of the published models of 48 blocks (Tables 1 and 4)."""
-    rows = tables.published_models("Table 1", "Table 4").query("layers == 48").drop_duplicates("variant")
-    rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
-    rows = rows[rows["variant"].str.startswith(DENSEFORMER)].dropna(subset=_GAIN)
-    gain = rows.loc[rows["variant"].eq(DENSE), _GAIN].iloc[0]
-    columns = {"variant": rows["variant"], "run": rows["variant"], _MINUS_DENSE: gain - rows[_GAIN]}
-    return rows[["source", _GAIN]].assign(layers=48.0, part="mean", _dense_gain=gain, **columns)
+_POOLED = ["gain_nats_pooled_low", "gain_nats_pooled_high"]
 
 
 def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
-    axes.xaxis.set_major_locator(MultipleLocator(50))
+    """Name the lines of 1x1 and of the Transformer, and write the verdict with the lost fraction."""
+    axes.xaxis.set_major_locator(MultipleLocator(100))
+    axes.axvline(100, color=BLACK, linewidth=0.9, zorder=1)
     of_claim = rows.dropna(subset="verdict")
     words = [f"{lost:.0f} %\n{verdict}".replace(" ", "\N{NO-BREAK SPACE}")
              for lost, verdict in of_claim[["_lost", "verdict"]].to_numpy()]  # fmt: skip
     write_verdicts(axes, of_claim.assign(verdict=words))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.6)
+    for at, name in ((0, "1x1"), (100, TRANSFORMER)):
+        axes.text(at, high + 0.55, f" {name}", va="top", fontsize=7)
 
 
 @plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
       within_regime=True, draw=layout(
     Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_sparsity,
-          title="Fraction of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % interval of the distance from the limit of "
-                        "25 %, as used for the verdict; bold: the claim, which asks for the green range; tinted: "
-                        "published."],
+          title="Part of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % interval, as in the table; in brackets: "
+                        "weights, of 1x1; bold: the claim, which asks for the green range; tinted: published."],
     columns=1, width=NARROW, order="_order"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
-    """Fraction of the gain of 1x1 that sparse averages (dilation k x period p) of equal depth lose, after Fig. 4, 11
-    and 12 of DenseFormer (arXiv:2402.02622). The loss minus the loss of 1x1 is paired by seed. It is divided by the
-    mean gain of 1x1 over the Transformer, for the seeds that all three have. Rows have the number of mixing weights,
-    and the number of mixing weights of 1x1. Green: less than a quarter, as the claim on 4x5 asks. A bar is the interval
-    of this claim's quantity, the lost loss minus a quarter of the gain. It is to the right of the green range only if
-    more than a quarter is lost. Published: Tables 1 and 4, as differences of ln perplexity. To see: which bars are to
-    the right of the green range. The time of 4x5 is in denseformer_tradeoff.
+    """Sparse averages over depth, by dilation k x period p: the fraction of the gain of the dense average (1x1) of
+    equal depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Losses minus the loss of 1x1,
+    with their intervals, are those of the table denseformer_patterns, divided by the mean gain of 1x1 over the
+    Transformer. Green: less than a quarter, as the claim on 4x5 asks. Published: Tables 1 and 4, as differences of ln
+    perplexity. To see: which bars are to the right of the green range. The time of 4x5 is in denseformer_tradeoff.
     """
-    models, losses = _models(results, runs)
-    models = models[models["variant"].str.startswith(f"{DENSEFORMER} ")]
-    models = models.assign(_text=data_set_labels(models["data.name"], results.scale))
-    model = ["regime", "layers", "tokens"]
-    dense = models[models["variant"] == DENSE].drop_duplicates(model).set_index(model)["run"].rename("dense")
-    models = models.join(dense, on=model, how="inner").dropna(subset="plain")
-    models = models[models.groupby("dense")["run"].transform("size") > 1]
+    models, keys = tables.pattern_losses(results, runs), ["regime", "setting", "layers"]
     if models.empty:
         return DataFrame()
-    of_plain = losses[["run", "seed"]].rename(columns={"run": "plain"})
-    common = models[["run", "plain"]].merge(losses, on="run").merge(of_plain, on=["plain", "seed"])
-    plains = losses[losses["run"].isin(models["plain"])]
-    losses = pd.concat([plains, common.drop(columns="plain")])  # the seeds that the Transformer has too
-    rows = _compared(models, losses, results, "run", "dense", _MINUS_DENSE, ["dense", "plain", "_text"])
-    gains = differences(losses, models[["run", "plain"]], "plain", "run", _GAIN).query("part == 'mean'")
-    gain = gains.set_index("run")[_GAIN]
-    rows = rows.assign(**{_GAIN: rows["run"].map(gain)}, _dense_gain=rows["dense"].map(gain))
-    rows[_MINUS_DENSE] = rows[_MINUS_DENSE].mask(rows["run"].eq(rows["dense"]) & rows["part"].eq("mean"), 0.0)
-    reader, means = ClaimRows(results, STUDY, ClaimArms()), rows["part"].eq("mean") & rows["run"].ne(rows["dense"])
-    for at, run, base, plain in rows.loc[means, ["run", "dense", "plain"]].reset_index().to_numpy():
-        excess = pooled_estimate(reader, "", {run: 1.0, base: -0.75, plain: -0.25})  # the quantity of the claim
-        for end in ("_low", "_high"):
-            rows.loc[at, f"{_MINUS_DENSE}_pooled{end}"] = 0.25 * gain[base] + excess.get(end, np.nan)
-    rows = pd.concat([rows, _published_sparsity()], ignore_index=True)
+    models = models.rename(columns=lambda name: name.replace("loss_minus_dense_nats", _MINUS_DENSE))
+    plain = models[models["variant"] == TRANSFORMER].drop_duplicates(keys).set_index(keys)
+    models = models.join(plain[_MINUS_DENSE].rename("dense_gain_nats"), on=keys)
+    models = models[models["variant"].str.startswith(f"{DENSEFORMER} ")].dropna(subset="dense_gain_nats")
+    models = models[models.groupby("dense")["run"].transform("size") > 1].astype({"layers": float})
+    if models.empty:
+        return DataFrame()
+    ends, dense = expand_columns(f"{_MINUS_DENSE}[]+"), models["variant"].eq(DENSE)
+    columns = ["run", "variant", "layers", "tokens", "dense", "dense_gain_nats", "seeds", "loss_nats", *ends]
+    models = models.assign(**{_MINUS_DENSE: models[_MINUS_DENSE].mask(dense, 0.0)})[columns]
+    losses = tables.losses_of_shared_seeds(results)
+    seeds = losses[["run", "seed", "loss_nats"]].merge(models[columns[:6]], on="run")
+    of_dense = losses.set_index(["run", "seed"])["loss_nats"]
+    of_dense = of_dense.reindex(seeds.set_index(["dense", "seed"]).index).to_numpy()
+    seeds = seeds.assign(**{_MINUS_DENSE: seeds["loss_nats"] - of_dense})[~seeds["variant"].eq(DENSE)]
+    ours = pd.concat([models.assign(part="mean"), seeds.assign(part="seed")]).assign(source="ours")
+    published = tables.published_models("Table 1", "Table 4").query("layers == 48").drop_duplicates("variant")
+    behind = np.log(published["perplexity"] / published.loc[published["variant"].eq(DENSE), "perplexity"].iloc[0])
+    published = published[["source", "variant", "layers"]].assign(
+        run=published["variant"], part="mean", dense_gain_nats=behind.iloc[0], **{_MINUS_DENSE: behind}
+    )  # the first row is the Transformer
+    published = published[published["variant"].str.startswith(f"{DENSEFORMER} ")].dropna(subset=_MINUS_DENSE)
+    rows = pd.concat([ours, published], ignore_index=True)
     schemes = rows["variant"].str.extract(r"(\d+)x(\d+)").astype(int)
     weights = np.array([sum(map(len, averages(int(layers), *scheme).values()))
                         for layers, *scheme in zip(rows["layers"], *schemes.to_numpy().T, strict=True)])  # fmt: skip
     for end in ("", "_pooled_low", "_pooled_high"):
-        rows[f"_lost{end}"] = 100 * rows[f"{_MINUS_DENSE}{end}"] / rows["_dense_gain"]
-    text = rows.pop("_text").fillna("paper")
-    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks, ".format) + text
-    of_dense = (rows["layers"] * (rows["layers"] + 3) / 2).map("{:.0f} weights".format)
-    label += ",\n" + Series(weights, rows.index).map("{} of ".format) + of_dense
+        rows[f"_lost{end}"] = 100 * rows[f"{_MINUS_DENSE}{end}"] / rows["dense_gain_nats"]
+    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
+    fraction = Series(weights, rows.index) / (rows["layers"] * (rows["layers"] + 3) / 2)
     verdict = rows["run"].map(_verdicts(results, {SPARSE: "sparse"})).where(rows["part"].eq("mean"))
-    claimed, met = rows["variant"].eq(SPARSEST), verdict.notna()
+    claimed = rows["variant"].eq(SPARSEST)
     return rows.assign(
-        _label=label.mask(rows["variant"].eq(DENSE)),
+        _label=(label + fraction.map(" ({:.0%})".format).str.replace("%", " %")).mask(rows["variant"].eq(DENSE)),
         _style=rows["variant"],
         _color=np.where(claimed, RUST, GREY),
         _marker=Series("o", rows.index).mask(claimed),
-        _lost_limit=np.where(met, 25.0, np.nan),
-        _lost_met=np.where(met, -np.inf, np.nan),
+        _lost_limit=np.where(verdict.notna(), 25.0, np.nan),
+        _lost_met=np.where(verdict.notna(), -np.inf, np.nan),
         verdict=verdict,
-        _order=np.lexsort((weights, -rows["layers"], rows["source"])).argsort(),
+        _order=np.lexsort((-weights, -rows["layers"], rows["source"])).argsort(),
     )

@@ -20,7 +20,7 @@ def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
     rows = denseformer_gain.rows(results, runs)
     if rows.empty:
         return rows
-    rows = rows[rows["part"].ne("seed")].sort_values(["source", "layers", "tokens"], kind="stable")
+    rows = rows[rows["part"].ne("seed") & rows["_brief"]].sort_values(["source", "layers", "tokens"], kind="stable")
     ours = rows["source"].eq("ours")
     label = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].div(1e6).map("{:.2g}M tokens".format)
     change = {end: 100 * np.expm1(-rows[f"difference_nats{column}"])
