@@ -190,10 +190,10 @@ def test_a_full_disk_stops_rendering(tmp_path, monkeypatch):
 def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
     make_denseformer(tmp_path / "live" / "tiny", (0,), depths=(4,))
     written = draw_all(tmp_path / "live", tmp_path / "figures")
-    expected_figures = {"architecture", "curves", "depth", "evolution", "gain", "weights", "table", "patterns"}
+    expected_figures = {"architecture", "depth", "gain", "overview", "weights", "table", "patterns"}
     assert {path.stem for path in written} == {f"denseformer_{name}" for name in expected_figures}
     assert {path.stem for path in (tmp_path / "figures/tiny").iterdir()} == {path.stem for path in written}
-    assert re.fullmatch(r"tiny: 8 rendered, \d+ have no rows of finished runs\n", capsys.readouterr().err)
+    assert re.fullmatch(r"tiny: 7 rendered, \d+ have no rows of finished runs\n", capsys.readouterr().err)
     with pytest.raises(UserError, match="no finished runs"):
         draw_all(tmp_path / "cached", tmp_path / "figures")
 
