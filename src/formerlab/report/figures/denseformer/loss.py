@@ -87,8 +87,8 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]))
     rows = rows.assign(_panel=rows["_text"] + count, _series=series)
     rows = rows.sort_values(["source", "layers"], kind="stable", ignore_index=True)
-    for panel, group in rows[rows["_series"].eq(TRANSFORMER) & rows["part"].eq("mean")].groupby("_panel"):
-        if group[f"{_DEEPER}_low"].iloc[-1] < 0 < group[f"{_DEEPER}_high"].iloc[-1]:
+    for panel, points in rows[rows["_series"].eq(TRANSFORMER) & rows["part"].eq("mean")].groupby("_panel"):
+        if points[f"{_DEEPER}_low"].iloc[-1] < 0 < points[f"{_DEEPER}_high"].iloc[-1]:
             rows["_panel"] = rows["_panel"].replace(panel, f"{panel}: no clear gain from depth")
     return rows
 
@@ -212,8 +212,9 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     ).drop(columns=["setting", "plain_learning_rate"])
     rows = rows.sort_values("difference_nats_limit", kind="stable")  # claims first
     label = published["layers"].map("{:.0f} blocks, ".format) + published["regime"]
-    columns = {"_label": label, "difference_nats": published["gain_nats"], "_brief": published.index.isin(first.index)}
-    published = published[["source", "layers"]].assign(part="published", **columns)
+    published = published.assign(
+        _label=label, _brief=published.index.isin(first.index), difference_nats=published["gain_nats"], part="published"
+    )[["source", "layers", "_label", "_brief", "difference_nats", "part"]]
     return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE)
 
 
@@ -264,8 +265,8 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     models = models.assign(**{_MINUS_DENSE: models[_MINUS_DENSE].mask(dense, 0.0)})[columns]
     losses = tables.losses_of_shared_seeds(results)
     seeds = losses[["run", "seed", "loss_nats"]].merge(models[columns[:6]], on="run")
-    of_dense = losses.set_index(["run", "seed"])["loss_nats"]
-    of_dense = of_dense.reindex(seeds.set_index(["dense", "seed"]).index).to_numpy()
+    by_run = losses.set_index(["run", "seed"])["loss_nats"]
+    of_dense = by_run.reindex(seeds.set_index(["dense", "seed"]).index).to_numpy()
     seeds = seeds.assign(**{_MINUS_DENSE: seeds["loss_nats"] - of_dense})[~seeds["variant"].eq(DENSE)]
     ours = pd.concat([models.assign(part="mean"), seeds.assign(part="seed")]).assign(source="ours")
     published = tables.published_models("Table 1", "Table 4").query("layers == 48").drop_duplicates("variant")
