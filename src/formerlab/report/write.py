@@ -347,7 +347,7 @@ def _claims(letters: Mapping[str, str], results: Results, study: str) -> list[st
 
 
 _SIGNS = {
-    "\N{EN DASH}": "\N{EN DASH}: not run.",
+    "\N{EN DASH}": "\N{EN DASH}: not run or not evaluated.",
     pages.DAGGER: f"{pages.DAGGER}: the interval of these seeds alone includes equality (0, or 1 for a ratio).",
     pages.SECTION: f"{pages.SECTION}: the interval of these seeds alone excludes equality (0, or 1 for a ratio).",
 }

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Sequence
 
-from formerlab.report.claims.render import UNITS, item_name
+from formerlab.report.claims.render import UNITS, in_unit, item_name
 from formerlab.report.claims.verdict import Item
+from formerlab.report.columns import MINUS
 
 _LIMITS = {
     ("lo", ">"): "an interval above {}",
-    ("lo", ">="): "an interval from at least {}",
+    ("lo", ">="): "an interval that begins at or above {}",
     ("hi", "<"): "an interval below {}",
-    ("hi", "<="): "an interval up to at most {}",
+    ("hi", "<="): "an interval that ends at or below {}",
     ("mean", ">="): "a mean of at least {}",
     ("", "<="): "a value of at most {}",
     ("", ">="): "a value of at least {}",
@@ -26,10 +27,23 @@ def needed(items: Sequence[Item]) -> str:
     Clauses that no pattern matches are left out.
     """
     by_text: dict[str, list[str]] = {}
-    for item in items:
+    for item in filter(_is_known, items):
         by_text.setdefault(_needed(item), []).append(item_name(item))
-    texts = [text if len(by_text) == 1 else f"{', '.join(names)}: {text}" for text, names in by_text.items() if text]
+    texts = (text if len(by_text) == 1 else f"{', '.join(names)}: {text}" for text, names in by_text.items() if text)
     return "; ".join(texts)
+
+
+def ours(items: Sequence[Item]) -> str:
+    """Return the first number of the criterion of a measured claim, by item, in the unit of its label."""
+    known = [item for item in items if _is_known(item) and item.claim.kind == "measured"]
+    numbers = [(item_name(item), in_unit(item, next(iter(item.quantities)))) for item in known]
+    texts = (f"{name}: {number}" if name and len(known) > 1 else number for name, number in numbers)
+    return "; ".join(texts).replace(" -", f" {MINUS}").replace("[-", f"[{MINUS}")
+
+
+def _is_known(item: Item) -> bool:
+    """Return whether all names of `let` have a value."""
+    return item.quantities.keys() >= item.claim.criterion.let.keys()
 
 
 def _needed(item: Item) -> str:

@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.needed import needed
+from formerlab.report.claims.needed import needed, ours
 from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import outcome_text, reasons
@@ -33,20 +33,24 @@ def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         return rows
     regimes = rows["regime"].astype(str)
     trained = regimes[regimes.str.contains("learning rate")].unique()
-    shown = {name: [name == text or name.startswith(f"{text},") for text in regimes] for name in trained}
-    return {name: rows[mask].drop(columns="regime") for name, mask in shown.items()} or rows
+    masks = {name: [name == text or name.startswith(f"{text},") for text in regimes] for name in trained}
+    return {name: rows[mask].drop(columns="regime") for name, mask in masks.items()} or rows
 
 
-def side_by_side(rows: DataFrame, keys: list[str], labels: Series, value: str, among: Iterable[str] = ()) -> DataFrame:
+def side_by_side(
+    rows: DataFrame, keys: list[str], labels: Series, value: str, among: Iterable[str] = (), *, pooled: bool = False
+) -> DataFrame:
     """Return a row per combination of `keys`, with `value` and its interval ends in columns named by `labels`.
 
-    `among` gives the order of the columns; by default the order of the rows.
+    `among` gives the order of the columns; by default the order of the rows. With `pooled`, the ends of the pooled
+    interval are added.
     """
-    table = rows[keys].drop_duplicates(ignore_index=True)
+    table, ends = rows[keys].drop_duplicates(ignore_index=True), "[]+" if pooled else "[]"
     for label in among or labels.unique():
-        ends = dict(zip(expand_columns(f"{value}[]"), expand_columns(f"{label.replace(' ', '~')}[]"), strict=True))
-        block = rows.loc[labels == label, [*keys, *(end for end in ends if end in rows)]].rename(columns=ends)
-        table = pd.merge(table, block, on=keys, how="left")
+        names = (expand_columns(f"{name}{ends}") for name in (value, label.replace(" ", "~")))
+        renamed = dict(zip(*names, strict=True))
+        block = rows.loc[labels == label, [*keys, *(name for name in renamed if name in rows)]]
+        table = pd.merge(table, block.rename(columns=renamed), on=keys, how="left")
     return table
 
 
@@ -97,14 +101,15 @@ def processor(device: str) -> str:
 
 
 class ClaimVerdict(NamedTuple):
-    """The verdict on a claim in words, the runs that it uses, the claim with its limits, and the conditions that are
-    not met.
+    """The verdict on a claim in words, the runs that it uses, the conditions that are not met, the claim with its
+    limits, and the verdicts on its items.
     """
 
     word: str
     runs: frozenset[str]
     reasons: tuple[str, ...] = ()
     claim: str = ""
+    items: Mapping[str, str] = {}
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -122,9 +127,11 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     rows = ClaimRows(results, study, arms or ClaimArms(), _shared_rows(results, study))
     verdict = evaluate(claim, rows, exact_numbers(results).get(claim.id, {}), results.scale)
     word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
+    items = {item.item: outcome_text(item.outcome, [item]).partition(":")[0] for item in verdict.items if item.item}
     why = reasons([item for item in verdict.counted or verdict.items if item.texts])
-    text = claim.statement.rstrip(".") + with_prefix(". Needed: ", needed(verdict.items)) + "."
-    return ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()), tuple(why), text)
+    text = claim.statement.rstrip(".") + with_prefix(". Needed: ", needed(verdict.items))
+    text += with_prefix(". Ours: ", ours(verdict.items)) + "."
+    return ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()), tuple(why), text, items)
 
 
 @lru_cache(maxsize=4)
@@ -180,6 +187,12 @@ def negated(rows: DataFrame, name: str, new: str) -> DataFrame:
     )
 
 
+def answer_word(row: "Series[Any]") -> str:
+    """Return the verdict of a row as the answer to the question of a table."""
+    words = {"agrees": "Yes", "holds": "Yes", "contradicts": "No", "fails": "No"}
+    return words.get(verdict_words(row["verdict"]), "We cannot tell")
+
+
 def with_verdict(row: "Series[Any]") -> str:
     """Return the verdict of a row in round brackets, or "" if no claim rests on it."""
     return f" ({words})" if (words := verdict_words(row["verdict"])) else ""
@@ -198,7 +211,7 @@ def ngram_levels(rows: DataFrame) -> str:
     """Return the perplexities of the 5-gram models among labelled rows (`write.with_labels`) in words, or ""."""
     named = rows[rows["variant"].astype(str).str.startswith("5-gram")]
     levels = ", ".join(f"{row.perplexity:.1f} on {row.regime}" for row in named.itertuples())
-    return f"a 5-gram model has {levels}" if levels else ""
+    return f"a 5-gram model has perplexity {levels}" if levels else ""
 
 
 def with_prefix(prefix: str, text: str) -> str:

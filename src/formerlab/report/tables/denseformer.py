@@ -10,6 +10,7 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
+from formerlab.report.claims.verdict import MIN_SEEDS
 from formerlab.report.columns import count
 from formerlab.report.families import run_setting
 from formerlab.report.published import DENSEFORMER, published_rows
@@ -25,6 +26,7 @@ from formerlab.report.runs import (
     with_difference,
 )
 from formerlab.report.tables.blocks import (
+    answer_word,
     by_regime,
     first_row,
     in_words,
@@ -32,9 +34,7 @@ from formerlab.report.tables.blocks import (
     ngrams,
     pooled_estimate,
     processor,
-    side_by_side,
     with_pooled,
-    with_prefix,
     with_verdict,
     with_verdicts,
 )
@@ -157,40 +157,40 @@ def published_pairs() -> DataFrame:
 
 
 def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per DenseFormer 1x1 and the plain Transformer of equal depth, data and training, in blocks by text;
-    the block of the deepest models and the pair of its claim come first.
-    """
+    """Return a row per pair of DenseFormer 1x1 and plain Transformer of equal size and training, the deepest first."""
     dense = rows[(rows["variant"] == _DENSE) & rows["gain_nats"].notna()]
     if dense.empty:
         return by_regime(rows)
     published = rows["source"].eq("published").any()
-    dense = dense.assign(text=dense["regime"].str.partition(", ")[0])
+    text = dense["regime"].str.partition(", ")[0]
     plain = dense["plain_perplexity"].fillna(dense["perplexity"] * np.exp(dense["gain_nats"]))
-    dense = dense.assign(plain_perplexity=plain, perplexity=plain / np.exp(dense["gain_nats"]))
-    dense.loc[dense["seeds"].eq(1), expand_columns("gain_nats[]+")[1:]] = np.nan
-    modern = dense["setting"].eq("modern").map({True: ", modern", False: ""})
-    dense = dense.assign(layers=dense["layers"].map("{:.0f}".format) + modern, _unclaimed=dense["verdict"].isna())
-    columns = ["layers", "tokens", "plain_learning_rate", "dense_learning_rate", "plain_perplexity", "perplexity"]
-    columns = [*(["text"] if published else []), *columns, *expand_columns("gain_nats[]+"), "seeds", "verdict"]
-    names = {"perplexity": "1x1, perplexity ↓", "layers": "blocks", "text": "test text"}
-    dense = dense.assign(dense_learning_rate=dense["learning_rate"])
+    dense = dense.assign(text=text, plain_perplexity=plain, perplexity=plain / np.exp(dense["gain_nats"]))
+    columns = ["text", "layers", "plain_perplexity", "perplexity", *expand_columns("gain_nats[]+")]
+    names = {"perplexity": "1x1, perplexity ↓", "text": "test text"}
     if published:
         return {"": dense[columns].rename(columns=names).dropna(axis=1, how="all")}
-    blocks, depths = {}, dense["layers"].str.extract(r"(\d+)", expand=False).astype(int)
-    for text in dense.assign(_depth=depths).sort_values("_depth", ascending=False)["text"].unique():
-        floor = with_prefix("; ", ngram_levels(rows[rows["regime"].eq(text)]))
-        of_text = dense[dense["text"] == text]
-        order = ["_unclaimed"] if of_text["layers"].nunique() == 1 else []
-        blocks[f"{text}{floor}"] = of_text.sort_values(order, kind="stable")[columns].rename(columns=names)
-    return blocks
+    dense.loc[dense["seeds"].eq(1), expand_columns("gain_nats[]+")[1:]] = np.nan
+    rates = dense[["plain_learning_rate", "learning_rate"]].map("{:g}".format)
+    dense = dense.assign(
+        rates=rates["plain_learning_rate"] + "; " + rates["learning_rate"],
+        text=text + dense["setting"].eq("modern").map({True: ", modern backbone", False: ""}),
+        _unclaimed=dense["verdict"].isna(),
+    ).sort_values(["layers", "tokens", "_unclaimed"], ascending=[False, False, True], kind="stable")
+    heading = "; ".join(filter(None, [seed_count(dense["seeds"]), ngram_levels(rows)]))
+    columns[2:2] = ["tokens", "rates"]
+    return {heading: dense[[*columns, "verdict"]].rename(columns=names)}
 
 
 def _answer_pairs(rows: DataFrame) -> str:
-    claimed = rows[(rows["variant"] == _DENSE) & rows["verdict"].notna()].sort_values("layers")
-    if claimed.empty:
+    evaluated = rows[rows["variant"].eq(_DENSE) & rows["verdict"].notna() & rows["setting"].ne("modern")]
+    evaluated = evaluated.sort_values("layers", ascending=False)
+    if evaluated.empty:
         return ""
-    row = claimed.iloc[-1]
-    return f"At {row['layers']:.0f} blocks 1x1 lowers the loss by {in_words(row, 'gain_nats')} nats{with_verdict(row)}."
+    gains = [
+        f"{in_words(row, 'gain_nats')} nats at {row['layers']:.0f} blocks{with_verdict(row)}"
+        for _, row in evaluated.iterrows()
+    ]
+    return f"{answer_word(evaluated.iloc[0])}: 1x1 lowers the loss by {' and by '.join(gains)}."
 
 
 @table(reads="test.csv floors.csv", published=published_pairs, readers=_pairs, answer=_answer_pairs,
@@ -200,17 +200,19 @@ def _answer_pairs(rows: DataFrame) -> str:
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Do averages over depth lower the loss?
 
-    - Gain: test loss of plain minus test loss of 1x1 (averages over all earlier blocks), paired by seed, as are the
-    perplexities; after Tables 1 and 2 of DenseFormer (arXiv:2402.02622).
+    - Gain: test loss of plain minus test loss of 1x1 (averages over all earlier blocks), paired by seed; after Tables 1
+    and 2 of DenseFormer (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs, if any.
-    - Doubt: the gain depends on the learning rates. Modern: RMSNorm, SwiGLU and rotary positions.
+    - Doubt: the learning rates. Models of 24 blocks ran on two processors, which differ by 0.005 nats.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     partners = registered_plains(results)
     of_search = ours["variant"].eq(_DENSE) & ours["setting"].eq("whole") & ~ours["run"].isin(partners)
-    ours = ours[~of_search]
-    claimed = ours[ours["run"].isin(partners)].drop(columns=[*expand_columns("gain_nats[]"), "interval"])
-    claimed = claimed.assign(plain=claimed["run"].map(partners))
+    sizes = ours[ours["run"].isin(partners)].set_index(["regime", "layers"])["run"].map(partners)
+    searched = ours[of_search & ours["seeds"].ge(MIN_SEEDS)].join(sizes.rename("rival"), on=["regime", "layers"])
+    plain = partners | searched.dropna(subset="rival").set_index("run")["rival"].to_dict()
+    claimed = ours[ours["run"].isin(plain)].drop(columns=[*expand_columns("gain_nats[]"), "interval"])
+    claimed, ours = claimed.assign(plain=claimed["run"].map(plain)), ours[~of_search]
     claimed = with_difference(claimed, losses, "plain", "run", "gain_nats", results=results)
     if len(claimed):
         ours = pd.concat([ours, claimed], ignore_index=True).drop_duplicates(["run", "plain"], ignore_index=True)
@@ -246,56 +248,74 @@ def _published_patterns() -> DataFrame:
 
 
 _READS = {
+    _DENSE: "averages of all earlier blocks",
+    r"DenseFormer.*": "averages of some earlier blocks",
     r"Transformer": "nothing",
-    _DENSE: "all earlier blocks",
-    r"DenseFormer (\d+)x1$": r"1 in \1 blocks",
-    r"DenseFormer (\d+)x(\d+)": r"1 in \1 blocks, after 1 in \2",
     r"Last-K.*": "the last 4 outputs and the embedding",
     r"Connect-to-Last": "all blocks, at the end only",
-    r"Skips with Gains": "a gain on each addition",
+    r"Skips with Gains": "a learned gain on each addition",
     r"Hyper-Connections, static.*": "4 residual streams, fixed weights",
-    r"Hyper-Connections, dynamic.*": "4 residual streams, weights by input",
-    r"mHC.*start mixing": "the same, starts with mixed streams",
-    r"mHC.*": "4 residual streams, doubly stochastic",
+    r"Hyper-Connections, dynamic.*": "4 residual streams, weights that depend on the input",
+    r"mHC.*start mixing": "4 residual streams, doubly stochastic weights, mixed from the start",
+    r"mHC.*": "4 residual streams, doubly stochastic weights",
 }
-"""Descriptions of what each scheme reads or adds, by regular expressions for their names."""
+"""Descriptions of what each scheme adds to a Transformer, by regular expressions for their names."""
 
 
-def _by_depth(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a block per depth, text and batch with more models than 1x1 and the plain Transformer."""
-    published, blocks = bool(rows["source"].eq("published").any()), {}
-    texts = "OpenWebText2, " + rows["setting"] if published else rows["regime"].str.partition(", ")[0]
-    rows = rows.assign(loss_minus_dense_nats=rows["published_nats"]) if published else rows
-    columns = ["variant", "reads", "parameters_added", "perplexity", *expand_columns("loss_minus_dense_nats[]+")]
-    for (depth, text), group in rows.groupby([rows["layers"], texts], sort=False):
-        dense, plain = (group["variant"].eq(name) for name in (_DENSE, "Transformer"))
-        if len(group) < 3 or not (dense.any() or published):
-            continue
-        lost = group["loss_minus_dense_nats"] / group.loc[plain, "loss_minus_dense_nats"].mean()
-        group = group.assign(
-            reads=group["variant"].replace(_READS, regex=True),
-            variant=group["variant"].str.removesuffix(", X_0 always"),
-            loss_minus_dense_nats=group["loss_minus_dense_nats"].mask(dense),
-            part_lost=lost.mask(dense | plain),
-            is_reference=dense,
-        )
-        shown = [*columns, "part_lost", "verdict", "is_reference"]
-        training = (
-            "" if published else f"; {count(group['tokens'].max())} training tokens, {seed_count(group['seeds'])}"
-        )
-        blocks[f"{depth:.0f} blocks, {text}{training}"] = group.sort_values("perplexity")[shown]
-    return dict(sorted(blocks.items(), key=lambda block: -int(block[0].split()[0])))
+def _sparser_and_simpler(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a block with the sparse averages of all depths, and a block per depth and text with other schemes. The
+    published values are beside ours.
+    """
+    if rows["source"].eq("published").any():
+        return {}
+    paper = _published_patterns().dropna(subset="published_nats").drop_duplicates("variant")
+    paper_loss = paper.set_index("variant")["published_nats"]
+    rows = rows.assign(text=rows["regime"].str.partition(", ")[0], is_reference=rows["variant"].eq(_DENSE))
+    name = "loss_minus_dense_nats"
+    plain = rows[name].where(rows["variant"].eq("Transformer")).groupby([rows["layers"], rows["text"]]).transform("max")
+    rows = rows.assign(
+        fraction_lost=rows[name].mask(rows["is_reference"], 0.0) / plain,
+        published_fraction_lost=rows["variant"].map(paper_loss / float(paper_loss["Transformer"])),
+        adds=rows["variant"].replace(_READS, regex=True),
+        averages=rows["variant"].str.removeprefix("DenseFormer ").replace("Transformer", "none"),
+        others=~rows["variant"].str.startswith(("DenseFormer", "Transformer")),
+        sparse=rows["variant"].str.startswith("DenseFormer") & rows["variant"].ne(_DENSE),
+    ).sort_values(["layers", "loss_nats"], ascending=[False, True])
+    shown = ["parameters_added", *expand_columns(f"{name}[]+"), "fraction_lost", "published_fraction_lost", "verdict"]
+    rows.loc[rows["is_reference"], name] = np.nan
+    groups, blocks = rows.groupby(["layers", "text"], sort=False), dict[str, DataFrame]()
+    if len(sparse := rows[groups["sparse"].transform("any") & ~rows["others"]]):
+        blocks[f"sparser averages; {_training(sparse)}"] = sparse[["averages", "layers", *shown, "is_reference"]]
+    for (depth, _), group in groups:
+        if group["others"].any():
+            group = group[~group["sparse"]].assign(variant=group["variant"].str.removesuffix(", X_0 always"))
+            heading = f"simpler schemes; {depth:.0f} blocks; {_training(group)}"
+            blocks[heading] = group[["variant", "adds", *shown, "is_reference"]]
+    return blocks
+
+
+def _training(rows: DataFrame) -> str:
+    """Return the test texts, tokens, learning rates and seeds of rows, and the perplexity of 1x1."""
+    words = []
+    for text, group in rows.groupby("text", sort=False):
+        level = group.loc[group["is_reference"], ["layers", "perplexity"]].drop_duplicates("layers").to_numpy()
+        levels = ", ".join(f"{perplexity:.1f} at {depth:.0f} blocks" for depth, perplexity in level)
+        words.append(f"{text}, {count(group['tokens'].max())} training tokens (1x1 has perplexity {levels})")
+    rates = " and ".join(f"{rate:g}" for rate in sorted(rows["learning_rate"].unique()))
+    return f"{'; '.join(words)}; peak rate {rates}; {seed_count(rows['seeds'])}"
 
 
 def _answer_patterns(rows: DataFrame) -> str:
-    row = first_row(rows[rows["layers"] == rows["layers"].max()], variant="DenseFormer 4x5")
+    row = first_row(rows[rows["layers"].eq(rows["layers"].max())], variant="DenseFormer 4x5")
     if row is None:
         return ""
-    behind = rows[rows["variant"].ne("Transformer") & rows["loss_minus_dense_nats_pooled_low"].gt(0)]
-    text = f"4x5 minus 1x1 at {row['layers']:.0f} blocks: {in_words(row, 'loss_minus_dense_nats')} nats"
-    names = behind["variant"].str.removeprefix("DenseFormer ").groupby(behind["layers"]).agg(", ".join)
-    worse = "; ".join(f"{of_depth} at {depth:.0f} blocks" for depth, of_depth in names.items())
-    return f"{text}{with_verdict(row)}. Clearly worse than 1x1: {worse or 'no scheme'}."
+    low = rows[["loss_minus_dense_nats_low", "loss_minus_dense_nats_pooled_low"]].min(axis=1, skipna=False)
+    worse = rows[low.gt(0) & rows["variant"].ne("Transformer") & rows["layers"].ne(row["layers"])]
+    names = worse["variant"].str.removeprefix("DenseFormer ").groupby(worse["layers"]).agg(", ".join)
+    words = "".join(f" Worse than 1x1 at {depth:.0f} blocks by both intervals: {schemes}."
+                    for depth, schemes in names.items())  # fmt: skip
+    excess = f"4x5 minus 1x1 is {in_words(row, 'loss_minus_dense_nats')} nats{with_verdict(row)}"
+    return f"{answer_word(row)} at {row['layers']:.0f} blocks: {excess}.{words}"
 
 
 def losses_of_shared_seeds(results: Results) -> DataFrame:
@@ -339,16 +359,16 @@ def pattern_losses(results: Results, runs: list[str]) -> DataFrame:
     return ours
 
 
-@table(reads="test.csv", published=_published_patterns, readers=_by_depth, answer=_answer_patterns,
+@table(reads="test.csv", published=_published_patterns, readers=_sparser_and_simpler, answer=_answer_patterns,
        columns="source run regime setting variant learning_rate layers parameters_added perplexity -perplexity_se "
                "-loss_nats loss_minus_dense_nats[]+ published_nats device tokens seeds -diverged verdict")  # fmt: skip
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
-    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622); part
-    lost: divided by the same for the Transformer.
-    - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch.
-    - Doubt: two processors, which differ by about 0.005 nats, so the best schemes cannot be ordered.
+    - Test loss minus the loss of 1x1, paired by seed. Published: 48 blocks, Tables 1, 4 and 7 of DenseFormer
+    (arXiv:2402.02622).
+    - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch, as its seeds differ more.
+    - Doubt: two processors differ by about 0.005 nats, so the best schemes cannot be ordered.
     """
     ours = pattern_losses(results, runs)
     ours = ours.assign(device=ours["device"].map(processor))
@@ -393,32 +413,26 @@ def _published_speeds() -> DataFrame:
                        time_ratio=rows["layers"].map(plain) / speed)  # fmt: skip
 
 
-_EQUAL = ["Transformer 72 blocks", "DenseFormer 4x5 48 blocks"]
-"""The published models of nearly equal perplexity."""
-
-
-def _by_operation(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per depth and operation: the time of the plain Transformer, and the ratios of the others."""
-    published, blocks = rows["source"].eq("published").any(), dict[str, DataFrame]()
-    if published:
-        equal = rows.set_index("run").loc[_EQUAL, ["perplexity", "milliseconds"]].rename_axis("model").reset_index()
-        equal["equal_ratio"] = equal["milliseconds"] / equal["milliseconds"].iloc[-1]
-        blocks["models of nearly equal perplexity"] = equal
-        rows = rows[rows["variant"].isin(("Transformer", _DENSE, "DenseFormer 4x5"))]
-    operations = [_OPERATIONS[key].format(size) for key, size in zip(rows["measure"], rows["sequences"], strict=True)]
-    rows, keys = rows.assign(operation=operations), ["layers", "operation"]
-    is_plain = rows["variant"] == "Transformer"
-    plain = rows[is_plain].set_index(keys)[["milliseconds"]].add_prefix("plain_")
-    others = rows[~is_plain].sort_values("variant")
-    names = others["variant"].str.removeprefix("DenseFormer ")
-    table = plain.join(side_by_side(others, keys, names + "_time_ratio", "time_ratio").set_index(keys), how="inner")
-    if not published:
-        memory = side_by_side(others, keys, names + "_memory_ratio", "memory_ratio").set_index(keys)
-        table = table.join(memory).join(rows[is_plain].set_index(keys)["verdict"])
-        first = rows.iloc[0]
-        heading = f"{first['layers']:.0f} blocks; {first['device']}, {first['threads']:.0f} core"
-        return {f"{heading}, {first['repetitions']:.0f} repetitions": table.reset_index().drop(columns="layers")}
-    return {"forward pass of 64 windows": table.reset_index().drop(columns="operation")} | blocks
+def _by_operation(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a row per operation and scheme: the time of the plain Transformer, and the ratios to it."""
+    if rows["source"].eq("published").any():
+        return {}
+    printed, keys = _published_speeds(), ["layers", "measure"]
+    printed = printed[printed["run"].str.contains("DenseFormer")].sort_values("layers")
+    ratios = printed["time_ratio"].map("{:.2f}".format).groupby(printed["variant"]).agg("; ".join)
+    depths = "; ".join(printed["layers"].drop_duplicates().map("{:.0f}".format))
+    plain = rows[rows["variant"] == "Transformer"].set_index(keys)[["milliseconds", "verdict"]]
+    plain.columns = ["plain_milliseconds", "_verdict"]
+    others = rows[rows["variant"].ne("Transformer")].join(plain, on=keys).assign(
+        operation=lambda rows: [_OPERATIONS[name].format(n) for name, n in rows[["measure", "sequences"]].to_numpy()],
+        verdict=lambda rows: rows["_verdict"],
+    )  # fmt: skip
+    others[f"published time, {depths} blocks"] = others["variant"].map(ratios).where(others["measure"].eq(FORWARD))
+    columns = ["operation", "variant", "plain_milliseconds", *expand_columns("time_ratio[]"), "memory_ratio"]
+    columns += [f"published time, {depths} blocks", "verdict"]
+    first = rows.iloc[0]
+    heading = f"{first['layers']:.0f} blocks; {first['device']}, {first['threads']:.0f} core"
+    return {f"{heading}, {first['repetitions']:.0f} repetitions": others[columns]}
 
 
 def _answer_speeds(rows: DataFrame) -> str:
@@ -440,7 +454,7 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     """How much slower is a DenseFormer than the plain Transformer of equal depth?
 
     - Time and memory of 1x1 (averages over all earlier blocks) and 4x5 (every fourth, after every fifth block) divided
-    by those of plain, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622).
+    by time and memory of the plain Transformer, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622).
     - Brackets: quartiles of the ratio within each repetition.
     - Doubt: ours are small models on a CPU, the paper's on a GPU.
     """

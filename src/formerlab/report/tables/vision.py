@@ -14,21 +14,25 @@ from pandas import DataFrame
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
+from formerlab.report.columns import count
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import (
     baselines,
     difference,
     load_runs,
     means_by_run,
+    seed_count,
     summarize,
     validation_losses,
     with_difference,
 )
 from formerlab.report.tables.blocks import (
+    answer_word,
     claim_verdicts,
     first_row,
     in_words,
     pooled_estimate,
+    verdict_cell,
     with_pooled,
     with_verdict,
 )
@@ -88,10 +92,10 @@ FAIR = (
     (GROWTH, "grown as published minus\nparent trained further", "grown-random-sqrt", "trained-on"),
     (GROWTH, "grown with zero keys minus\nparent trained further", "grown-zero-keep", "trained-on"),
 )
-"""Comparisons of equal FLOPs that the table adds."""
+"""Comparisons of equal FLOPs."""
+_FROM_SCRATCH = (GROWTH, "grown as published minus\nfinal size from scratch", "grown-random-sqrt", "tokenformer")
+"""A comparison that the table adds."""
 _AS_GOOD = ("tokenformer-matched", "vit")
-_AS_IN_PAIR = (_AS_GOOD, ("tokenformer", "norm-gain-bias"))
-"""Pairs whose claim is about the first error over the second; the claims on other pairs are about the inverse."""
 PAIR = ["question", "model", "run", "compared_with"]
 
 
@@ -113,7 +117,7 @@ def _scores(rows: DataFrame) -> dict[str, float]:
 
 
 def models(measured: DataFrame) -> DataFrame:
-    """Return one row per run: the mean of each metric over seeds with its Student interval, and the shared columns."""
+    """Return one row per run: the mean of each metric over seeds with its Student interval, images and regime."""
     table = means_by_run(measured, METRICS, first=["images", "regime"])
     names = zip(table["run"], table["variant"], strict=True)
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
@@ -150,52 +154,38 @@ def published_differences() -> DataFrame:
 
 
 def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the models with letters, then the differences of pairs with our and published error ratios."""
+    """Return a row per compared pair with both accuracies, or without pairs a row per model."""
     if rows["source"].eq("published").any():
         return {}
-    lead = rows[rows["split"].notna()] if "split" in rows else rows[:0]
-    rows = rows.drop(lead.index)
-    levels = rows[rows["question"].isna()].sort_values("top1_percent", ascending=False)
-    variant = levels["run"].str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"), na=False)
-    letters = [chr(ord("A") + place) for place in range(len(levels))]
-    levels = levels.assign(letter=letters, model=variant.map({True: "Tokenformer, ", False: ""}) + levels["model"])
-    letter = levels.set_index("run")["letter"]
-    text = levels["regime"].str.partition(", ")[0].replace("", np.nan).dropna().iloc[0]
-    images = f"{text}, {levels['images'].max():,.0f} test images"
-    levels = levels[
-        ["letter", "model", "parameters_non_embedding", "epochs", *expand_columns("top1_percent[]"), "seeds"]
-    ]
-    blocks = {f"models; {images}": levels}
-    asked = rows.dropna(subset="question")
-    asked = asked[
-        asked["question"].ne(GROWTH) | asked["compared_with"].eq("trained-on") | asked["run"].eq("trained-on")
-    ]
-    if asked.empty:
-        return blocks
-    pair = [letter[[run, other]].tolist() for run, other in asked[["run", "compared_with"]].to_numpy()]
-    inverse = [names not in _AS_IN_PAIR for names in asked[["run", "compared_with"]].itertuples(index=False, name=None)]
-    asked = asked.assign(
-        minus=[" minus ".join(names) for names in pair],
-        errors=[" / ".join(names[::-1] if turned else names) for names, turned in zip(pair, inverse, strict=True)],
+    rows = rows[rows["split"].isna()] if "split" in rows else rows
+    asked, models = rows.dropna(subset="question"), rows[rows["question"].isna()]
+    trained, probe = models.dropna(subset="parameters_non_embedding"), models[models["parameters_non_embedding"].isna()]
+    first = trained.iloc[0]
+    heading = (
+        f"{first['regime'].partition(', ')[0]}, {first['images']:,.0f} test images, {seed_count(trained['seeds'])}"
     )
-    theirs = published_differences().set_index(["question", "model"])
-    sizes = theirs["run"].str.extract("-([BL])/")[0]
-    for size in "BL":
-        ratios = theirs.loc[sizes == size, "error_ratio"].reindex(asked.set_index(["question", "model"]).index)
-        asked[f"error_ratio_{size.lower()}"] = ratios.to_numpy()
-    turned, ends = asked.loc[inverse], expand_columns("error_ratio[]")
-    asked.loc[inverse, ends] = 1 / turned[[ends[0], *ends[:0:-1]]].to_numpy()
-    asked.loc[inverse, ["error_ratio_b", "error_ratio_l"]] = 1 / turned[["error_ratio_b", "error_ratio_l"]]
-    names = asked["model"].replace({
-        "parent trained further,\nequal FLOPs": "parent trained further minus parent",
-    })  # fmt: skip
-    columns = [*expand_columns(f"{COMPARED}[]+"), "errors", *ends, "error_ratio_b", "error_ratio_l", "verdict"]
-    blocks["pairs"] = asked.assign(comparison=names.str.replace("\n", " "))[["minus", "comparison", *columns]]
-    if len(lead):
-        blocks["loss of the Tokenformer of equal size minus the ViT; brackets: own seeds alone"] = lead[
-            ["split", "epochs", *expand_columns("lead_nats[]")]
-        ]
-    return blocks
+    heading += "".join(f"; {name} {level:.1f} %" for name, level in probe[["model", "top1_percent"]].to_numpy())
+    if asked.empty:
+        return {heading: trained[["model", "parameters_non_embedding", *expand_columns("top1_percent[]"), "seeds"]]}
+    variant = trained["run"].str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"))
+    names = variant.map({True: "Tokenformer, ", False: ""}) + trained["model"].str.replace(
+        "( \\(|[:;]).*", "", regex=True
+    )
+    names += ", " + trained["parameters_non_embedding"].map(count)
+    names.index, level = trained["run"], trained.set_index("run")["top1_percent"]
+    published = published_differences().set_index(["question", "model"])
+    ratios = published.loc[published["run"].str.contains("-B/"), "error_ratio"]
+    ends, keys = expand_columns("error_ratio[]"), asked.set_index(["question", "model"]).index
+    asked = asked.assign(
+        first=asked["run"].map(names),
+        second=asked["compared_with"].map(names),
+        top1_first=asked["run"].map(level),
+        top1_second=asked["compared_with"].map(level),
+        error_ratio_b=1 / ratios.reindex(keys).to_numpy(),
+    )
+    asked[ends] = 1 / asked[[ends[0], *ends[:0:-1]]].to_numpy()  # ratios in rows are first over second
+    columns = ["first", "second", "top1_first", "top1_second", *expand_columns(f"{COMPARED}[]+")]
+    return {heading: asked[[*columns, *ends, "error_ratio_b", "verdict"]]}
 
 
 def _answer(rows: DataFrame) -> str:
@@ -203,8 +193,8 @@ def _answer(rows: DataFrame) -> str:
     if row is None:
         return ""
     return (
-        f"The Tokenformer of equal size minus the ViT: {in_words(row, COMPARED)} points, error ratio "
-        f"{in_words(row, 'error_ratio')}{with_verdict(row)}."
+        f"{answer_word(row)}{with_verdict(row)}: at equal size, the accuracy of the Tokenformer minus the accuracy of "
+        f"the ViT is {in_words(row, COMPARED)} points."
     )
 
 
@@ -215,9 +205,9 @@ def _answer(rows: DataFrame) -> str:
 def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer as good as a ViT?
 
-    - Top-1 accuracy; pairs by seed, error ratios as in the claims, after Tables 2, 4 and 5 of Tokenformer
-    (arXiv:2410.23168; B/16 and L/16 on ImageNet).
-    - Brackets: 95 % interval over seeds; for pairs, it includes the variance of similar runs.
+    - Top-1 accuracy of pairs of models. A Tokenformer has the L2 norm, then GeLU, unless it says otherwise. Published:
+    Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet).
+    - Brackets: 95 % interval over seeds, with the variance of similar runs.
     - Doubt: ten epochs, one learning rate, which favours models that learn fast.
     """
     measured = accuracies(results, runs)
@@ -225,17 +215,20 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     epochs = {run: json.loads(text)[-1]["epochs_cumulative"] for run, text in texts.items()}
     levels = models(measured).assign(epochs=lambda rows: rows["run"].map(epochs).round(1))
     levels = pd.concat([image_floors(results, runs), levels], ignore_index=True)
-    pairs = DataFrame([row[:4] for row in (*COMPARISONS, *FAIR)], columns=PAIR)
+    pairs = DataFrame([row[:4] for row in (*COMPARISONS, *FAIR, _FROM_SCRATCH)], columns=PAIR)
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
     if pairs.empty:
         return levels
     pairs = with_difference(pairs, measured, "run", "compared_with", COMPARED, "top1_percent", results)
     pairs = with_pooled(pairs, results, STUDY, "run", "compared_with", COMPARED, "error_rate")
-    reader, claims = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY).values()
+    reader, claims = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY).items()
     models_of_pairs = pairs[["run", "compared_with"]].to_numpy()
     signs = [{a: 1.0, b: -1.0} for a, b in models_of_pairs]
     ratios = [pooled_estimate(reader, "error_ratio", pair, "error_rate", logarithm=True) for pair in signs]
-    words = [next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in models_of_pairs]
+    words = [
+        next((verdict_cell(name, claim) for name, claim in claims if {*pair} <= claim.runs), None)
+        for pair in models_of_pairs
+    ]
     pairs = pairs.assign(verdict=pd.Series(words, pairs.index, dtype=object)).join(
         DataFrame(np.exp(DataFrame(ratios, pairs.index)))
     )
