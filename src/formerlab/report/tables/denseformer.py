@@ -365,8 +365,8 @@ def pattern_losses(results: Results, runs: list[str]) -> DataFrame:
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
-    - Test loss minus the loss of 1x1, paired by seed. Published: 48 blocks, Tables 1, 4 and 7 of DenseFormer
-    (arXiv:2402.02622).
+    - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622, with 48
+    blocks).
     - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch, as its seeds differ more.
     - Doubt: two processors differ by about 0.005 nats, so the best schemes cannot be ordered.
     """

@@ -155,8 +155,8 @@ def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     """Which changes of the base Transformer help?
 
-    - Test loss (nats per word piece) and BLEU minus base, paired by seed; German captions to English. Published: Table
-    3 of arXiv:1706.03762 (Attention Is All You Need).
+    - Test loss (nats per word piece) and BLEU minus base, paired by seed; German captions to English; after Table 3 of
+    arXiv:1706.03762 (Attention Is All You Need).
     - Brackets: 95 % interval over seeds; the interval of the loss includes the variance of similar runs.
     - Doubt: all models were still learning.
     """

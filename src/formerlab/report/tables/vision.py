@@ -205,8 +205,8 @@ def _answer(rows: DataFrame) -> str:
 def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer as good as a ViT?
 
-    - Top-1 accuracy of pairs of models. A Tokenformer has the L2 norm, then GeLU, unless it says otherwise. Published:
-    Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet).
+    - Top-1 accuracy of pairs of models, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet). A
+    Tokenformer has the L2 norm, then GeLU, unless it says otherwise.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
     - Doubt: ten epochs, one learning rate, which favours models that learn fast.
     """
