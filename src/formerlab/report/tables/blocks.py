@@ -12,7 +12,7 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.needed import needed, ours
-from formerlab.report.claims.quantity import Combination, MissingRowsError
+from formerlab.report.claims.quantity import Combination, MissingRowsError, Quantity
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import outcome_text, reasons
 from formerlab.report.claims.rows import ClaimRows
@@ -21,7 +21,7 @@ from formerlab.report.columns import verdict_words
 from formerlab.report.pages import format_table
 from formerlab.report.runs import estimate, language_baselines, load_runs
 from formerlab.results.read import Results
-from formerlab.statistics import CONFIDENCE
+from formerlab.statistics import CONFIDENCE, Interval
 
 
 def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -102,7 +102,7 @@ def processor(device: str) -> str:
 
 class ClaimVerdict(NamedTuple):
     """The verdict on a claim in words, the runs that it uses, the conditions that are not met, the claim with its
-    limits, and the verdicts on its items.
+    limits, the verdicts on its items, and the name and the interval of its first quantity.
     """
 
     word: str
@@ -110,6 +110,8 @@ class ClaimVerdict(NamedTuple):
     reasons: tuple[str, ...] = ()
     claim: str = ""
     items: Mapping[str, str] = {}
+    quantity: str = ""
+    interval: Interval | None = None
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -131,7 +133,12 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     why = reasons([item for item in verdict.counted or verdict.items if item.texts])
     text = claim.statement.rstrip(".") + with_prefix(". Needed: ", needed(verdict.items))
     text += with_prefix(". Ours: ", ours(verdict.items)) + "."
-    return ClaimVerdict(word, frozenset(verdict.runs if word != "not tested" else ()), tuple(why), text, items)
+    name, value = next(iter(verdict.items[0].quantities.items()), ("", None))
+    label, interval = claim.labels.get(name, name).partition(" | ")[0], None
+    if isinstance(value, Quantity):
+        interval = value.interval(CONFIDENCE)
+    runs = frozenset(verdict.runs if word != "not tested" else ())
+    return ClaimVerdict(word, runs, tuple(why), text, items, label, interval)
 
 
 @lru_cache(maxsize=4)

@@ -8,13 +8,14 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.quantity import Examples
+from formerlab.report.columns import verdict_words
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
 from formerlab.report.studies.pruning import CONFIGURATION, is_published_setting, model_label
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, accuracies, load_answers, task_label
 from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices, split_halves
-from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, with_verdict, with_verdicts
+from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, negated, verdict_cell
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
@@ -30,17 +31,16 @@ _NAMED = (*SUITES, "copa", "sciq", "blimp")
 """Sets with a published name. If a run has any of these sets, its other sets are omitted."""
 _MEAN = "mean"
 _POLICIES = {"Full": "Full", "H2O 20+20": "H2O", "Decay 0+40": "Decay 0.2"}
-_BUDGET = 0.4
-_CLAIMS = {
-    "decay-beats-h2o": "Decay 0.2",
-    "decay-halves-the-pruning-loss": "Decay 0.2",
-    "decay-h2o-needs-recent-window": "plain sum (alpha 1)",
-    "decay-needs-no-recent-window": "Decay 0.2, half recent",
-    "decay-past-helps-beyond-last-row": "Decay 0",
-}
-"""The policy beside H2O whose mean decides a claim at the published budget."""
-_SHOTS = "decay-h2o-nearly-lossless-long-prompts"
+_CLAIMS = (
+    *("decay-beats-h2o", "decay-halves-the-pruning-loss", "decay-past-helps-beyond-last-row"),
+    *("decay-small-alpha-better", "decay-h2o-needs-recent-window", "decay-needs-no-recent-window"),
+    "decay-h2o-nearly-lossless-long-prompts",
+)
+"""The claims on the mean accuracy of several sets."""
+_CLAIM = "claim"
 _OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"
+_BOUNDS = ("Full", "Ideal")
+"""Upper bounds: no cache of this budget can implement these policies."""
 
 
 def _published_suites() -> DataFrame:
@@ -56,87 +56,86 @@ def _published_suites() -> DataFrame:
     return rows
 
 
-def _policies_then_sets(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return the means of the policies beside the published ones, then Decay and H2O by set, and by condition."""
+def _claims_policies_sets(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the claims, the mean accuracy of each policy, and Decay and H2O by set and under other conditions."""
     if rows["source"].eq("published").any():
         return {}
+    claims, rows = rows[rows["set"].eq(_CLAIM)], rows[rows["set"].ne(_CLAIM)]
     main = pruning.first_model_rows(rows)
     budgets = main.loc[main["policy"] != "full", "budget"]
-    at_budget = main[main["budget"].eq(budgets.iloc[0]) | main["policy"].eq("full")]
-    means = at_budget[at_budget["set"].eq(_MEAN) & ~at_budget["configuration"].str.match(_OTHER_ALPHAS)]
+    main = main[main["budget"].eq(budgets.iloc[0]) | main["policy"].eq("full")]
+    means = main[main["set"].eq(_MEAN) & ~main["configuration"].str.match(_OTHER_ALPHAS)]
     size = means.loc[means["configuration"] == "H2O", "realised_budget"].max()
     means = means[means["realised_budget"].div(size).sub(1).abs().lt(0.01) | means["policy"].eq("full")]
-    means = means.sort_values("accuracy", ascending=False)
-    shown = means[["configuration", *expand_columns("accuracy minus_h2o[]"), "verdict"]]
-    shown = shown.assign(is_reference=shown["configuration"].eq("H2O"))
-    published, names = _published_suites().dropna(subset="configuration"), dict[str, str]()
-    for model, of_model in published.query("set == @_MEAN").groupby("run", sort=False):
-        level = of_model.set_index("configuration")["minus_h2o"].replace(0.0, np.nan)
-        names[str(model)] = f"{str(model).removesuffix('-chat')} minus H2O, published"
-        shown.insert(
-            shown.columns.get_loc("verdict"),
-            names[str(model)],
-            100 * shown["configuration"].map(level),
-        )
-    sets = at_budget[at_budget["policy"].eq("full") & at_budget["set"].ne(_MEAN)]
-    article = sets[sets["set"].isin([*map(task_label, SUITES)])] if len(sets) else sets
+    bound = means["configuration"].isin(_BOUNDS)
+    means = means.assign(
+        is_reference=means["configuration"].eq("H2O"), bound=bound,
+        configuration=means["configuration"] + bound.map({True: " (bound)", False: ""}),
+    ).sort_values(["bound", "accuracy"], ascending=[True, False])  # fmt: skip
     heading = f"{model_label(str(main['run'].iloc[0]))}, cache of {pruning.budget_text(budgets.iloc[0])}"
-    total = f"{means['questions'].max():,.0f} questions, chance {100 * article['chance'].mean():.1f} %"
-    by_set, other = _compared(at_budget, rows)
-    for model, of_model in published[published["configuration"].eq("Decay 0.2")].groupby("run", sort=False):
-        level = of_model.set_index("set")["minus_h2o"]
-        by_set[names[str(model)]] = 100 * by_set["set"].map(level)
-    blocks = {f"{heading}, mean of the sets; {total}": shown, "Decay 0.2 and H2O, set by set": by_set}
-    return blocks | ({"Decay 0.2 and H2O, other budgets, prompts and precision": other} if len(other) else {})
+    heading += f" ({100 * size:.1f} % measured), mean of the sets; {means['questions'].max():,.0f} questions"
+    tested = claims[["configuration", *expand_columns("tested[]"), "verdict"]]
+    blocks = {
+        "what the claims test": tested.rename(columns={"configuration": "difference of accuracies"}),
+        heading: means[["configuration", *expand_columns("accuracy minus_h2o[]"), "is_reference"]],
+        "Decay 0.2 and H2O, set by set": _by_set(main),
+        "Decay 0.2 and H2O under other conditions": _by_condition(rows),
+    }
+    return {name: block for name, block in blocks.items() if len(block)}
 
 
-def _compared(main: DataFrame, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Return the accuracies of Full, H2O and Decay: by set in the main run, and the means under other conditions."""
-    article = {_MEAN, *map(task_label, SUITES)}
-    outside = ~main["set"].isin(article) & (article <= {*main["set"]})
-    main = main.assign(set=main["set"].mask(outside, main["set"] + " (not in the mean)"))
-    conditions = []
+def _by_set(rows: DataFrame) -> DataFrame:
+    """Return a row per set, with the published differences; the mean has the mean chance of its sets."""
+    article, outside = [*map(task_label, SUITES)], " (not in the mean)"
+    table = _side_by_side(rows)
+    averaged = table["set"].isin(article) if {*article} <= {*table["set"]} else table["set"].ne(_MEAN)
+    table["chance"] = table["chance"].mask(table["set"].eq(_MEAN), table.loc[averaged, "chance"].mean())
+    published = _published_suites().query("configuration == 'Decay 0.2'")
+    for model, of_model in published.groupby("run", sort=False):
+        gains = table["set"].map(of_model.set_index("set")["minus_h2o"])
+        table[f"published, {str(model).removesuffix('-chat')} (points) ↑"] = 100 * gains
+    table["set"] += (~averaged & table["set"].ne(_MEAN)).map({True: outside, False: ""})
+    return table.drop(columns="questions").sort_values("set", key=lambda names: names != _MEAN, kind="stable")
+
+
+def _by_condition(rows: DataFrame) -> DataFrame:
+    """Return a row for the mean of the sets under each other budget, prompt and precision."""
+    conditions = [rows[:0]]
     for prefix, words in _CONDITIONS.items():
         means = rows[rows["run"].str.startswith(prefix) & rows["set"].eq(_MEAN)]
-        names = means["budget"].map(pruning.budget_text).map(words.format)
-        conditions.append(means.assign(set=names))
-    first, other = _side_by_side(main), _side_by_side(pd.concat(conditions, ignore_index=True))
-    first = first.sort_values("set", key=lambda names: names != _MEAN, kind="stable")
-    return first, other.rename(columns={"set": "condition"}).drop(columns="chance")
+        conditions.append(means.assign(set=means["budget"].map(pruning.budget_text).map(words.format)))
+    table = _side_by_side(pd.concat(conditions, ignore_index=True))
+    return table.drop(columns="chance").rename(columns={"set": "condition"})
 
 
 def _side_by_side(rows: DataFrame) -> DataFrame:
-    """Return a row per run and set with the accuracies of Full, H2O and Decay in their published settings."""
-    published = is_published_setting(rows)
-    table = rows[published & rows["policy"].eq("decay")].rename(
-        columns={"accuracy": "decay"}
-        | dict(zip(*map(expand_columns, ("minus_h2o[]", "decay_minus_h2o[]")), strict=True))
-    )
-    h2o = rows[published & rows["policy"].eq("h2o")].set_index(["run", "set"])["accuracy"].rename("h2o")
+    """Return a row per run and set with the accuracy of Full, what H2O loses, and Decay minus H2O, as published."""
+    published = rows[is_published_setting(rows)]
+    renamed = dict(zip(*map(expand_columns, ("minus_h2o[]", "decay_minus_h2o[]")), strict=True))
+    table = published[published["policy"].eq("decay")].rename(columns=renamed)
+    h2o = negated(published[published["policy"].eq("h2o")], "minus_full", "h2o_loses").set_index(["run", "set"])
     full = rows[rows["policy"].eq("full")].set_index(["run", "task"])["accuracy"].rename("full")
-    table = table.join(h2o, on=["run", "set"]).join(full, on=["run", "task"])
-    return table[["set", "questions", "chance", "full", "h2o", "decay", *expand_columns("decay_minus_h2o[]")]]
+    table = table.join(h2o[expand_columns("h2o_loses[]")], on=["run", "set"]).join(full, on=["run", "task"])
+    return table[["set", "questions", "chance", "full", *expand_columns("h2o_loses[] decay_minus_h2o[]")]]
 
 
 def _answer_suites(rows: DataFrame) -> str:
-    claimed = rows[rows["verdict"].notna() & rows["configuration"].eq("Decay 0.2")]
-    if claimed.empty:
+    row, claim = first_row(rows, set=_MEAN, configuration="Decay 0.2"), first_row(rows, set=_CLAIM)
+    if row is None or claim is None:
         return ""
-    row = claimed.iloc[0]
-    return (
-        f"{row['configuration']} minus H2O: {in_words(row, 'minus_h2o')} points over {row['questions']:,.0f} questions"
-        f"{with_verdict(row)}."
-    )
+    verdict = verdict_words(claim["verdict"])
+    difference = f"{in_words(row, 'minus_h2o')} points over {row['questions']:,.0f} questions"
+    return f"{verdict[0].upper()}{verdict[1:]}: Decay 0.2 minus H2O, mean of the sets, is {difference}."
 
 
-@table(reads="prune_questions.csv", published=_published_suites, readers=_policies_then_sets, answer=_answer_suites,
+@table(reads="prune_questions.csv", published=_published_suites, readers=_claims_policies_sets, answer=_answer_suites,
        columns="source run configuration policy -alpha -recent budget realised_budget task set accuracy[] minus_full[] "
-               "minus_h2o[] chance questions seeds verdict")  # fmt: skip
+               "minus_h2o[] chance questions seeds tested[] verdict")  # fmt: skip
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O?
 
-    - Accuracy minus H2O, after Fig. 4a and Table 2 of the Decay article. Its prompts differ; LLaMA's alpha is unknown.
-    The mean weights five sets equally; with five examples, COPA replaces ARC.
+    - After Fig. 4a and Table 2 of the Decay article. Its prompts differ; LLaMA's alpha is unknown. The mean weights
+    five sets equally; with five examples, COPA replaces ARC.
     - Brackets: 95 % interval over questions, for this one model.
     - Doubt: sets on which Full is at chance show nothing; caches of other sizes are in the CSV.
     """
@@ -163,34 +162,48 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     is_mean = table["task"].str.startswith(questions.MEAN_LABEL)
     sets = table["task"].map(task_label).str.removesuffix(" (local)").mask(is_mean, _MEAN)
     table = table.assign(set=sets, chance=table["task"].map(chance))
-    at_budget = is_mean & table["budget"].eq(_BUDGET)
-    masks = {claim: at_budget & table["configuration"].eq(policy) for claim, policy in _CLAIMS.items()}
-    return with_verdicts(table, results, STUDY, masks | {_SHOTS: is_mean & table["policy"].eq("h2o")})
+    tested = []
+    for claim, verdict in claim_verdicts(results, STUDY, *_CLAIMS).items():
+        if verdict.interval is not None and verdict.runs & {*table["run"]}:
+            row = {"run": min(verdict.runs), "set": _CLAIM, "configuration": verdict.quantity}
+            tested.append(row | estimate("tested", verdict.interval) | {"verdict": verdict_cell(claim, verdict)})
+    return pd.concat([table, DataFrame(tested)], ignore_index=True)
 
 
 LARGEST_ALPHA = 0.9
 """Largest alpha of the claim on the best alpha of a task."""
 
 
+def _own_and_common(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return a row per set with the accuracy by its own alphas, by common alphas and of H2O, and their mean."""
+    rows = pruning.first_model_rows(rows)
+    rows = rows[rows["budget"] == rows["budget"].iloc[0]]
+    common = rows["common alphas"].dropna().iloc[0]
+    heading = f"{model_label(str(rows['run'].iloc[0]))}, cache of {pruning.budget_text(rows['budget'].iloc[0])}"
+    shown = rows.assign(**{"own alphas": rows["own alphas"].fillna("by set")})
+    columns = ["task", "own alphas", *expand_columns("acc_own acc_common acc_h2o gain[]"), "verdict"]
+    return {f"{heading}; common alphas of the halves: {common}": shown[columns]}
+
+
 def _answer_tasks(rows: DataFrame) -> str:
     row = first_row(rows, task=_MEAN)
-    return (
-        f"Own alphas minus one common alpha: {in_words(row, 'gain')} points{with_verdict(row)}."
-        if row is not None
-        else ""
-    )
+    if row is None:
+        return ""
+    verdict = verdict_words(row["verdict"]) or "not tested"
+    difference = f"own alphas minus one common alpha is {in_words(row, 'gain')} points"
+    return f"{verdict[0].upper()}{verdict[1:]}: {difference}."
 
 
-@table(reads="prune_questions.csv", readers=pruning.by_model, answer=_answer_tasks,
+@table(reads="prune_questions.csv", readers=_own_and_common, answer=_answer_tasks,
        columns="source run budget task chance own~alphas -common~alphas acc_own acc_common acc_decay acc_h2o gain[] "
                "-questions verdict")  # fmt: skip
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task?
 
     - Accuracy of Decay with an alpha for each set and with one alpha for all, chosen on one half of the questions and
-    evaluated on the other.
+    evaluated on the other. Own alphas: the choices of the halves.
     - Brackets: 95 % interval over questions; for the mean, alpha is chosen again in every resample.
-    - Doubt: halves often disagree on the best alpha, so the choice is mostly noise.
+    - Doubt: halves often disagree on the best alpha.
     """
     answers = load_answers(results, STUDY, runs)
     fixed = answers[is_published_setting(answers)].groupby(["run", "budget", "policy", "task"])["value"].mean()
@@ -222,6 +235,6 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
         by_own, by_common = (Examples(sides, seeds, {}, chosen=chosen).estimate() for chosen in ("own", "common"))
         mean = estimate("gain", (by_own - by_common).interval(CONFIDENCE)) | {"task": _MEAN}
         means = DataFrame(by_task)[["acc_own", "acc_common", "acc_decay", "acc_h2o"]].astype(float).mean()
-        mean |= means.to_dict() | {"verdict": compared.word if run in compared.runs else None}
+        mean |= means.to_dict() | {"verdict": verdict_cell(claim, compared) if run in compared.runs else None}
         table += [{"run": run, "budget": budget} | row for row in (*by_task, mean)]
     return DataFrame(table)
