@@ -11,7 +11,7 @@ from fixtures.rows import make_decay, make_tokenformer
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_blocks
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, readme_findings
+from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, findings_table, readme_findings
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
@@ -107,10 +107,9 @@ def test_a_verdict_on_one_model_states_the_model(tmp_path, scale, run, expected)
     assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
 
-def rows_of_the_readme(by_scale):
-    """Return the rows of the table of findings and of the folded table."""
-    tables = readme_findings(by_scale).split("<details>")
-    return [[line for line in table.splitlines() if line.startswith("| ")][2:] for table in tables]
+def rows_of(table):
+    """Return the rows of a Markdown table without its heading."""
+    return [line for line in table.splitlines() if line.startswith("| ")][2:]
 
 
 def test_the_readme_counts_every_claim_once():
@@ -131,19 +130,20 @@ def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     best = best_verdicts({"laptop": untested, "overnight": verdicts})
     tested = [verdict for verdict in best if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
-    table_rows, folded_rows = rows_of_the_readme({"laptop": untested, "overnight": verdicts})
-    assert len(table_rows) + len(folded_rows) == len(README_CLAIMS)
+    assert len(rows_of(findings_table({"laptop": untested, "overnight": verdicts}))) == len(README_CLAIMS)
 
 
-def test_the_table_of_the_readme_is_sorted_by_verdict_with_a_stable_order(verdicts):
+def test_both_tables_of_findings_are_sorted_by_verdict_with_a_stable_order(verdicts):
     names = list(README_CLAIMS)
     outcomes = {name: README_ORDER[5 - index % 6] for index, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in verdicts]
     in_order = [README_CLAIMS[name] for word in README_ORDER for name in names if outcomes[name] == word]
-    for folded, rows in enumerate(rows_of_the_readme({"laptop": mixed})):
-        expected = [line.claim for line in in_order if line.folded == folded]
-        assert [row.split("**")[1] for row in rows] == expected
-        assert expected
+    assert [row.split("**")[1] for row in rows_of(findings_table({"laptop": mixed}))] == [
+        line.claim for line in in_order
+    ]
+    briefs = [line.brief for line in in_order if line.brief]
+    assert [row.removeprefix("| ").split(" | ")[0] for row in rows_of(readme_findings({"laptop": mixed}))] == briefs
+    assert briefs
 
 
 def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition():
@@ -159,7 +159,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
         assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), (
             "no internal names"
         )
-    lines = [row for rows in rows_of_the_readme(by_scale) for row in rows if "no verdict" in row.split(" | ")[0]]
+    lines = [row for row in rows_of(findings_table(by_scale)) if "no verdict" in row.split(" | ")[0]]
     assert all(line.startswith(f"| {SIGNS['not_tested']} no verdict ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
     assert lines
@@ -175,19 +175,26 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     assert former["denseformer-better-at-equal-depth"] == former["tokenformer-growth-beats-continuing"] == "agrees"
     assert former["tokenformer-continued-training-lower"] == "cannot_tell"
     assert "decay-beats-h2o" not in altered, "the outcome `undecided` was renamed to `cannot_tell`"
-    text = readme_findings({"overnight": verdicts})
-    marked = {
-        row.split("**")[1] for rows in rows_of_the_readme({"overnight": verdicts}) for row in rows if " † | " in row
-    }
+    by_scale = {"overnight": verdicts}
+    marked = {row.split("**")[1] for row in rows_of(findings_table(by_scale)) if " †<br>(before: *" in row}
     assert marked == {README_CLAIMS[name].claim for name in altered} < {line.claim for line in README_CLAIMS.values()}
-    assert marked == set(re.findall(r"(?:^|<br>)([^|<*\n]+) Before: \*[a-z ]+\*\.", text, re.MULTILINE))
+    marked = {row.removeprefix("| ").split(" | ")[0] for row in rows_of(readme_findings(by_scale)) if " † |" in row}
+    assert marked == {README_CLAIMS[name].brief for name in altered} - {""}
 
 
-def test_the_cells_of_the_readme_are_short():
+def test_the_cells_of_both_tables_of_findings_are_short():
     for line in README_CLAIMS.values():
         assert len(line.claim.split()) <= 20
         assert max(len(cell.split()) for cell in (line.number, line.published)) <= 15
         assert len(line.objection.split()) <= 27
+        assert max(len(cell.split()) for cell in (line.brief, line.result)) <= 16
+
+
+def test_the_readme_has_a_claim_of_each_paper():
+    briefs = [line.brief for line in README_CLAIMS.values() if line.brief]
+    assert {re.match(r"\*\*\[(\w+)\]", brief)[1] for brief in briefs} == {
+        *("Transformer", "Tokenformer", "DenseFormer", "Decay")
+    }
 
 
 def test_cards_show_numbers_in_the_unit_of_their_label():

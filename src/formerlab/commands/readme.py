@@ -10,7 +10,7 @@ from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
 from formerlab.report.catalogue import catalogue
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.readme_findings import readme_findings
+from formerlab.report.claims.readme_findings import findings_table, readme_findings
 from formerlab.report.claims.render import verdict_cards
 from formerlab.report.claims.verdict import Verdict, evaluate_results
 from formerlab.report.committed import SUFFIXES, committed_file, evidence_scales, is_committed
@@ -103,6 +103,7 @@ def with_blocks(path: Path, *blocks: str) -> str:
 def outdated(root: Path) -> dict[str, str]:
     """Return the new text of each page that is not up to date."""
     by_scale = verdicts_by_scale(root)
-    blocks = [readme_findings(by_scale)], [verdict_cards(by_scale)], [stages_block()], [papers_block(root)]
+    results_blocks = [findings_table(by_scale), papers_block(root)]
+    blocks = [readme_findings(by_scale)], [verdict_cards(by_scale)], [stages_block()], results_blocks
     texts = {name: with_blocks(root / name, *of_page) for name, of_page in zip(PAGES, blocks, strict=True)}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}

@@ -13,11 +13,11 @@ TEXT = 8
 """Points. If 2.7 inches are 290 pixels, the text has 12 pixels."""
 
 
-def overview(title: str, xlabel: str, left: float) -> Callable[[DataFrame], Figure]:
-    """Return a function that draws a row per `label` with a point per `series`: `change` and the ends of its interval.
+def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Callable[[DataFrame], Figure]:
+    """Return a function that draws a row per `label` with a point per `series`: `value` and the ends of its interval.
 
     `_style` names the plot style of a series. Published points are hollow on a tinted background. `left` is the space
-    for the labels in inches.
+    for the labels in inches. A line marks no difference: 0, or 1 for a `ratio`, whose axis is logarithmic.
     """
 
     def render(rows: DataFrame) -> Figure:
@@ -25,7 +25,7 @@ def overview(title: str, xlabel: str, left: float) -> Callable[[DataFrame], Figu
         series = list(rows["series"].unique())
         width, height, below = *SIZE, 0.48 + 0.17 * len(series)
         axes = figure.add_axes((left / width, below / height, 0.97 - left / width, 0.9 - below / height))
-        axes.axvline(0, color=BLACK, linewidth=0.9, zorder=1)
+        axes.axvline(float(ratio), color=BLACK, linewidth=0.9, zorder=1)
         for name, points in rows.groupby("series", sort=False):
             heights = points["label"].map(labels.index).astype(float)
             for at in heights[points["source"].eq("published")]:
@@ -34,10 +34,12 @@ def overview(title: str, xlabel: str, left: float) -> Callable[[DataFrame], Figu
                 heights += 0.3 * ((len(series) - 1) / 2 - series.index(name))
             style = plot_style(points["_style"].iloc[0]) | {"linestyle": "", "markersize": 5, "elinewidth": 1.6}
             hollow = HOLLOW if points["source"].eq("published").all() else {}
-            bars = (points["change"] - points["low"]).fillna(0), (points["high"] - points["change"]).fillna(0)
-            axes.errorbar(points["change"], heights, xerr=bars, label=name, **style | hollow)
+            bars = (points["value"] - points["low"]).fillna(0), (points["high"] - points["value"]).fillna(0)
+            axes.errorbar(points["value"], heights, xerr=bars, label=name, **style | hollow)
         axes.set_yticks(range(len(labels)), labels)
         axes.set(ylim=(-0.6, len(labels) - 0.4))
+        if ratio:
+            axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(xlabel, loc="right")

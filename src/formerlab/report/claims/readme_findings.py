@@ -1,4 +1,4 @@
-"""The claims in README.md, with numbers from the committed rows."""
+"""The main claims in README.md and docs/results.md, with numbers from the committed rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ def _perplexity_of_gain(gain: float) -> float:
 
 
 class ReadmeClaim(NamedTuple):
-    """A claim in the README in plain words. Our numbers are converted to the unit of `published`."""
+    """A claim of docs/results.md in plain words. Our numbers are converted to the unit of `published`."""
 
     claim: str
     number: str
@@ -46,8 +46,10 @@ class ReadmeClaim(NamedTuple):
     """Converts a value of the criterion to the shown unit."""
     unit: str = " %"
     format: str = "+z.1f"
-    folded: bool = False
-    """Whether the claim is in the folded table of more claims."""
+    brief: str = ""
+    """The claim in README as Markdown: a link to the study, and the published number. Empty: README omits the claim."""
+    result: str = "{}"
+    """Our result in README; `{}` is our number."""
 
 
 README_CLAIMS = {
@@ -57,21 +59,25 @@ README_CLAIMS = {
         "1.01 and 0.98 (ImageNet, 86 M and 307 M parameters)",
         "Ten epochs show which model learns faster. The learning rates were searched on two epochs, which our rule for "
         "growth and for 24 blocks would not accept.",
-        math.exp, "", "z.2f"),
+        math.exp, "", "z.2f",
+        brief="**[Tokenformer](docs/vision.md)** makes 0.98 to 1.01 times the errors of a vision Transformer (ViT)",
+        result="{} times after ten epochs of CIFAR-10 (accuracy 65.9 against 64.4 %)"),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "Averages over all earlier blocks (DenseFormer) lower the loss at equal depth.",
         "perplexity, 24 blocks, 1.2 M parameters, 45 novels; needed: 0.7 % lower",
         "-2.6 % (24 blocks, books), -4.1 % (48 blocks)",
         "One text; the three tested seeds also chose the learning rates. The paper's main comparisons, with deeper "
         "models and at equal time, were not run.",
-        _perplexity_of_gain),
+        _perplexity_of_gain,
+        brief="**[DenseFormer](docs/denseformer.md)** lowers the perplexity at equal depth (24 blocks: -2.6 %)",
+        result="{} (24 blocks, 45 novels: from 46.5 to 44.8)"),
     "tokenformer-continued-training-lower": ReadmeClaim(
-        "On new text, growth by parameter tokens starts lower, falls faster and ends lower than growth in width "
-        "(Net2Net).",
-        "perplexity at the end, each relative to no growth; needed: lower",
+        "On new text, growth by parameter tokens with zero keys starts lower, falls faster and ends lower than "
+        "Net2Net.",
+        "final validation perplexity, Python docstrings; grown over not grown, Tokenformer over Net2Net; needed: lower",
         "lower (no number)",
-        "It starts lower; whether it falls faster is open. The model that Net2Net enlarged had too high a learning "
-        "rate, so it had more to gain.",
+        "Weak: one text. Net2Net had a fifth more FLOPs, and its parent a poor learning rate, so it had more to gain. "
+        "The Tokenformer starts lower.",
         _perplexity_of_gain),
     "tokenformer-zero-keys-default-tau": ReadmeClaim(
         "New parameter tokens with zero keys leave the output unchanged, with the paper's default scale of the scores.",
@@ -79,81 +85,122 @@ README_CLAIMS = {
         "0 (\"perfectly resume the model state\")",
         "The paper's proof keeps the scale of the smaller model; then nothing changes. `formerlab.grow` does this by "
         "default.",
-        float, "", "z.1f"),
+        float, "", "z.1f",
+        brief="**[Tokenformer](docs/existing_models.md#pattention-in-place-of-nnlinear)**, grown by tokens with "
+        "zero keys, has unchanged outputs",
+        result="a logit changes by {} standard deviations; by 0 if the scale tau is kept"),
     "decay-beats-h2o": ReadmeClaim(
-        "With 40 % of the KV cache, Decay answers more questions than H2O.",
-        "accuracy, SmolLM2-135M-Instruct with 4-bit weights; needed: 0.2 points",
+        "With 40 % of the KV cache, Decay (alpha 0.2) answers more questions than H2O.",
+        "accuracy, SmolLM2-135M-Instruct, 4-bit weights; needed: 0.2 points, 17 % of what H2O loses",
         "4.0 points (OPT-2.7B)",
         "One small model, for which H2O loses only 1.2 points (paper: 5.9), so there was little to win back.",
-        _percent, " points", "z.1f"),
+        _percent, " points", "z.1f",
+        brief="**[Decay](docs/decay.md)** answers 4.0 points more questions than H2O with 40 % of the cache",
+        result="{}; H2O loses only 1.2 here (paper: 5.9)"),
     "tokenformer-growth-saves-cost": ReadmeClaim(
         "Growing a Tokenformer costs at most half of training a Transformer from scratch to the same loss.",
         "FLOPs of all training; needed: the whole interval at most 0.5",
         "0.40 to 0.42 times (TPU hours, interpolated by us)",
         "Condition not met: the model before growth already cost 89 % of our most expensive Transformer, so 0.5 was "
         "out of reach. The interval is partly extrapolated.",
-        float, " times", "z.2g"),
+        float, " times", "z.2g",
+        brief="**[Tokenformer](docs/tokenformer.md)**: training with growth costs 0.40 times a Transformer of equal "
+        "loss",
+        result="{}; the model before growth was too expensive"),
+    "transformer-single-head-worse": ReadmeClaim(
+        "One attention head is worse than eight.",
+        "perplexity, German to English (Multi30k), 1.8 M parameters; needed: 1.8 % higher",
+        "+7.5 % (65 M parameters)",
+        "Conditions not met: all models were still learning, and our base has four heads.",
+        brief="**[Transformer](docs/transformer.md)**: with one head for eight, the perplexity is 7.5 % higher",
+        result="{} with one head for four; all models were still learning"),
     "denseformer-gain-persists-with-training": ReadmeClaim(
         "DenseFormer's averages still help after eight times as many training tokens (our own claim).",
         "perplexity, 8 blocks, 32 M tokens, six books; needed: 1.1 % lower",
         "-4.1 % (48 blocks)",
         "Both models have one learning rate, which was searched on 6 % of the tokens and favours DenseFormer. On "
         "validation text the perplexity is 3.4 % lower.",
-        _perplexity_of_gain, folded=True),
+        _perplexity_of_gain),
     "tokenformer-worse-than-modern-transformer": ReadmeClaim(
-        "At equal size, a Tokenformer is slightly worse than a modern Transformer (a third party's claim).",
-        "perplexity, 6 M tokens; needed: 0.6 % higher",
+        "After 6 M tokens, a Tokenformer is worse than a modern Transformer of equal size (a third party's claim).",
+        "perplexity, 45 novels; needed: 0.6 % higher",
         "+2.4 % (124 M parameters)",
-        "With these three seeds alone the interval includes zero. After eight times the tokens the Tokenformer is "
-        "better: -3.7 [-7.1, -0.2] %.", folded=True),
+        "The sign changes with training: after 49 M tokens the perplexity is 3.7 [0.2, 7.1] % lower. By three seeds "
+        "alone, both intervals include zero."),
     "decay-score-beats-protected-random": ReadmeClaim(
         "Eviction by score is clearly better than random eviction that protects the first and most recent tokens "
         "(our own claim).",
         "perplexity by cache size; needed: 47, 31 and 12 % lower",
         "no such comparison",
         "Condition not met: our threshold was out of reach, as even the full cache is only 26, 12 and 4 % lower.",
-        _perplexity_of_gain, folded=True),
+        _perplexity_of_gain),
     "tokenformer-growth-beats-continuing": ReadmeClaim(
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
         "perplexity after short, medium and long training (5, 20, 39 M tokens); needed: lower",
         "no such comparison",
         "Conditions not met: unfinished search of learning rates; the model trained further had nearly stopped "
-        "learning. From scratch, the grown size has a 10 % lower perplexity.", folded=True),
+        "learning. From scratch, the grown size has a 10 % lower perplexity."),
 }  # fmt: skip
-"""The claims in the README."""
+"""The claims of docs/results.md. README has those with a `brief`."""
 README_ORDER = ("agrees", "holds", "contradicts", "fails", "cannot_tell", "not_tested")
 
 
 def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the claims of README_CLAIMS as Markdown, in the order of README_ORDER: a table, a sentence with the number
-    of all claims that have each verdict, and a folded table.
-
-    `by_scale` has the verdicts by scale. † marks a verdict that changed when the criterion or the statistics of its
-    claim changed after results existed; the folded part has the verdict before the change.
+    """Return the block of README: a short row for each claim of README_CLAIMS that has a `brief`, and a sentence with
+    the number of all claims that have each verdict. `by_scale` has the verdicts by scale.
     """
-    by_id = {verdict.claim.id: verdict for verdict in best_verdicts(by_scale)}
-    shown: list[dict[str, str]] = []
-    folded: list[dict[str, str]] = []
-    earlier: list[str] = []
-    for name in sorted(README_CLAIMS, key=lambda name: README_ORDER.index(by_id[name].outcome)):
-        verdict, line = by_id[name], README_CLAIMS[name]
-        every_item = verdict.claim.criterion.combine == "tested"
-        items = [item for item in verdict.items if item.quantities and (every_item or item.outcome == verdict.outcome)]
-        former = read_claims().former_outcome(verdict.claim)
-        altered = former not in ("", verdict.outcome)
-        earlier += [f"{line.claim} Before: *{outcome_text(former, [])}*."] * altered
-        word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
-        (folded if line.folded else shown).append({
-            "verdict": f"{SIGNS[verdict.outcome]} {word}{' †' * altered}",
+    lines = ["| the paper | ours | verdict |", "| --- | --- | --- |"]
+    for verdict, line in _in_order(by_scale):
+        if line.brief:
+            result = line.result.format(_numbers_text(verdict, line))
+            lines.append(f"| {line.brief} | {result} | {_verdict_word(verdict)} |")
+    return "\n".join(lines) + "\n\n" + outcome_counts(best_verdicts(by_scale))
+
+
+def findings_table(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
+    """Return the block of docs/results.md: a table of README_CLAIMS with criteria and objections."""
+    rows = [
+        {
+            "verdict": _verdict_word(verdict) + _earlier_verdict(verdict),
             "claim, and what decides it": f"**{line.claim}**\n{line.number}",
-            "ours": "\n".join(f"{item_name(item)}: " * (len(items) > 1) + number_text(item, line) for item in items),
+            "ours": _numbers_text(verdict, line),
             "published": line.published,
             "main objection": line.objection,
-        })  # fmt: skip
-    tables = [compact_markdown_table(DataFrame(rows)) for rows in (shown, folded)]
-    summary = f"{len(folded)} more claims, and the verdicts before a criterion changed (†)"
-    details = f"<details><summary>{summary}</summary>\n\n{tables[1]}\n\n{'<br>'.join(earlier)}\n</details>"
-    return "\n\n".join([tables[0], outcome_counts([*by_id.values()]), details])
+        }
+        for verdict, line in _in_order(by_scale)
+    ]
+    return compact_markdown_table(DataFrame(rows))
+
+
+def _in_order(by_scale: Mapping[str, Sequence[Verdict]]) -> list[tuple[Verdict, ReadmeClaim]]:
+    """Return the claims of README_CLAIMS with their verdicts, in the order of README_ORDER."""
+    by_id = {verdict.claim.id: verdict for verdict in best_verdicts(by_scale)}
+    names = sorted(README_CLAIMS, key=lambda name: README_ORDER.index(by_id[name].outcome))
+    return [(by_id[name], README_CLAIMS[name]) for name in names]
+
+
+def _former_outcome(verdict: Verdict) -> str:
+    """Return the outcome before the criterion or the statistics of a claim changed; empty if it did not change."""
+    former = read_claims().former_outcome(verdict.claim)
+    return "" if former == verdict.outcome else former
+
+
+def _verdict_word(verdict: Verdict) -> str:
+    """Return the sign and the word of a verdict; † marks a verdict that changed with its criterion or statistics."""
+    word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
+    return f"{SIGNS[verdict.outcome]} {word}{' †' * bool(_former_outcome(verdict))}"
+
+
+def _earlier_verdict(verdict: Verdict) -> str:
+    former = _former_outcome(verdict)
+    return f"\n(before: *{outcome_text(former, [])}*)" if former else ""
+
+
+def _numbers_text(verdict: Verdict, line: ReadmeClaim) -> str:
+    """Return our numbers of a claim: one per item that decides it."""
+    every_item = verdict.claim.criterion.combine == "tested"
+    items = [item for item in verdict.items if item.quantities and (every_item or item.outcome == verdict.outcome)]
+    return "\n".join(f"{item_name(item)}: " * (len(items) > 1) + number_text(item, line) for item in items)
 
 
 def _converted(item: Item, line: ReadmeClaim) -> list[float]:

@@ -9,7 +9,7 @@ from formerlab.results.read import Results
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", needs="released-*", draw=overview(
-    "Accuracy: Decay minus H2O", "percentage points (right: better)", 1.05
+    "Decay minus H2O, 40 % of the KV cache", "accuracy, points (right: better)", 1.05
 ))  # fmt: skip
 def decay_overview(results: Results, runs: list[str]) -> DataFrame:
     """Decay minus H2O in brief: the mean accuracy of five suites with a cache of 40 %, with the 95 % interval over
@@ -23,7 +23,7 @@ def decay_overview(results: Results, runs: list[str]) -> DataFrame:
         "source": rows["source"],
         "label": rows["_model"].str.replace("-Instruct|-chat", "", regex=True),
         "series": published.map({True: "the paper (no intervals)", False: "ours, with 95 % interval"}),
-        "change": rows["_minus_h2o"],
+        "value": rows["_minus_h2o"],
         "low": rows["_minus_h2o_low"],
         "high": rows["_minus_h2o_high"],
         "_style": rows["_style"],

@@ -10,7 +10,7 @@ from formerlab.results.read import Results
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=overview(
-    "DenseFormer against the plain Transformer", "change of perplexity, % (left: better)", 1.35
+    "DenseFormer against the plain Transformer", "change of perplexity, % (left: better)", 1.42
 ))  # fmt: skip
 def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
     """Change of perplexity from the plain Transformer to DenseFormer 1x1 in brief: each depth and number of training
@@ -23,12 +23,12 @@ def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
     rows = rows[rows["part"].ne("seed") & rows["_brief"]].sort_values(["source", "layers", "tokens"], kind="stable")
     ours = rows["source"].eq("ours")
     label = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].div(1e6).map("{:.2g}M tokens".format)
-    change = {end: 100 * np.expm1(-rows[f"difference_nats{column}"])
-              for end, column in (("change", ""), ("low", "_pooled_high"), ("high", "_pooled_low"))}  # fmt: skip
+    values = {end: 100 * np.expm1(-rows[f"difference_nats{column}"])
+              for end, column in (("value", ""), ("low", "_pooled_high"), ("high", "_pooled_low"))}  # fmt: skip
     return DataFrame({
         "source": rows["source"],
         "label": label.where(ours, rows["_label"].str.partition(",")[0] + ", the paper"),
         "series": ours.map({True: "ours, with 95 % interval", False: "the paper (no intervals)"}),
-        **change,
+        **values,
         "_style": rows["_style"],
     })  # fmt: skip

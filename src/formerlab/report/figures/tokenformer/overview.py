@@ -1,33 +1,35 @@
-"""Growth against further training, as README shows it."""
+"""The cost of growth, as README shows it."""
 
-import numpy as np
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
-from formerlab.report.figures.tokenformer.cost import tokenformer_stage_length
+from formerlab.report.figures.tokenformer.cost import tokenformer_cost
 from formerlab.report.overview import overview
+from formerlab.report.studies.tokenformer import PARENT
 from formerlab.results.read import Results
 
 
-@plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-*", needs="annealed-trained-on-*",
-      draw=overview("Growth against further training", "change of perplexity, % (left: better)", 0.85))  # fmt: skip
+@plot(reads="test.csv", needs="annealed-random-*", within_regime=True, draw=overview(
+    "Cost of a Tokenformer, Transformer = 1", "times, at equal loss (left: cheaper)", 1.1, ratio=True
+))  # fmt: skip
 def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
-    """Change of perplexity from the parent trained further to the grown Tokenformer in brief (arXiv:2410.23168), by the
-    tokens after growth (M: million), for equal FLOPs, with the 95 % interval that the claim uses. To see: whether
-    growth needs long training to help. tokenformer_stage_length has seeds.
+    """Training cost of a grown Tokenformer in brief (arXiv:2410.23168): FLOPs with all ancestors, divided by the FLOPs
+    of a Transformer from scratch of equal loss, before and after growth, with the 95 % interval of the claim. Hollow:
+    the paper's largest grown model, in TPU hours, interpolated by us. To see: whether growth costs less than training
+    from scratch. tokenformer_cost has the losses.
     """
-    rows = tokenformer_stage_length.rows(results, runs)
-    if rows.empty:
+    rows = tokenformer_cost.rows(results, runs)
+    if rows.empty or (rows := rows.dropna(subset="flops_ratio")).empty:
         return rows
-    rows = rows[rows["part"].eq("mean")].sort_values(["variant", "tokens_per_new_parameter"], kind="stable")
-    tokens = rows["run"].map(results.runs("tokenformer").drop_duplicates("run").set_index("run")["tokens"])
-    change = {end: 100 * np.expm1(rows[f"difference_nats{column}"])
-              for end, column in (("change", ""), ("low", "_pooled_low"), ("high", "_pooled_high"))}  # fmt: skip
+    published = rows["source"].eq("published")
+    label = rows["series"].eq(PARENT).map({True: "before growth", False: "after growth"})
     return DataFrame({
         "source": rows["source"],
         "run": rows["run"],
-        "label": tokens.div(1e6).map("{:.0f}M tokens".format),
-        "series": "ours, " + rows["_way"],
-        **change,
-        "_style": rows["variant"],
+        "label": label.mask(published, "the paper, 1.4B"),
+        "series": published.map({True: "the paper (no interval)", False: "ours, with 95 % interval"}),
+        "value": rows["flops_ratio"],
+        "low": rows["flops_ratio_pooled_low"],
+        "high": rows["flops_ratio_pooled_high"],
+        "_style": "grown as published",
     })  # fmt: skip
