@@ -71,7 +71,7 @@ def test_the_readme_examples_are_short_and_print_the_documented_output(capsys, m
     tokenizer = lambda text, return_tensors: inputs  # noqa: E731
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: tokenizer)
     blocks, results = examples("README.md"), {}
-    assert len(blocks) == 3
+    assert len(blocks) == 2
     for block in blocks:
         assert len([line for line in block.splitlines() if line]) <= 13
         exec(block, results)
