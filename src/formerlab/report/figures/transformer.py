@@ -14,8 +14,8 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat, write_verdicts
 from formerlab.report.panel import Panel, layout, setting
-from formerlab.report.runs import differences, held_out_losses, seed_count
-from formerlab.report.style import GREY, NARROW, WIDEST, plot_style
+from formerlab.report.runs import differences, held_out_losses, seed_count, validation_losses
+from formerlab.report.style import GREY, HOLLOW, NARROW, PUBLISHED_GROUND, PUBLISHED_INK, WIDEST, plot_style
 from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
@@ -75,6 +75,51 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
         _style="Transformer",
         _order=order,
     ).sort_values("_order", kind="stable", ignore_index=True)
+
+
+def _draw_published_value(axes: Axes, rows: DataFrame) -> None:
+    """Draw the paper's value in a tinted strip at the right."""
+    first, last = rows["step"].min(), rows["step"].max()
+    left, right = last + 0.15 * (last - first), last + 0.65 * (last - first)
+    axes.axvspan(left, right, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+    axes.set_xlim(first - 0.1 * (last - first), right)
+    axes.set_xticks([first, last])
+    middle, value = (left + right) / 2, rows["published_nats"].iloc[0]
+    axes.plot(middle, value, **plot_style("Transformer") | HOLLOW, markersize=4.5)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, max(high, value + 0.05 * (high - low)))
+    axes.text(middle, 0.03, "paper,\nstep\n100k", color=PUBLISHED_INK, ha="center", fontsize=7,
+              transform=axes.get_xaxis_transform())  # fmt: skip
+
+
+@plot(reads="eval.csv", runs="base heads-1 dropout-0 smoothing-0 positions-learned", draw=layout(
+    Panel("step", "validation_minus_base_nats", by="_series", facet="_label", kind="line", zero=0.0, name="none",
+          xlabel="step", ylabel="validation loss minus\nloss of base (nats)", share_y=True, same_limits="y",
+          finish=_draw_published_value),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % Student t interval of these seeds; below 0, "
+                        "the variant is better than base; hollow: the paper, 65M parameters."],
+    columns=4
+))  # fmt: skip
+def transformer_training(results: Results, runs: list[str]) -> DataFrame:
+    """Validation loss of four variants minus the base model during training, beside the differences at the end of the
+    paper's training (Table 3 of arXiv:1706.03762). Paired by seed, from a third of our steps on. To see: in three of
+    four variants the advantage over the base model shrinks towards the paper's value, so differences between short runs
+    are no differences between trained models.
+    """
+    curves = validation_losses(results, STUDY, runs)
+    curves = curves[3 * curves["step"] >= curves["step"].max()]
+    pairs = DataFrame({"run": [run for run in VARIANTS if run in set(curves["run"])], "base": "base"})
+    steps = [differences(losses, pairs, "run", "base", "validation_minus_base_nats").assign(step=step)
+             for step, losses in curves.groupby("step")]  # fmt: skip
+    rows = pd.concat(steps, ignore_index=True) if steps else DataFrame()
+    if rows.empty:
+        return rows
+    published = published_variations().set_index("run")["published_nats"]
+    label = rows["run"].replace(LABELS, regex=True)
+    order = rows["run"].map({run: number for number, run in enumerate(VARIANTS)})
+    return rows.assign(
+        published_nats=rows["run"].map(published), _label=label, _series="ours", _style="Transformer", _order=order
+    ).sort_values(["_order", "step"], kind="stable", ignore_index=True)
 
 
 _ATTENTIONS = ("encoder", "decoder", "cross")
