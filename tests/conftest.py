@@ -23,6 +23,14 @@ def _fixed_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def unchecked_shapes(monkeypatch):
+    """Disable the type and shape checks of the tests, for invalid arguments and for torch.compile, which they stop."""
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _plan_in_this_process():
     """Build plans in this process, because a new process would import torch. tests/plan/test_locate.py starts one."""

@@ -211,9 +211,8 @@ def test_modification_times_in_the_future_rerun_no_job(finished_dag):
     assert max(path.stat().st_mtime for path in files) <= time.time()
     run = next(iter(of_study(finished_dag, "vision")))
     (finished_dag.root / results(finished_dag) / run / "run.json").unlink()
-    assert (
-        finished_dag.snakemake("--cores", "1").returncode == 0
-    )  # Snakemake fails a job whose input is newer than its output
+    # Snakemake fails a job whose input is newer than its output
+    assert finished_dag.snakemake("--cores", "1").returncode == 0
     assert finished_dag.to_do() == set()
 
 

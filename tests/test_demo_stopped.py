@@ -73,9 +73,8 @@ def demo(tmp_path):
             stdout=file,
             stderr=file,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # background commands of a shell script inherit an ignored SIGINT
+            # background commands of a shell script inherit an ignored SIGINT
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     while not ((tmp_path / "quick/begun").exists() and (tmp_path / "slow").exists()):
         assert make.poll() is None, (tmp_path / "output.txt").read_text()

@@ -126,9 +126,8 @@ def test_children_train_after_a_failed_measurement_of_their_parent(study):
 
 def test_a_pattern_that_matches_no_trained_run_is_refused(study):
     run_evidence, _, _ = study
-    with pytest.raises(
-        UserError, match=r"^--runs: 'plan' matches no run that small trains at scale smoke; did you mean pl"
-    ):
+    message = r"^--runs: 'plan' matches no run that small trains at scale smoke; did you mean pl"
+    with pytest.raises(UserError, match=message):
         run_evidence(runs=["plan"])
 
 

@@ -146,9 +146,8 @@ def test_an_exported_record_that_was_edited_is_refused(live, cached):
 def test_readers_refuse_a_study_that_a_killed_export_renamed(live, cached):
     leave_killed_export(live, cached)
     assert has_runs(cached)
-    with pytest.raises(
-        UserError, match=r"\.denseformer\.old: an interrupted export left study denseformer.*rename the folder"
-    ):
+    message = r"\.denseformer\.old: an interrupted export left study denseformer.*rename the folder"
+    with pytest.raises(UserError, match=message):
         Results(cached)
 
 

@@ -82,22 +82,32 @@ NEW_CLASSES = ("formerlab.layers.depth.anchor", "Anchor"), ("formerlab.cache.pol
 def add_to_unions(root):
     """Add the mixer and the policy to their unions, with their imports."""
     for (union, file), (module, name) in zip(UNIONS, NEW_CLASSES, strict=True):
-        add_to_union(root, union, file, module, name)
+        text = (root / file).read_text()
+        text, count = re.subn(rf"^({union} = Annotated\[\s*)", rf"\g<1>{name}\n    | ", text, flags=re.MULTILINE)
+        assert count == 1
+        (root / file).write_text(text.replace("from formerlab.", f"from {module} import {name}\nfrom formerlab.", 1))
 
 
-def add_to_union(root, union, file, module, name):
-    """Add a name to a union, and its import to the file."""
-    text = (root / file).read_text()
-    text, count = re.subn(rf"^({union} = Annotated\[\s*)", rf"\g<1>{name}\n    | ", text, flags=re.MULTILINE)
-    assert count == 1
-    (root / file).write_text(text.replace("from formerlab.", f"from {module} import {name}\nfrom formerlab.", 1))
+def copy_of_the_repository(root, *names):
+    """Copy files and folders of the repository."""
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, root)
+
+
+def run_python(root, *words):
+    """Run Python with the package in a copy of the repository, and return its output."""
+    environment = os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
 def test_the_code_blocks_work(tmp_path):
-    for name in ("src", "workflow"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(ROOT / "config.yaml", tmp_path)
+    copy_of_the_repository(tmp_path, "src", "workflow", "config.yaml")
     for name, code in BLOCKS:
         add_block(tmp_path, name, code)
     add_to_unions(tmp_path)
@@ -111,10 +121,7 @@ def test_the_code_blocks_work(tmp_path):
     tree["studies"]["tokenformer"]["only"] = ["*swiglu*"]
     tree["studies"]["tokenformer"].pop("zeroshot", None)
     scale.write_text(yaml.safe_dump(tree, sort_keys=False))
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", USE, str(ROOT / "tests")]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(tmp_path, "-c", USE, str(ROOT / "tests"))
     assert (tmp_path / "figures/denseformer_pace.png").stat().st_size > 1000
 
 
@@ -128,25 +135,19 @@ PARAMETRISED_TESTS = (
 @pytest.mark.slow
 def test_parametrised_tests_pass_with_a_new_mixer_and_policy(tmp_path):
     """Follow the pages: add the blocks, sort the imports, and write the page of formulas."""
-    for name in ("src", "tests", "docs", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
+    copy_of_the_repository(tmp_path, "src", "tests", "docs", "scripts", "pyproject.toml", "README.md")
     for name, code in BLOCKS:
         if "/depth/" in name or "/cache/" in name:
             add_block(tmp_path, name, code)
     add_to_unions(tmp_path)
     chosen = "Peak or peak or Anchor or anchor or registry or the_page or names_are"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     for words in (
         ("-m", "ruff", "check", "--fix", "src"),
         ("-m", "ruff", "format", "--check", "src"),
         ("scripts/write_formulas.py",),
         ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *PARAMETRISED_TESTS),
     ):
-        words = [sys.executable, *words]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        run_python(tmp_path, *words)
     assert "Anchor" in (tmp_path / "docs/formulas.md").read_text()
 
 
@@ -241,9 +242,7 @@ print(json.dumps([sorted(plan["train"]), figures, committed, data_set_label("tex
 @pytest.mark.slow
 def test_a_new_study_needs_three_files_and_a_new_scale_one(tmp_path):
     """A study needs its file, the module of its figure, and an entry in a scale. It is registered nowhere else."""
-    for name in ("src", "workflow"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copy(ROOT / "config.yaml", tmp_path)
+    copy_of_the_repository(tmp_path, "src", "workflow", "config.yaml")
     (tmp_path / "workflow/studies/own.yaml").write_text(NEW_STUDY)
     (tmp_path / "src/formerlab/report/figures/own.py").write_text(NEW_FIGURE.lstrip())
     smoke = yaml.safe_load((tmp_path / "workflow/scales/smoke.yaml").read_text())
@@ -251,11 +250,7 @@ def test_a_new_study_needs_three_files_and_a_new_scale_one(tmp_path):
     (tmp_path / "workflow/scales/smoke.yaml").write_text(yaml.safe_dump(smoke))
     smoke |= yaml.safe_load(NEW_SCALE)
     (tmp_path / "workflow/scales/own.yaml").write_text(yaml.safe_dump(smoke))
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", USE_NEW_STUDY]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    runs, figures, committed, label, default_studies = json.loads(done.stdout)
+    runs, figures, committed, label, default_studies = json.loads(run_python(tmp_path, "-c", USE_NEW_STUDY))
     assert runs == ["own/plain/seed0"]
     assert figures == ["own_end"]
     assert committed == [True, False]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from jaxtyping import config
 from torch.nn import functional as F
 from variation import label, settings
 
@@ -203,8 +202,7 @@ def test_incompatible_children_are_refused_in_one_line(changes, message):
         ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattention layers of this model are projection, feedforward"),
     ],
 )
-def test_invalid_arguments_of_grow_are_refused_in_one_line(options, message, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # the type checks of the tests are disabled
+def test_invalid_arguments_of_grow_are_refused_in_one_line(options, message, unchecked_shapes):
     with pytest.raises(UserError) as caught:
         grow(PARENT.build(), **options)
     assert str(caught.value).startswith(message)

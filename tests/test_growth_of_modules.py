@@ -6,6 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from test_growth import PARENT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -14,22 +15,13 @@ from torch.nn.utils import prune
 
 from formerlab.errors import UserError
 from formerlab.growth.modules import grow
-from formerlab.layers import LayerNorm, Pattention
+from formerlab.layers import Pattention
 from formerlab.layers.pattention import PattentionLayer
-from formerlab.models import Decoder, Translator
+from formerlab.models import Translator
 
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 TOKENS = torch.arange(12).reshape(2, 6) % 11
-DECODER = Decoder(
-    vocabulary=11,
-    layers=2,
-    width=8,
-    heads=2,
-    context=8,
-    norm=LayerNorm(gain=False, bias=False),
-    projection=Pattention(tokens=6),
-    feedforward=Pattention(tokens=10),
-)
+DECODER = PARENT.model_copy(update={"layers": 2})
 
 
 class Net(nn.Module):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from variation import counted_params, label, settings
+from test_growth import distance
+from variation import counted_params, label, perturb, settings
 
 from formerlab.errors import UserError
 from formerlab.growth.stage import Growth, grow_into, grown_spec
@@ -28,7 +29,6 @@ PARENT = Decoder(
     projection=Linear(bias=True),
     feedforward=Mlp(bias=True, hidden=20),
 )
-TOKENS = torch.arange(24).reshape(3, 8) % 11
 PRESERVING = ("net2net", "hypercloning")
 
 
@@ -48,20 +48,11 @@ def wider(parent, factor, hidden=None):
 
 def random_model(parent):
     """Return a float64 model with random weights, including gains, biases and mixing weights."""
-    model = parent.build(0).double()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return model
+    return perturb(parent.build(0).double(), 0.3)
 
 
 def grown(model, child, seed=5, **growth):
     return grow_into(model.state_dict(), model.spec, child, Growth(**growth), seed)
-
-
-def distance(left, right):
-    return (left(TOKENS) - right(TOKENS)).abs().max().item()
 
 
 @pytest.mark.parametrize("method", PRESERVING)
@@ -169,12 +160,7 @@ NO_GAIN = spec(final_norm=LayerNorm(gain=False))
 @pytest.mark.parametrize(
     ("method", "parent", "child", "message"),
     [
-        (
-            "hypercloning",
-            PARENT,
-            spec(width=24),
-            "cannot grow width=12, heads=2 into width=24, heads=2: every head",
-        ),
+        ("hypercloning", PARENT, spec(width=24), "cannot grow width=12, heads=2 into width=24, heads=2: every head"),
         ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: hypercloning needs a m"),
         ("net2net", PARENT, wider(PARENT, 0.5), "cannot grow width=12 into 6: growth never reduces a size"),
         ("net2net", PARENT, spec(layers=3), "cannot grow layers=2 into layers=3: net2net only adds width"),
@@ -195,12 +181,7 @@ def test_sizes_that_a_method_does_not_support_are_refused_in_one_line(method, pa
 
 
 @pytest.mark.parametrize(
-    "growth",
-    [
-        {"method": "hypercloning", "keys": "zero"},
-        {"method": "net2net_pad", "noise": 0.1},
-        {"noise": 0.1},
-    ],
+    "growth", [{"method": "hypercloning", "keys": "zero"}, {"method": "net2net_pad", "noise": 0.1}, {"noise": 0.1}]
 )
 def test_settings_without_effect_are_refused(growth):
     with pytest.raises(ValueError, match=list(growth)[-1]):

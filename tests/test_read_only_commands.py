@@ -32,16 +32,7 @@ def tree(root):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["status"],
-        ["plan"],
-        ["plan", "--shell"],
-        ["runs"],
-        ["claims"],
-        ["headline"],
-    ],
-    ids=" ".join,
+    "words", [["status"], ["plan"], ["plan", "--shell"], ["runs"], ["claims"], ["headline"]], ids=" ".join
 )
 def test_commands_that_show_results_write_no_files(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)

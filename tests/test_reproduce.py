@@ -33,11 +33,7 @@ def exported(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.delenv(PLAN_VARIABLE, raising=False)
-        for words in (
-            ["data", "text"],
-            ["train", "small/parent/seed0"],
-            ["train", "small/child/seed0"],
-        ):
+        for words in (["data", "text"], ["train", "small/parent/seed0"], ["train", "small/child/seed0"]):
             assert main(words) == 0
         assert main(["export"]) == 0
     return root
@@ -107,9 +103,8 @@ def test_changed_data_are_refused_without_an_option(project, capsys):
     assert line.startswith(
         f"small/parent/seed0: was trained on other data (text {content['fingerprint']}, now 0123456789abcdef)"
     )
-    assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0, (
-        "only the fingerprint differs; the text is the same"
-    )
+    # only the fingerprint differs; the text is the same
+    assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0
     manifest.unlink()
     assert refused(capsys, "small/parent/seed0").endswith("run python -m formerlab data text --scale smoke first")
 

@@ -33,9 +33,8 @@ def first(tmp_path_factory):
     make_run(root, "denseformer", "plain-8", 0, spec=model(8))
     make_run(root, "denseformer", "plain-8", 1, spec=model(8))
     wide = make_run(root, "denseformer", "plain-16", 0, spec=model(16), status="diverged", diverged_at_step=7)
-    change(
-        wide / "run.json", lambda record: record["spec"].update({f"k{i}": i for i in range(150)} | {"a,b": "x" * 9000})
-    )
+    settings = {f"k{i}": i for i in range(150)} | {"a,b": "x" * 9000}
+    change(wide / "run.json", lambda record: record["spec"].update(settings))
     make_decay(root)
     figures = folder / "figures/live/laptop"
     figures.mkdir(parents=True)
@@ -92,9 +91,8 @@ def counts(root):
 def test_sync_is_complete_and_has_no_duplicates(first, root, monkeypatch):
     outcome = first[1]
     runs = len(list((root / "results/live/laptop").glob("*/*/seed*")))
-    entries = (
-        runs + len(list((root / "results/live/laptop").glob("*/*/"))) + 1
-    )  # configurations, and the entry of the study with its figures
+    # configurations, and the entry of the study with its figures
+    entries = runs + len(list((root / "results/live/laptop").glob("*/*/"))) + 1
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
     before = counts(root)
     monkeypatch.setattr("formerlab.results.read.read_rows", lambda *_: pytest.fail("rows are read again"))

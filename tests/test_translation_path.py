@@ -9,7 +9,7 @@ import yaml
 
 from formerlab.__main__ import main
 
-CONFIG = {"scale": "smoke", "studies": ["words"], "tracking_uri": ""}
+CONFIG = {"scale": "smoke", "studies": ["transformer"], "tracking_uri": ""}
 SCALE = {
     "description": "tiny",
     "data": {
@@ -49,9 +49,8 @@ RUN, LONGER = "transformer/base/seed0", "transformer/longer/seed0"
 def project(tmp_path_factory):
     """Return a project in which every stage has run once."""
     root = tmp_path_factory.mktemp("project")
-    study = {"studies": ["transformer"]}
     for name, content in (
-        ("config.yaml", CONFIG | study),
+        ("config.yaml", CONFIG),
         ("workflow/scales/smoke.yaml", SCALE),
         ("workflow/studies/transformer.yaml", STUDY),
     ):

@@ -38,6 +38,15 @@ def label(value: object) -> str | None:
     return "-".join([str(getattr(value, "kind", "spec")), *(f"{name}={choice}" for name, choice in changes.items())])
 
 
+def perturb(model: nn.Module, std: float = 0.1, seed: int = 4) -> nn.Module:
+    """Add noise to all parameters, so that no test passes only because of initial values; return the model."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(std * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return model
+
+
 def counted_params(module: nn.Module) -> int:
     """Return the number of parameters that PyTorch counts."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -13,16 +13,7 @@ from formerlab.errors import UserError
 
 @pytest.mark.parametrize(
     ("budget", "length", "expected"),
-    [
-        (0.4, 16, 6),
-        (0.5, 5, 3),
-        (0.29, 50, 15),
-        (0.4, 1, 0),
-        (1.0, 7, UNLIMITED),
-        (1, 7, 1),
-        (6, 3, 6),
-        (0.025, 20, 1),
-    ],
+    [(0.4, 16, 6), (0.5, 5, 3), (0.29, 50, 15), (0.4, 1, 0), (1.0, 7, UNLIMITED), (1, 7, 1), (6, 3, 6), (0.025, 20, 1)],
 )
 def test_budgets_resolve_to_counts(budget, length, expected):
     assert resolve_budget(budget, length) == expected
@@ -47,8 +38,7 @@ def test_low_precision_fractions_use_their_printed_value(budget):
 
 
 @pytest.mark.parametrize(
-    "budget",
-    [0, -1, 0.0, 1.5, True, float("nan"), np.bool_(True), np.array([16]), np.float32("nan"), np.int64(0)],
+    "budget", [0, -1, 0.0, 1.5, True, float("nan"), np.bool_(True), np.array([16]), np.float32("nan"), np.int64(0)]
 )
 def test_invalid_budgets_are_refused_with_their_value(budget):
     with pytest.raises(UserError, match=r"^budget .*: give a count of keys .* or a fraction \(a float in"):

@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from jaxtyping import config
 from test_policies import VARIANTS
 
 from formerlab.cache import (
@@ -119,12 +118,6 @@ def feed(model, tokens, cache):
     return torch.cat([model(chunk, attend=cache, start=cache.length) for chunk in tokens.split(CHUNKS, 1)], 1)
 
 
-def simulated(model, tokens, policy, budget):
-    masks = {}
-    simulation = Simulation(policy, budget, observe=lambda layer, observed: masks.update({layer: observed.visible}))
-    return model(tokens, attend=simulation), masks
-
-
 def test_the_full_cache_matches_one_pass(model, tokens):
     attend = causal_attention if isinstance(model, torch.nn.Module) else Simulation(Full(), 1.0)
     cache = KVCache(capacity=3)
@@ -142,15 +135,14 @@ def test_eviction_matches_simulation(policy, model, tokens):
         assert cache.length == TIME
         if not isinstance(policy, Full):
             unpruned_logits = model(tokens, attend=Simulation(Full(), 1.0))
-            assert (real - unpruned_logits).abs().max() > 1e-6, (
-                "the budget must be smaller than the text, otherwise the test is vacuous"
-            )
+            # the budget must be smaller than the text, otherwise the test is vacuous
+            assert (real - unpruned_logits).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
 def test_eviction_retains_the_simulated_keys_at_every_step(policy, tokens):
-    model, cache = Toy(2, rotary=True), PrunedCache(policy, 5)
-    _, masks = simulated(model, tokens, policy, 5)
+    model, cache, masks = Toy(2, rotary=True), PrunedCache(policy, 5), {}
+    model(tokens, attend=Simulation(policy, 5, observe=lambda layer, observed: masks.update({layer: observed.visible})))
     for position in range(TIME - 1):
         model(tokens[:, position : position + 1], attend=cache, start=position)
         for layer, row, key_head in itertools.product(range(2), repeat=3):
@@ -283,8 +275,7 @@ def test_a_budget_of_1_0_never_prunes(policy, tokens):
 
 @pytest.mark.parametrize("make", [Simulation, PrunedCache, CompressedCache])
 @pytest.mark.parametrize(("policy", "name"), [("decay", "Decay"), (H2O, "H2O")])
-def test_policy_names_and_classes_are_refused(make, policy, name, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # disable the shape checks of the tests
+def test_policy_names_and_classes_are_refused(make, policy, name, unchecked_shapes):
     message = rf"^policy=.*: give an instance of a policy of formerlab.cache, such as {name}\(\)$"
     with pytest.raises(UserError, match=message):
         make(policy, 0.4)

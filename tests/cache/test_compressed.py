@@ -51,10 +51,7 @@ ONE_SHOT_CASES = [
     ExpectedAttention(sink=2),
     SnapKV(sink=2, recent=0.25),
 ]
-COMPRESSING = [
-    *[policy for policy in VARIANTS if isinstance(policy, OneShot) or linear(policy)],
-    *ONE_SHOT_CASES,
-]
+COMPRESSING = [*[policy for policy in VARIANTS if isinstance(policy, OneShot) or linear(policy)], *ONE_SHOT_CASES]
 
 
 def tensors(heads=4, key_heads=2, time=30, d_head=4, seed=0):

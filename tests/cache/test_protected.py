@@ -142,18 +142,16 @@ def test_a_budget_below_the_protected_tokens_is_refused_in_one_line():
             call()
         assert str(error.value) == message
     for budget in (8, 0.5):
-        with pytest.raises(
-            UserError, match=r"^budget \d: TOVA retains a prompt of 9 tokens; give a count of at least 9$"
-        ):
+        message = r"^budget \d: TOVA retains a prompt of 9 tokens; give a count of at least 9$"
+        with pytest.raises(UserError, match=message):
             PrunedCache(TOVA(protect="prompt"), budget)(0, q, k, v)
     with pytest.raises(UserError, match="retains a prompt of 9 tokens"):
         Simulation(KeyDiff(protect="prompt"), 8, prompt=9)(0, q, k, v)
 
 
 def test_unsupported_uses_of_a_protected_prompt_are_refused_in_one_line():
-    with pytest.raises(
-        UserError, match=r"^Knorm.*length of the prompt is unknown; use Simulation\(\.\.\., prompt=length\)$"
-    ):
+    message = r"^Knorm.*length of the prompt is unknown; use Simulation\(\.\.\., prompt=length\)$"
+    with pytest.raises(UserError, match=message):
         Simulation(Knorm(protect="prompt"), 8)
     with pytest.raises(UserError, match=r"^SnapKV.*compression evicts keys of the prompt"):
         CompressedCache(SnapKV(protect="prompt"), 8)

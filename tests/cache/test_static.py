@@ -3,7 +3,6 @@
 import copy
 import functools
 
-import jaxtyping
 import pytest
 import torch
 from estimates import static_launches
@@ -27,14 +26,6 @@ CACHES = {"full": KVCache} | {policy.kind: functools.partial(PrunedCache, policy
 CASES = [(model, "full") for model in MODELS] + [(model, "decay") for model in MODELS]
 CASES += [("transformer", policy.kind) for policy in POLICIES if policy.kind != "decay"]
 PROMPT, TOKENS = 9, 40
-
-
-@pytest.fixture
-def unchecked_shapes():
-    """Disable shape checks, which torch.compile cannot trace."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def decoder(kind):

@@ -17,11 +17,6 @@ TRACES = {
 }
 
 
-def as_layer(logits, budget):
-    batch, _, time, _ = logits.shape
-    return LayerInputs(by_group(logits, 1), [budget] * batch, [time] * batch)
-
-
 def slot_states(policy: Eviction, layer):
     """Return positions and scores of the slots after every query, before its eviction."""
     states = []
@@ -37,8 +32,8 @@ def slot_states(policy: Eviction, layer):
 
 def steps(policy, logits, budget):
     """Return the keys that each query sees, and the scores before its eviction ({position: score} per query)."""
-    states = []
-    for positions, scores in slot_states(policy, as_layer(logits, budget)):
+    states, (batch, _, time, _) = [], logits.shape
+    for positions, scores in slot_states(policy, LayerInputs(by_group(logits, 1), [budget] * batch, [time] * batch)):
         filled = positions[0, 0] != EMPTY_POSITION
         states.append(dict(zip(positions[0, 0][filled].tolist(), scores[0, 0][filled].tolist(), strict=True)))
     return states

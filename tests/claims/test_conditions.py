@@ -73,17 +73,14 @@ def write_curve(folder, losses, lrs=(1.0,), train=(3.0,), **columns):
 def test_quantities_of_the_validation_curve(root):
     write_curve(make_run(root, "study", "a"), [9, 5, 4, 3, 2.5, 2, 1.9, 1.8, 1.6, 1.4, 1.7], lrs=(0.1, 1.0, 0.01))
     assert value(root, "final_rate_share", "a") == pytest.approx(0.01)
-    assert value(root, "still_falling", "a") == pytest.approx(-0.3), (
-        "the decrease from step 90 to step 100, the last tenth of the run"
-    )
+    # the decrease from step 90 to step 100, the last tenth of the run
+    assert value(root, "still_falling", "a") == pytest.approx(-0.3)
     assert value(root, "rise_from_best", "a") == pytest.approx(0.3)
-    assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7), (
-        "the decrease from step 50 to step 100, the second half of the run"
-    )
+    # the decrease from step 50 to step 100, the second half of the run
+    assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7)
     write_curve(make_run(root, "study", "seldom"), [4.0, 3.0, 2.6])
-    assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), (
-        "the two validations are half of the run apart"
-    )
+    # the two validations are half of the run apart
+    assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5)
 
 
 def test_examples_of_masks_are_windows(root):
@@ -122,9 +119,8 @@ def test_overfit_needs_the_training_loss_without_label_smoothing(root):
     assert line.endswith("of 'arm': not known, because the rows have only the training loss with label smoothing")
     write_curve(root / "study/a/seed0", [4.0, 2.0], train=[1.8], unsmoothed_nats=1.5)
     assert value(root, "overfit", "a") == pytest.approx(0.5)
-    assert not holds(root, "overfit", {"at_least": -9}, arm="text"), (
-        "language modelling has no value: its validation documents are not a random sample of the training distribution"
-    )
+    # language modelling has no value: its validation documents are not a random sample of the training distribution
+    assert not holds(root, "overfit", {"at_least": -9}, arm="text")
 
 
 @pytest.mark.parametrize(
@@ -180,13 +176,11 @@ def test_apart_is_the_relative_difference_between_the_largest_and_the_smallest_a
     epochs = {"a": [{"epochs": 40.0}, {"epochs": 2.34}], "b": [{"epochs": 40.0}, {"epochs": 4.68}]}
     make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000, read=epochs["a"])
     make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000, read=epochs["b"])
-    assert holds(root, "epochs_apart", {"at_most": 1}, one="a", other="b"), (
-        "the second arm may have twice as many epochs"
-    )
+    # the second arm may have twice as many epochs
+    assert holds(root, "epochs_apart", {"at_most": 1}, one="a", other="b")
     assert not holds(root, "epochs_apart", {"at_most": 0.9}, one="a", other="b")
-    assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b"), (
-        "the parameter counts with the embedding are close"
-    )
+    # the parameter counts with the embedding are close
+    assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b")
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
     assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "neither arm has rotary positions"

@@ -41,9 +41,8 @@ def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     indices = on_envelope(flops, losses)
     for loss in losses:
         needed = flops_at_loss(loss, flops, losses)
-        assert math.isnan(needed) == (loss > losses[indices[0]]), (
-            "the result is NaN exactly if the cheapest run on the envelope has a lower loss"
-        )
+        # the result is NaN exactly if the cheapest run on the envelope has a lower loss
+        assert math.isnan(needed) == (loss > losses[indices[0]])
         enough = flops[indices][losses[indices] <= loss]
         assert math.isnan(needed) or needed <= enough.min() * (1 + 1e-9)
 
@@ -91,9 +90,8 @@ def test_envelope_variance_matches_finite_differences():
     slopes = (np.array(ends[1]) - np.array(ends[0])) / 2e-5
     spread = 2e-4  # one degree of freedom: two seeds of one run
     assert (variance, freedom) == (pytest.approx(spread * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4), 1)
-    assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3), (
-        "d ln F / d ln L = 10, and both runs have weight 1/2"
-    )
+    # d ln F / d ln L = 10, and both runs have weight 1/2
+    assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3)
     assert envelope_variance(middle, cost, flops, [run[:1] for run in by_run]) is None
 
 
@@ -155,13 +153,11 @@ def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
     assert "envelope-2-4" in verdict.runs
     assert evaluated(tmp_path / "more_flops/overnight", flops=4.1e12).outcome == "contradicts"
     on_lender = evaluated(tmp_path / "lender/overnight", lender_tokens=10)
-    assert on_lender.items[0].texts == verdict.items[0].texts, (
-        "the chain is compared by its loss on the data set of the envelope"
-    )
+    # the chain is compared by its loss on the data set of the envelope
+    assert on_lender.items[0].texts == verdict.items[0].texts
     single = evaluated(tmp_path / "single/overnight", seeds=(0,))
-    assert (single.outcome, single.items[0].seeds) == ("agrees", 3), (
-        "one seed per run of the envelope is enough for all seeds of the chain"
-    )
+    # one seed per run of the envelope is enough for all seeds of the chain
+    assert (single.outcome, single.items[0].seeds) == ("agrees", 3)
 
 
 def test_the_variance_of_the_envelope_widens_the_interval(tmp_path):

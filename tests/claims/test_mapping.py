@@ -55,12 +55,12 @@ def planned_claims(scale):
         runs[study] = [run.name for resolve in (resolve_study, resolve_released) for run in resolve(study, sources)]
     for claim in (claim for claim in read_claims().claims if claim.id in mapped[claim.study]):
         by_item = [mapped[claim.study][claim.id].for_item(item) for item in claim.criterion.for_each or (None,)]
-        complete = [all(all_planned(arms.get(arm), runs[claim.study]) for arm in claim.arms) for arms in by_item]
+        complete = [all(is_planned(arms.get(arm), runs[claim.study]) for arm in claim.arms) for arms in by_item]
         if any(complete) if claim.criterion.combine == "tested" else all(complete):
             yield claim.id
 
 
-def all_planned(arm, runs):
+def is_planned(arm, runs):
     patterns = [*arm.envelope, *filter(None, (arm.run, arm.best_of))] if arm else ["-"]
     return all(matching(runs, pattern) for pattern in patterns)
 

@@ -31,16 +31,12 @@ def combination(name, values, pool=None, **more):
     return Combination({RunMetric(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
 
 
-def make_examples(*groups, seeds=None, **more):
-    """Return examples by task; each group is seeds x examples (x statistics)."""
+def estimate(*groups, seeds=None, resamples=2000, **more):
+    """Return the estimate from examples by task; each group is seeds x examples (x statistics)."""
     names = {f"task{index}": tuple(map(str, range(group.shape[1]))) for index, group in enumerate(groups)}
     seeds = tuple(range(len(groups[0]))) if seeds is None else seeds
     stacked = [group if group.ndim == 3 else np.stack([group, np.ones_like(group)], axis=-1) for group in groups]
-    return Examples(tuple(stacked), seeds, names, **more)
-
-
-def estimate(*groups, resamples=2000, **more):
-    return make_examples(*groups, **more).estimate(resamples)
+    return Examples(tuple(stacked), seeds, names, **more).estimate(resamples)
 
 
 def test_difference_of_two_runs_has_the_paired_t_interval():
@@ -104,9 +100,8 @@ def test_coefficients_of_one_run_are_summed_before_they_are_squared():
     assert {level.name: c for level, c in excess.terms.items()} == {"sparse": 1, "dense": -0.75, "plain": -0.25}
     half = stats.t(12).ppf(0.975) * math.sqrt(0.01 * (1 + 0.75**2 + 0.25**2) / 3)
     assert excess.interval(0.95).high - excess.interval(0.95).mean == pytest.approx(half)
-    assert plain.interval(0.95).high != pytest.approx(half), (
-        "the value of a single run is not a comparison, so it has no pooled variance"
-    )
+    # the value of a single run is not a comparison, so it has no pooled variance
+    assert plain.interval(0.95).high != pytest.approx(half)
 
 
 @pytest.mark.parametrize(("documents", "counted"), [(19, False), (40, True)])

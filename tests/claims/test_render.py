@@ -32,9 +32,7 @@ NEWER_VERDICTS = {
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
         "denseformer-better-at-equal-depth": "not_tested -> agrees",
     },
-    "pretrained": {
-        "decay-mask-closer-to-ideal": "not_tested -> agrees",
-    },
+    "pretrained": {"decay-mask-closer-to-ideal": "not_tested -> agrees"},
 }
 """Verdicts from rows that are newer than the lists of versions 3 to 5."""
 LISTED_VERDICTS = {
@@ -156,9 +154,8 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
     for verdict in untested:
         assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
-        assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), (
-            "no internal names"
-        )
+        # no internal names
+        assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2])
     lines = [row for row in rows_of(findings_table(by_scale)) if "no verdict" in row.split(" | ")[0]]
     assert all(line.startswith(f"| {SIGNS['not_tested']} no verdict ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)

@@ -142,16 +142,7 @@ class PrivateSlurm:
     def start_node(self):
         for name in self.nodes:
             self._daemon(f"slurmd {name}", "slurmd", "-D", "-N", name)
-        self.wait_for_node("idle")
-
-    def wait_for_node(self, *states, seconds=60):
-        """Wait until every node is in one of the given states, which are written as in sinfo."""
-        deadline = time.monotonic() + seconds
-        states_wanted = set(states)
-        while (current_states := set(self.run("sinfo", "--noheader", "--format=%T").split())) - states_wanted:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nodes are {current_states}, not {states_wanted}; see {self.folder}/slurmctld.log")
-            time.sleep(0.3)
+        self.wait_for(lambda: set(self.run("sinfo", "--noheader", "--format=%T").split()) == {"idle"}, seconds=60)
 
     def kill_node(self):
         """Kill the daemon and all jobs of the only node, as in a power failure."""

@@ -20,10 +20,7 @@ RUNS = {
     "vision": ["vit"],
     "transformer": ["base"],
 }
-CONFIG = {
-    "scale": "smoke",
-    "set": {f"scale.studies.{study}.only": names for study, names in RUNS.items()},
-}
+CONFIG = {"scale": "smoke", "set": {f"scale.studies.{study}.only": names for study, names in RUNS.items()}}
 LAST_FILE = {"speed": "speed.json", "train": "run.json"}
 """The file that a stage writes last. Stages that are not listed write <stage>.json last."""
 

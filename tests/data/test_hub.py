@@ -36,11 +36,7 @@ def read(source):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_named_splits_are_read_held_out_first(hub, streaming):
     source = Hub(name=str(hub), valid="validation", test="test", streaming=streaming)
-    assert read(source) == [
-        (("test",), TEXTS["test"]),
-        (("valid",), TEXTS["validation"]),
-        (("train",), TEXTS["train"]),
-    ]
+    assert read(source) == [(("test",), TEXTS["test"]), (("valid",), TEXTS["validation"]), (("train",), TEXTS["train"])]
 
 
 def test_missing_splits_are_taken_from_training_text(hub):

@@ -70,9 +70,8 @@ def test_other_tokenizers_encode_whole_texts_without_additions(tmp_path):
     path = word_level(tmp_path / "t.json")
     assert TokenizerFile(path=str(path), vocabulary=8, end_of_text="</s>").load()[1] == 3
     assert encoded(path, ["One two three", "two"], end=3) == [1, 2, 0, 3, 2, 3]
-    assert 3 not in encoded(path, ["one </s> two"], end=3)[:-1], (
-        "a special token inside a text is encoded as ordinary text"
-    )
+    # a special token inside a text is encoded as ordinary text
+    assert 3 not in encoded(path, ["one </s> two"], end=3)[:-1]
 
 
 def test_tokenizer_files_are_checked(tmp_path, path):
@@ -132,9 +131,8 @@ def test_characters_without_a_token_are_counted(family, lost, tmp_path):
     assert encoder(["the the\n" if family in ("words", "pieces") else "the the", "the ддд", "the tд the"])[1] == lost
     assert not encoder.notes("train", 0, 10)
     assert "7 of 20 characters (35.00%) of the test text have no token" in encoder.notes("test", 7, 20)[0]
-    with pytest.raises(
-        UserError, match=r"t\.json: 11 of 20 characters .* choose a tokenizer that was made for such text"
-    ):
+    message = r"t\.json: 11 of 20 characters .* choose a tokenizer that was made for such text"
+    with pytest.raises(UserError, match=message):
         encoder.notes("test", 11, 20)
 
 

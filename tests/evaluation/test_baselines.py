@@ -110,9 +110,8 @@ def test_a_linear_probe_is_better_than_chance(tmp_path):
 
 def test_translation_has_no_baseline():
     run = Run.model_construct(name="base", task=Translation.model_construct())
-    with pytest.raises(
-        UserError, match=r"runs: 'base' has task.kind=translation; choose runs that were trained on text or images"
-    ):
+    message = r"runs: 'base' has task.kind=translation; choose runs that were trained on text or images"
+    with pytest.raises(UserError, match=message):
         Baselines().settings_for_run(run, questions=False)
 
 

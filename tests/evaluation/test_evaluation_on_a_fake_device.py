@@ -194,8 +194,7 @@ def check_flow(folder):
 
 
 @pytest.mark.parametrize(
-    "check",
-    [check_pruning, check_padded, check_decoding, check_a_model_of_transformers, check_translation, check_flow],
+    "check", [check_pruning, check_padded, check_decoding, check_a_model_of_transformers, check_translation, check_flow]
 )
 def test_results_equal_the_cpu_with_few_synchronisations(on_device, tmp_path, check):
     on_device(check, tmp_path)

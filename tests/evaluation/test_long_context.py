@@ -69,9 +69,8 @@ def test_needles_occur_once_and_only_requested_needles_are_answers(name, hidden,
 def test_variables_form_one_chain_in_order(length, text, count):
     for example in examples("variable_tracking", length, 3, count, text):
         *solved, question = example.input.split("Memorize and track")[1:]
-        assert len(solved) == (length >= SOLVED_LENGTH), (
-            "texts of at least SOLVED_LENGTH tokens start with a few-shot example"
-        )
+        # texts of at least SOLVED_LENGTH tokens start with a few-shot example
+        assert len(solved) == (length >= SOLVED_LENGTH)
         assigned = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+)", question)
         assert [name for name, _ in assigned] == example.outputs
         assert [value for _, value in assigned][1:] == example.outputs[:-1]

@@ -253,9 +253,8 @@ def test_damaged_rows_of_the_harness_give_a_one_line_error(tokenizer, tmp_path, 
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
 def test_few_shot_examples_precede_the_question(model, tokenizer, tmp_path, form):
-    examples = [
-        row for row in ROWS[form] if "\n\n" not in row.get("text", "")
-    ]  # blank lines separate few-shot examples
+    # blank lines separate few-shot examples
+    examples = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]
     rows = [json.dumps(row | {"id": f"{form}-{index}"}) + "\n" for index, row in enumerate(examples * 4)]
     (tmp_path / "asked.jsonl").write_text("".join(rows[: len(examples)]))
     (tmp_path / "solved.jsonl").write_text("".join(rows[len(examples) :]))

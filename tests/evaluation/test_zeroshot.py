@@ -70,9 +70,8 @@ def test_log_probabilities_do_not_depend_on_the_batch(model, tokenizer, policy):
     alone, together = (answer_requests(model, requests, batch=batch, attend_for=attend_for) for batch in (1, 4))
     log_probs = [answer.log_prob for answer in alone]
     assert [answer.log_prob for answer in together] == pytest.approx(log_probs, abs=1e-5)
-    assert [answer[1:] for answer in together] == [answer[1:] for answer in alone], (
-        "cache sizes are fractions of the lengths without padding"
-    )
+    # cache sizes are fractions of the lengths without padding
+    assert [answer[1:] for answer in together] == [answer[1:] for answer in alone]
     lengths = [len(tokenizer.encode("".join(text)).ids) + (text[0] == "") - 1 for text in texts]
     if policy is None:
         expected = [naive_log_prob(model, tokenizer.encode(a).ids or [0], tokenizer.encode(b).ids) for a, b in texts]

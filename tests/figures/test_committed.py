@@ -81,9 +81,8 @@ def test_a_figure_of_several_scales_has_one_heading(tmp_path):
     assert first < second
     assert "\n#" not in page[first:second]
     assert "At the edge of the grid: 0.1." in page[first:second]
-    assert "n = 3 seeds" not in page[first:second], (
-        "the first note is printed in the figure and not repeated on the page"
-    )
+    # the first note is printed in the figure and not repeated on the page
+    assert "n = 3 seeds" not in page[first:second]
 
 
 @pytest.mark.usefixtures("unsaved")

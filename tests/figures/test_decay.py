@@ -113,9 +113,8 @@ def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
     assert table["cache_share"].tolist() == [1.0, 0.25]
     assert table["metadata_bytes"].tolist() == [0, 30]
     assert decode_speeds(Results(tmp_path), "decay", ("other",)).empty
-    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, (
-        "the table is empty if the selected runs have no timings"
-    )
+    # the table is empty if the selected runs have no timings
+    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty
 
 
 def test_the_table_of_suites_uses_the_published_budget(tmp_path):
@@ -406,12 +405,7 @@ def test_the_best_alpha_per_window_bounds_the_gain_of_one_alpha_per_text(tmp_pat
     rows |= {("h2o", None, 0.5, 0.4): HARD + 0.05}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
     gains = decay_alphas_table.rows(Results(tmp_path), ("*",)).set_index("configuration")["minus_h2o_nats"]
-    expected = {
-        "H2O": 0,
-        "alpha 0.2, as published": 0.01,
-        BEST_OF_TEXT: -0.01,
-        BEST_OF_WINDOW: -0.05,
-    }
+    expected = {"H2O": 0, "alpha 0.2, as published": 0.01, BEST_OF_TEXT: -0.01, BEST_OF_WINDOW: -0.05}
     assert gains.to_dict() == pytest.approx(expected)
 
 

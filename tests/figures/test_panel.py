@@ -11,17 +11,7 @@ from matplotlib.colors import to_hex, to_rgb
 from formerlab.report.names import variant_styles
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_notes, summarize
-from formerlab.report.style import (
-    _STYLES,
-    BLUE,
-    GREEN,
-    ORANGE,
-    PUBLISHED_GROUND,
-    VERMILION,
-    WIDEST,
-    ink,
-    plot_style,
-)
+from formerlab.report.style import _STYLES, BLUE, GREEN, ORANGE, PUBLISHED_GROUND, VERMILION, WIDEST, ink, plot_style
 
 
 @pytest.fixture
@@ -122,9 +112,8 @@ def test_points_with_equal_x_are_shifted_and_rows_without_x_are_horizontal_lines
     assert sum(len(bars.get_segments()) for bars in axes.collections if isinstance(bars, LineCollection)) == 4
     assert "level" in {text.get_text() for text in axes.texts}
     (axes,) = layout(panel(where={"source": "published"}))(rows).axes
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2, (
-        "points without error bars are not shifted"
-    )
+    # points without error bars are not shifted
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2
 
 
 def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):

@@ -6,15 +6,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import (
-    NOVELS,
-    dwa,
-    make_denseformer,
-    make_run,
-    make_tokenformer,
-    model,
-    tokenformer,
-)
+from fixtures.rows import NOVELS, dwa, make_denseformer, make_run, make_tokenformer, model, tokenformer
 from fixtures.rows import grown as grown_from
 
 from formerlab.report.catalogue import catalogue, load_declaration, load_rows
@@ -112,9 +104,8 @@ def test_stages_are_compared_with_the_parent_trained_further_for_equal_flops(tmp
     make_run(tmp_path, "tokenformer", "annealed-random-sqrt-all", loss=2.0, **grown | NOVELS | {"flops": 3e12})
     rows = plot.rows(Results(tmp_path), entry.run_names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("rival")["difference_nats"]
-    assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05), (
-        "rates with a single seed are not chosen"
-    )
+    # rates with a single seed are not chosen
+    assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05)
     assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}
 
 

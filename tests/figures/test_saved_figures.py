@@ -8,9 +8,8 @@ from formerlab.report import write
 
 
 def figure():
-    small_figure = Figure(
-        figsize=(4, np.nextafter(3, 0))
-    )  # 449.99999999999994 pixels high, which matplotlib rounds to 450
+    # 449.99999999999994 pixels high, which matplotlib rounds to 450
+    small_figure = Figure(figsize=(4, np.nextafter(3, 0)))
     small_figure.add_subplot().plot([1, 2, 4], label="a line")
     small_figure.axes[0].set_ylabel("AVATAR, $x^2$")
     return small_figure

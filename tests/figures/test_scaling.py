@@ -3,17 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import (
-    NOVELS,
-    draw_one,
-    dwa,
-    grown,
-    make_run,
-    model,
-    tokenformer,
-    transformer,
-    write_csv,
-)
+from fixtures.rows import NOVELS, draw_one, dwa, grown, make_run, model, tokenformer, transformer, write_csv
 
 from formerlab.evaluation.exact.counts import TRANSFORMER_WIDTHS
 from formerlab.report.catalogue import catalogue, load_declaration, load_rows
@@ -80,12 +70,10 @@ def test_chains_exclude_runs_on_other_data(tmp_path):
     rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
     rows = rows[~rows.index.str.startswith("envelope-")]
     assert "continued-tokenformer-ungrown" not in rows.index
-    assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), (
-        "the run is compared by its loss on the data set of the envelope"
-    )
-    assert set(rows.index) == {"tokenformer-1", "annealed-trained-on-short"}, (
-        "runs whose learning rate decays to zero take precedence"
-    )
+    # the run is compared by its loss on the data set of the envelope
+    assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5)
+    # runs whose learning rate decays to zero take precedence
+    assert set(rows.index) == {"tokenformer-1", "annealed-trained-on-short"}
 
 
 def test_the_cost_figure_has_the_flops_ratio_of_the_claimed_chain(tmp_path, monkeypatch):

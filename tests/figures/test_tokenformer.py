@@ -54,10 +54,7 @@ def test_a_grown_model_is_compared_with_its_parent_trained_further(tmp_path):
         write_run(tmp_path, "trained-on-2", seed, 3.7 + shift, {10: 3.0}, **tokenformer(1, init="tokenformer-1"))
     table = load_rows(catalogue()["tokenformer_table"], Results(tmp_path)).set_index("run")
     zero_key_row = table.loc["grown-zero-keep-2"]
-    assert (zero_key_row["question"], zero_key_row["compared_with"]) == (
-        "the parent trained further",
-        "trained-on-2",
-    )
+    assert (zero_key_row["question"], zero_key_row["compared_with"]) == ("the parent trained further", "trained-on-2")
     # paired by seed: equal differences give an interval of width zero, although the losses of the seeds differ by 0.5
     assert [zero_key_row[f"difference_nats{end}"] for end in ("_low", "", "_high")] == pytest.approx([0.2] * 3)
     assert zero_key_row["difference_nats_pooled_low"] <= zero_key_row["difference_nats_pooled_high"]
@@ -163,9 +160,8 @@ def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
             write_run(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **settings)
     table = load_rows(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
     ours = table[table["source"] == "ours"]
-    assert ours["difference_nats"].tolist() == pytest.approx([-0.1, 0.3, 0.4]), (
-        "the last value is the change between the two lengths"
-    )
+    # the last value is the change between the two lengths
+    assert ours["difference_nats"].tolist() == pytest.approx([-0.1, 0.3, 0.4])
     chosen = {"modern-low": "matched-high", "whole-modern-low": "long-matched-low"}
     assert ours["tokenformer"].dropna().to_dict() == chosen
 

@@ -5,15 +5,7 @@ import torch
 from tiny_models import build, tokens
 from transformers import __version__ as TRANSFORMERS
 
-from formerlab.cache import (
-    Decay,
-    Full,
-    KeyDiff,
-    KVCache,
-    PrunedCache,
-    Simulation,
-    StreamingLLM,
-)
+from formerlab.cache import Decay, Full, KeyDiff, KVCache, PrunedCache, Simulation, StreamingLLM
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.layers.position import PositionEncoding

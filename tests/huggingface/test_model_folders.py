@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from variation import perturb
 
 from formerlab import torchvision_shim
 from formerlab.errors import UserError
@@ -56,12 +57,7 @@ NATIVE = {
 def build(**fields):
     """Return a double-precision model in which all weights differ from their initial values."""
     spec = {"vocabulary": 290, "layers": 4, "width": 16, "heads": 2, "context": 48, "embedding_std": 0.5} | fields
-    model = Decoder(**spec).build(seed=3).double().eval()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return model
+    return perturb(Decoder(**spec).build(seed=3).double().eval())
 
 
 SCRIPT = """
@@ -313,9 +309,8 @@ def test_mistakes_give_a_one_line_error(tmp_path):
     weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     del weights["decoder.final_norm.gain"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        UserError, match=r"model: weights decoder.final_norm.gain are missing; .* export the model again"
-    ):
+    message = r"model: weights decoder.final_norm.gain are missing; .* export the model again"
+    with pytest.raises(UserError, match=message):
         load_folder(folder)
     for spec in ({"width": 32}, {"heads": 5}):
         (folder / "config.json").write_text(json.dumps(config | {"spec": config["spec"] | spec}))

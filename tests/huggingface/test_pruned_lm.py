@@ -60,9 +60,8 @@ def test_a_protected_prompt_is_answered_in_batches_and_needs_a_large_enough_budg
     assert len({*map(tuple, answers.values())}) == 3
     assert PrunedLM(model, fast, policy, 25, batch=4).generate_until(instances) == answers["protected"]
     for budget, count in ((max(lengths) - 1, max(lengths) - 1), (0.5, round(lengths[0] / 2 + 0.01))):
-        with pytest.raises(
-            UserError, match=rf"budget {count}: Local retains a prompt of \d+ tokens; give a count"
-        ) as error:
+        message = rf"budget {count}: Local retains a prompt of \d+ tokens; give a count"
+        with pytest.raises(UserError, match=message) as error:
             PrunedLM(model, fast, policy, budget).generate_until(instances)
         assert "\n" not in str(error.value)
 

@@ -8,7 +8,6 @@ import pytest
 import tiny_models
 import torch
 from accelerate import cpu_offload
-from jaxtyping import config
 from tiny_models import build, character_tokenizer, tokens
 from torch.nn import DataParallel, Module
 from torch.nn.functional import cross_entropy
@@ -347,8 +346,7 @@ def test_a_call_accepts_one_transformers_cache(models):
         model(text, **{CACHE_FIELD: StaticCache(config=model.config, max_cache_len=30)})
 
 
-def test_values_may_be_narrower_than_keys(monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # annotations require equal widths of keys and values
+def test_values_may_be_narrower_than_keys(monkeypatch, unchecked_shapes):
     model, text = build("deepseek_v3").float(), tokens(1, 20)  # its experts do not support float64
     unpruned = generated(model, text)
     for policy in (Full(), H2O(), SnapKV()):
@@ -373,7 +371,7 @@ WRONG_CALLS = {
     "pruned already": lambda model: prune(model, Decay(), 6).__enter__(),
     "was filled without pruning": lambda model: model(tokens(1, 2), past_key_values=CACHES["unpruned"]),
     "was filled with Decay.* and budget 6": lambda model: model(tokens(1, 2), past_key_values=CACHES["other"]),
-    "use it inside the prune block": lambda model: call_unpruned(tokens(1, 1), past_key_values=CACHES["pruned"]),
+    "use it inside the prune block": lambda model: build("llama")(tokens(1, 1), past_key_values=CACHES["pruned"]),
     r"pad batches on the left \(padding_side='left'\)": lambda model: model(
         tokens(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     ),
@@ -397,10 +395,6 @@ WRONG_CALLS = {
     "10 tokens exceed the context of 9": lambda model: model(tokens(1, 10)),
 }
 CACHES = {}
-
-
-def call_unpruned(*args, **kwargs):
-    return build("llama")(*args, **kwargs)
 
 
 @pytest.mark.parametrize("message", WRONG_CALLS)
@@ -442,8 +436,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
         *((kind, {}) for kind in ("smollm3", "gemma3", "deepseek_v3")),
     ],
 )
-def test_unknown_rotations_are_refused_if_the_policy_needs_them(kind, changes, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
+def test_unknown_rotations_are_refused_if_the_policy_needs_them(kind, changes, unchecked_shapes):
     model = build(kind, **changes).float()
     for policy, message in (
         (ExpectedAttention(), r"^ExpectedAttention\(.* is unknown; use SnapKV, or .* such as Decay$"),

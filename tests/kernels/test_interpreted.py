@@ -47,14 +47,7 @@ def check_pruned_attention(policy, inputs, chunk=64):
             torch.testing.assert_close(scores, expected_scores, atol=1e-5, rtol=1e-5)
 
 
-POLICIES = (
-    Local(),
-    StreamingLLM(sink=2),
-    H2O(),
-    Decay(alpha=0.7, recent=0.3, sink=2),
-    TOVA(),
-    Knorm(),
-)
+POLICIES = (Local(), StreamingLLM(sink=2), H2O(), Decay(alpha=0.7, recent=0.3, sink=2), TOVA(), Knorm())
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, Decay(scope="layer")], ids=repr)
@@ -145,9 +138,8 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     inputs = prompt(Decay(), 0.4, [40], 2, 2, 16)
     on_gpu = replace(inputs, q=inputs.q.as_subclass(GpuTensor))
     assert engines.choose_engine(Decay(), on_gpu) is triton_engine.run
-    assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch, (
-        "the score of this policy is not a sum of attention"
-    )
+    # the score of this policy is not a sum of attention
+    assert engines.choose_engine(KeyDiff(), on_gpu) is engines.run_in_torch
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     kernels.triton_usable.cache_clear()
     assert engines.choose_engine(Decay(), on_gpu) is engines.run_in_torch

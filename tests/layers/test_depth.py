@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from variation import counted_params, label, settings
+from variation import counted_params, label, perturb, settings
 
 from formerlab.errors import UserError
 from formerlab.layers import (
@@ -43,11 +43,7 @@ every_mixer = pytest.mark.parametrize("spec", SPECS, ids=label)
 def built(spec, layers=LAYERS, *, perturbed=False):
     mixer = spec.build(layers, WIDTH)
     initialise(mixer, 0)
-    if perturbed:
-        with torch.no_grad():
-            for parameter in mixer.parameters():
-                parameter.add_(torch.randn(parameter.shape).to(parameter), alpha=0.3)
-    return mixer
+    return perturb(mixer, 0.3) if perturbed else mixer
 
 
 def stack(mixer, x, updates, calls=None):

@@ -165,10 +165,7 @@ def test_frozen_mixing_weights_save_no_tensors():
     torch.testing.assert_close(fused, plain)
 
 
-@pytest.mark.parametrize(
-    ("dilation", "period", "saved_outputs"),
-    [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)],
-)
+@pytest.mark.parametrize(("dilation", "period", "saved_outputs"), [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)])
 def test_only_outputs_that_an_average_reads_are_saved_each_once(dilation, period, saved_outputs):
     """With 24 blocks: all outputs and X_0 for 1x1, 15 of 25 for 4x5, multiples of 4 for 4x4."""
     mixer, streams = single(24, dilation=dilation, period=period), leaves(24)

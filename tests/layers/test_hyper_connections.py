@@ -6,12 +6,7 @@ from hypothesis import given, settings, strategies
 from pydantic import ValidationError
 from test_depth import WIDTH, built, inputs, stack
 
-from formerlab.layers import (
-    DynamicHyperConnections,
-    ManifoldHyperConnections,
-    SkipsWithGains,
-    StaticHyperConnections,
-)
+from formerlab.layers import DynamicHyperConnections, ManifoldHyperConnections, SkipsWithGains, StaticHyperConnections
 from formerlab.layers.depth.manifold_hyper_connections import sinkhorn_knopp
 from formerlab.models import Decoder, Translator
 from formerlab.training.optimizer import AdamW

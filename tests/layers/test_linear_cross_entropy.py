@@ -1,6 +1,5 @@
 """The fused loss equals the cross-entropy of the logits and stores no logits."""
 
-import jaxtyping
 import pytest
 import torch
 from torch.nn import functional as F
@@ -59,7 +58,7 @@ def test_backward_runs_twice_and_saves_no_logits():
     assert all(map(torch.equal, first, torch.autograd.grad(loss, (x, weight))))
 
 
-def test_compiled_logits_are_computed_in_bounded_chunks(monkeypatch):
+def test_compiled_logits_are_computed_in_bounded_chunks(monkeypatch, unchecked_shapes):
     """There are seven rows, and at most two rows per product."""
     monkeypatch.setattr(module, "COMPILED_LOGITS", 10)
     x, weight, targets = torch.randn(7, 3), torch.randn(5, 3), torch.randint(0, 5, (7,))
@@ -70,13 +69,11 @@ def test_compiled_logits_are_computed_in_bounded_chunks(monkeypatch):
         rows.extend(node.meta["example_value"].shape[0] for node in graph.graph.nodes if "linear" in str(node.target))
         return graph
 
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     actual = torch.compile(module.linear_cross_entropy, backend=counting)(x, weight, targets)
     assert rows == [2, 2, 2, 1]
     torch.testing.assert_close(actual, torch.nn.functional.cross_entropy(x @ weight.T, targets))
 
 
-def test_targets_must_match_the_rows(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # disable the shape checks of the tests
+def test_targets_must_match_the_rows(unchecked_shapes):
     with pytest.raises(ValueError, match="3 targets for 4 rows"):
         linear_cross_entropy(torch.zeros(4, 2), torch.zeros(5, 2), torch.zeros(3, dtype=torch.long))

@@ -2,11 +2,10 @@
 
 import itertools
 
-import jaxtyping
 import pytest
 import torch
 from pydantic import ValidationError
-from variation import counted_flops, counted_params, defaults, label, settings
+from variation import counted_flops, counted_params, defaults, label, perturb, settings
 
 from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers import (
@@ -33,16 +32,6 @@ TINY = Decoder(vocabulary=11, layers=3, width=8, heads=2, context=8)
 def tiny(**changes):
     """Return the tiny decoder with some fields changed."""
     return Decoder.model_validate({**dict(TINY), **changes})
-
-
-def perturbed(spec, seed=0):
-    """Build a model with non-zero weights, so that no test passes only because of initial values."""
-    model = spec.build(seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model
 
 
 UNIONS_BY_FIELD = {
@@ -92,7 +81,7 @@ every_option = pytest.mark.parametrize("spec", OPTIONS, ids=name)
 @every_combination
 def test_no_token_sees_a_later_token(spec):
     """Only token s reads row s of the embedding. Position t sees token s if its logits have a gradient for row s."""
-    model = perturbed(spec.model_copy(update={"tied": False}))
+    model = perturb(spec.model_copy(update={"tied": False}).build(0))
     tokens = torch.arange(TIME)[None]
     logits = model(tokens)
     assert logits.shape == (1, TIME, 11)
@@ -131,14 +120,6 @@ def test_shared_modules_start_with_equal_values(field, variant):
     assert all(torch.equal(plain[name], changed[name]) for name in shared)
 
 
-@pytest.fixture
-def unchecked_shapes():
-    """Disable shape checks, which torch.compile cannot trace."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     "depth", {type(mixer.build(2, 8)): mixer for mixer in defaults(DepthMixer)}.values(), ids=label
@@ -160,7 +141,7 @@ def test_a_decoder_compiles_to_one_graph(depth):
 
 @pytest.mark.parametrize("spec", [tiny(), tiny(tied=False), tiny(logit_scale="inverse_sqrt_width")], ids=str)
 def test_last_and_targets_match_the_full_logits(spec):
-    model = perturbed(spec)
+    model = perturb(spec.build(0))
     tokens, targets = (torch.randint(spec.vocabulary, (2, TIME)) for _ in range(2))
     logits = model(tokens)
     torch.testing.assert_close(model(tokens, last=2), logits[:, -2:])
@@ -171,7 +152,7 @@ def test_last_and_targets_match_the_full_logits(spec):
 def test_mixed_outputs_are_inputs_of_the_next_block_and_the_final_norm():
     """The reference computes Y_i from the block outputs X_j by the definition (arXiv:2402.02622, section 3)."""
     spec = tiny(layers=4, depth=DepthWeightedAverage(dilation=2, period=2), position=Learned())
-    model = perturbed(spec)
+    model = perturb(spec.build(0))
     tokens = torch.randint(11, (2, TIME))
     y = model.embedding[tokens] + model.position.rows[:TIME]
     raw = [y]
@@ -209,7 +190,7 @@ GROUPED = tiny(heads=4, key_heads=2, query_key_norm=RMSNorm())
 
 
 def test_grouped_query_attention_repeats_keys_and_values():
-    model = perturbed(GROUPED)
+    model = perturb(GROUPED.build(0))
     twin = tiny(heads=4, query_key_norm=RMSNorm()).build()
     state = model.state_dict()
     for name, weight in state.items():
@@ -224,7 +205,7 @@ def test_grouped_query_attention_repeats_keys_and_values():
 
 @pytest.mark.parametrize("spec", [GROUPED, *(tiny(position=position) for position in settings(Position))], ids=label)
 def test_token_by_token_decoding_matches_one_pass(spec):
-    model, tokens = perturbed(spec).eval(), torch.randint(11, (2, TIME))
+    model, tokens = perturb(spec.build(0)).eval(), torch.randint(11, (2, TIME))
     for cache in (KVCache(), PrunedCache(Decay(), 1.0, length=TIME)):
         parts = [model(tokens[:, i : i + 1], attend=cache, start=i) for i in range(TIME)]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from variation import perturb
 
 from formerlab.layers import Learned, Linear, Mlp, RMSNorm, Rotary
 from formerlab.models import Decoder
@@ -13,18 +14,9 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"vocabulary": 23, "layers": 3, "width": 24, "heads": 2, "context": 16}
 
 
-def randomised_model(spec):
-    """Build a model with non-zero values in all parameters, including norms and biases."""
-    model = spec.build(0).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
 def test_gpt2_gives_the_same_logits():
     spec = Decoder(**SIZES, position=Learned(), projection=Linear(bias=True), feedforward=Mlp(bias=True))
-    model = randomised_model(spec).double()
+    model = perturb(spec.build(0), 0.2).double()
     config = transformers.GPT2Config(
         vocab_size=23, n_positions=16, n_embd=24, n_layer=3, n_head=2, activation_function="gelu"
     )
@@ -70,7 +62,7 @@ def test_qwen_gives_the_same_logits():
     """tests/huggingface/test_model_folders.py has LLaMA and GPT-NeoX."""
     swiglu = Mlp(activation="swiglu")
     spec = Decoder(**SIZES | QWEN, position=Rotary(), norm=RMSNorm(), final_norm=RMSNorm(), feedforward=swiglu)
-    model = randomised_model(spec)
+    model = perturb(spec.build(0), 0.2)
     config = transformers.Qwen3Config(
         vocab_size=23,
         hidden_size=24,

@@ -10,7 +10,7 @@ from formerlab.layers import LayerNorm, Linear, Mlp, Pattention, Rotary
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import DropPath, VisionTransformer
-from tests.variation import counted_flops, counted_params, defaults, label
+from tests.variation import counted_flops, counted_params, defaults, label, perturb
 
 pytest.importorskip("formerlab.integrations.timm")
 timm = pytest.importorskip("timm")
@@ -21,14 +21,6 @@ PATTENTION = {"projection": Pattention(tokens=10), "feedforward": Pattention(tok
 
 def images(count=2, side=16, channels=3):
     return torch.randn(count, channels, side, side)
-
-
-def randomised_model(model):
-    """Set every parameter to non-zero values, including class token and norms."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
 
 
 def from_timm(state, spec):
@@ -58,7 +50,7 @@ def test_timm_gives_the_same_logits_and_features(pool):
         image=64, classes=7, layers=3, width=192, heads=3, pool="token" if pool == "token" else "average"
     )
     model = spec.build().eval()
-    model.load_state_dict(from_timm(randomised_model(oracle).state_dict(), spec))
+    model.load_state_dict(from_timm(perturb(oracle.eval()).state_dict(), spec))
     x = images(side=64)
     with torch.no_grad():
         torch.testing.assert_close(model(x), oracle(x))

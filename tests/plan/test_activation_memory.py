@@ -3,7 +3,6 @@
 import functools
 from types import SimpleNamespace
 
-import jaxtyping
 import pytest
 from estimates import TIME, WITHOUT_BASE_MEMORY, counted_bytes, tracked_bytes
 from variation import label, settings
@@ -29,9 +28,7 @@ MODELS["dwa"] = PLAIN.model_copy(update={"depth": DepthWeightedAverage()})
 MODELS["manifold"] = PLAIN.model_copy(update={"depth": ManifoldHyperConnections(iterations=4)})
 
 
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
 @pytest.mark.parametrize("name", MODELS)

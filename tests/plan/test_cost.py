@@ -6,7 +6,6 @@ from statistics import median
 import pytest
 import yaml
 from fixtures.checkout import ROOT
-from fixtures.project import Project
 
 from formerlab.plan.build import build_plan
 from formerlab.plan.cost import CPUS_PER_GPU, WORKER_BYTES, hours, memory_bytes
@@ -18,11 +17,6 @@ from formerlab.training.run import Run
 
 IMPORTS_MB = 242.0
 """Memory of the imported packages on the machine and with the torch release of the committed laptop rows."""
-
-
-@pytest.fixture
-def project(tmp_path):
-    return Project(tmp_path)
 
 
 def test_memory_and_relative_time_of_the_laptop_runs_are_predicted_within_a_factor_of_1_5():

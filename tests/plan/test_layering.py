@@ -2,11 +2,9 @@
 
 import pytest
 import yaml
-from fixtures.project import Project
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.plan.build import build_plan
 from formerlab.plan.merging import Tree, fill, merge
 
 LAYERS = {
@@ -151,12 +149,11 @@ def test_a_text_that_is_one_field_keeps_the_type_of_its_value():
     assert [type(value) for value in fill(tree, point).values()] == [type(value) for value in filled.values()]
 
 
-def test_an_overlay_can_define_a_sweep_of_learning_rates(tmp_path):
-    project = Project(tmp_path)
+def test_an_overlay_can_define_a_sweep_of_learning_rates(project):
     project.merge_into(project.scale, "studies: {small: {only: [plain]}}")
     sweep = '{study: {small: {runs: {"mine-{lr}": {grid: {lr: [1.0e-3, 2.5e-4, 3.0]}, optimizer: {lr: "{lr}"}}}}}}'
     project.write("mine.yaml", sweep)
-    runs = build_plan(tmp_path, {"overlay": "mine.yaml", "seeds": [0]})["train"]
+    runs = project.plan(overlay="mine.yaml", seeds=[0])["train"]
     rates = {job["run"]: job["spec"]["optimizer"]["lr"] for job in runs.values()}
     del rates["plain"]
     assert rates == {"mine-1e-3": 1.0e-3, "mine-25e-5": 2.5e-4, "mine-3": 3.0}

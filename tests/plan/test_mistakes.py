@@ -50,11 +50,7 @@ MISTAKES = [
     (STUDY, "runs: {plain: {model: {projection: {kind: lin}}}}", "model.projection: unknown kind 'lin'; did you mean"),
     (STUDY, "title: null", "title: missing key; add it"),
     (CONFIG, "suites: {x_local: {paths: [x]}}", "suites.x_local: missing key kind; add it"),
-    (
-        CONFIG,
-        "data: {text: {source: {paths: [a]}}}",
-        "data.text.source.paths: not a valid key here (value ['a'])",
-    ),
+    (CONFIG, "data: {text: {source: {paths: [a]}}}", "data.text.source.paths: not a valid key here (value ['a'])"),
     (CONFIG, "seeds: [0, 1, 0]", "seeds: 0 is listed twice; keep one"),
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),
     (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds...; lower it"),
@@ -139,9 +135,8 @@ MISTAKES = [
 )
 def test_a_model_that_does_not_fit_its_data_is_refused(key, value, needs):
     study, command_line = key.partition(".")[0], {"scale": "smoke", "set": {key: value}}
-    with pytest.raises(
-        UserError, match=rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"
-    ):
+    message = rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"
+    with pytest.raises(UserError, match=message):
         resolve_study(study, read_sources(Path(__file__).parents[2], command_line | {"studies": [study]}))
 
 

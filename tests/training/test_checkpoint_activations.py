@@ -5,11 +5,7 @@ import pytest
 import torch
 from small_runs import MODEL, TOKENFORMER, VOCABULARY, small
 
-from formerlab.layers import (
-    AttentionResiduals,
-    DepthWeightedAverage,
-    DynamicHyperConnections,
-)
+from formerlab.layers import AttentionResiduals, DepthWeightedAverage, DynamicHyperConnections
 from formerlab.models import Translator, VisionTransformer
 from formerlab.tasks import LanguageModeling
 from formerlab.training.loop import Hooks, train

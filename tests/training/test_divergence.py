@@ -153,7 +153,6 @@ def test_weights_that_overflow_between_logged_steps_are_never_saved(late, data, 
 
 
 def test_loading_the_weights_of_a_diverged_run_is_refused(diverged):
-    with pytest.raises(
-        UserError, match=rf"diverged in step {record_of(diverged)['diverged_at_step']}; choose a run that"
-    ):
+    message = rf"diverged in step {record_of(diverged)['diverged_at_step']}; choose a run that"
+    with pytest.raises(UserError, match=message):
         load(diverged)

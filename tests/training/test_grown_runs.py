@@ -47,15 +47,11 @@ def losses(out, step):
     return [row["loss_nats"] for row in rows(out, "eval") if row["step"] == step]
 
 
-def test_zero_keys_and_tau_keep_start_at_the_parents_loss(parent, data, tmp_path):
-    trained(FUNCTION_PRESERVING_CHILD, data, tmp_path, parent)
-    assert losses(tmp_path, 0) == pytest.approx(losses(parent, 12), rel=1e-6)
-    assert losses(tmp_path, 12) != losses(parent, 12)
-
-
-def test_the_record_has_the_parent_and_accumulated_flops(parent, data, tmp_path):
+def test_a_grown_run_starts_at_its_parents_loss_and_accumulates_flops(parent, data, tmp_path):
     first = json.loads((parent / "run.json").read_text())
     second = trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
+    assert losses(tmp_path / "child", 0) == pytest.approx(losses(parent, 12), rel=1e-6)
+    assert losses(tmp_path / "child", 12) != losses(parent, 12)
     assert second["init"] == {"id": "study/parent/seed3", "weights_sha256": first["weights_sha256"]}
     grown = grown_spec(FUNCTION_PRESERVING_CHILD.model, FUNCTION_PRESERVING_CHILD.model, Growth(tau="keep"))
     run = small(name="grandchild", model=grown, init="child", growth=Growth(tau="keep"))

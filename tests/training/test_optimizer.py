@@ -1,11 +1,7 @@
 """AdamW for language and image models, and Muon: weight decay, learning rates, equality with torch."""
 
-import sys
-
 import pytest
 import torch
-from fixtures.separate_process import separate_process
-from torch import nn
 
 from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage, Learned, Linear, Mlp
@@ -66,22 +62,6 @@ def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step
         for parameter in group["params"]:
             mixing = names[parameter].startswith("mixer.")
             assert (group["lr"], parameter.requires_grad) == ((0.0125, trained) if mixing else (0.05, True))
-
-
-def _a_step_imports_no_compiler():
-    weight = nn.Linear(2, 2)
-    optimizer = AdamW().build(weight)
-    weight(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert "torch._dynamo" not in sys.modules
-
-
-def test_a_step_imports_no_compiler():
-    """torch's optimizer imports the compiler for its decorators, which takes a second per process."""
-    with separate_process() as run:
-        run(_a_step_imports_no_compiler)
 
 
 def test_the_error_of_muon_without_torch_support_has_the_required_version(monkeypatch):

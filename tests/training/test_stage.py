@@ -3,6 +3,7 @@
 import shutil
 import sys
 
+import pytest
 import torch
 from fixtures.separate_process import separate_process
 from safetensors.torch import load_file
@@ -100,14 +101,18 @@ def test_deterministic_runs_set_the_mode_of_torch(data, tmp_path, monkeypatch):
     assert modes == [True, False]
 
 
-def _a_run_imports_no_compiler(data, out):
-    trained(small(steps=1), data, out)
+def _a_resumed_run_imports_no_compiler(data, out):
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(patch, 1, small(steps=2), data, out)
     assert not {"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys()
+    trained(small(steps=2), data, out)  # Module.to_empty imports sympy
+    assert not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
 
 
-def test_a_run_without_compile_imports_no_compiler(data, tmp_path):
+def test_a_resumed_run_without_compile_imports_no_compiler(data, tmp_path):
+    """torch's optimizer imports the compiler for its decorators, which takes a second per process."""
     with separate_process() as call:
-        call(_a_run_imports_no_compiler, data, tmp_path)
+        call(_a_resumed_run_imports_no_compiler, data, tmp_path)
 
 
 def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, finished):

@@ -62,15 +62,11 @@ def check_kind(name, folder):
         device.synchronisations.clear()
         actual = losses(run, model, examples, valid, lambda: counts.append(len(device.synchronisations)))
     assert actual == pytest.approx(expected, abs=0.05 if "bfloat16" in name else 1e-4)
-    validation = [
-        synchronisation
-        for synchronisation in device.synchronisations[: counts[0]]
-        if "formerlab/layers/" not in synchronisation
-    ]  # reading the mixing weights for depth.csv also synchronises
+    # reading the mixing weights for depth.csv also synchronises
+    validation = [line for line in device.synchronisations[: counts[0]] if "formerlab/layers/" not in line]
     assert len(validation) == 1, validation  # one synchronisation for all batches
-    assert (
-        device.synchronisations[counts[1] : counts[5]] == []
-    )  # the first and the last step are logged, so they synchronise
+    # the first and the last step are logged, so they synchronise
+    assert device.synchronisations[counts[1] : counts[5]] == []
 
 
 @pytest.mark.parametrize("name", KINDS)

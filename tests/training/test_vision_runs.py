@@ -20,7 +20,6 @@ from formerlab.data.images import batches as image_batches
 from formerlab.data.images.augmentation import TimmAugmentation
 from formerlab.data.images.batches import TrainingImages
 from formerlab.errors import StoppedEarly, UserError
-from formerlab.growth.modules import grow
 from formerlab.growth.stage import Growth, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
@@ -105,10 +104,7 @@ def grown(growth, tokens=(9, 15)):
 
 def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished, digits, tmp_path):
     trained(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished)
-    images = torch.randn(3, 1, 8, 8)
     parent, _ = load_model(finished)
-    torch.testing.assert_close(grow(parent, 2, "zero", "keep")(images), parent(images))
-    assert not torch.allclose(grow(parent, 2, "random", "sqrt")(images), parent(images))
     start = [row for row in rows(tmp_path, "eval") if row["step"] == 0]
     task, data = RUN.task, RUN.task.load(digits, "valid")
     expected = [task.measure(parent, batch.to(torch.device("cpu")))[1].item() for batch in task.valid_batches(data)]
@@ -211,7 +207,6 @@ def test_insufficient_shared_memory_is_reported_before_workers_start(digits, tmp
         TrainingImages, "workers", property(lambda images: 2, lambda images, value: None), raising=False
     )
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(
-        UserError, match=r"/dev/shm has 0.0 MB free, but 2 worker processes need .*--shm-size.*threads: 1"
-    ):
+    message = r"/dev/shm has 0.0 MB free, but 2 worker processes need .*--shm-size.*threads: 1"
+    with pytest.raises(UserError, match=message):
         trained(RUN, digits, tmp_path)
