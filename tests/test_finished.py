@@ -61,12 +61,9 @@ def test_a_run_is_loaded_by_folder_or_by_an_id_that_exists_at_one_scale(tmp_path
         formerlab.load("study/run/seed7")
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
+def test_a_missing_record_or_missing_weights_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"run.json: no such file"):
         load_model(tmp_path)
-
-
-def test_missing_weights_are_refused(tmp_path):
     write_run(tmp_path, MODELS["plain"])
     (tmp_path / "weights.safetensors").unlink()
     with pytest.raises(UserError, match=r"weights.safetensors: no such file; train study/run/seed7 again"):

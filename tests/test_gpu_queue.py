@@ -1,4 +1,4 @@
-"""scripts/gpu_queue.sh runs tests, the benchmark and all stages with a model within a time limit, without Snakemake."""
+"""scripts/gpu_queue.sh runs tests, the benchmark and every stage that runs a model, in limited time."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def queue(tmp_path):
     return run
 
 
-def test_every_stage_with_a_model_is_queued():
+def test_every_stage_that_runs_a_model_is_queued():
     plan = shell(build_plan(ROOT, {"scale": "smoke"}), Path("plan.json"))
     planned_stages = set(re.findall(r"^python -m formerlab (\S+)", plan, re.MULTILINE))
     stage_pattern = re.search(r"formerlab \(([a-z|]+)\)\( ", SCRIPT.read_text())
@@ -116,7 +116,7 @@ def test_a_slow_item_is_stopped_and_the_remaining_time_is_used(monkeypatch, tmp_
     assert "ZeroDivisionError" in (tmp_path / "gpu.log").read_text()
 
 
-def test_the_queue_times_first_and_trains_by_priority(queue, tmp_path):
+def test_the_queue_measures_speed_first_and_trains_by_priority(queue, tmp_path):
     log = queue(60)
     calls = (tmp_path / "calls").read_text()
     jobs = re.findall(r"^-m formerlab (\S+) (\S+)", calls, re.MULTILINE)

@@ -67,22 +67,18 @@ def test_small_jobs_share_gpus(start):
     assert fifth.stdout.readline() == assigned[0]
 
 
-def test_an_invalid_number_of_jobs_per_gpu_is_refused(lock_folder, monkeypatch):
-    monkeypatch.setenv(JOBS_PER_GPU_VARIABLE, "0")
-    with pytest.raises(UserError, match=f"{JOBS_PER_GPU_VARIABLE}=0: set a number of jobs"), locked_gpus("cuda"):
-        pass
-
-
-def test_without_a_gpu_a_job_fails_immediately(lock_folder, monkeypatch):
-    monkeypatch.delenv(VISIBLE_VARIABLE)
+@pytest.mark.parametrize(
+    ("variable", "value", "gpus", "message"),
+    [
+        (JOBS_PER_GPU_VARIABLE, "0", 1, f"{JOBS_PER_GPU_VARIABLE}=0: set a number of jobs"),
+        (VISIBLE_VARIABLE, None, 1, "torch finds no GPU on this machine; set device: cpu"),
+        (VISIBLE_VARIABLE, "0", 4, r"gpus: 4, but only 1 are available \(0\); lower gpus"),
+    ],
+)
+def test_jobs_that_can_never_start_are_refused(variable, value, gpus, message, lock_folder, monkeypatch):
+    monkeypatch.delenv(variable, raising=False) if value is None else monkeypatch.setenv(variable, value)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), locked_gpus("cuda"):
-        pass
-
-
-def test_a_job_that_needs_more_gpus_than_the_machine_has_is_refused(lock_folder, monkeypatch):
-    monkeypatch.setenv(VISIBLE_VARIABLE, "0")
-    with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), locked_gpus("cuda", 4):
+    with pytest.raises(UserError, match=message), locked_gpus("cuda", gpus):
         pass
 
 

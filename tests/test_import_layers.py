@@ -2,7 +2,11 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import formerlab
 
@@ -84,3 +88,18 @@ def test_no_circular_imports():
 
     for module in sorted(imports):
         visit(module, [])
+
+
+HEAVY = {
+    "formerlab.__main__": {"pandas", "torch", "matplotlib"},  # starts every job
+    "formerlab.plan.locate, formerlab.plan.attempts, formerlab.plan.staleness": {"torch", "pydantic", "pandas"},
+    "formerlab.evaluation.pruning.prune": {"lm_eval", "datasets", "pandas"},
+}
+"""Libraries that modules of commands, of the Snakefile and of a sweep must not import, because they take seconds."""
+
+
+@pytest.mark.parametrize("names", HEAVY)
+def test_modules_import_no_heavy_library(names):
+    code = f"import sys, {names}; print({HEAVY[names]} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -139,12 +139,6 @@ def test_rows_with_another_hash_than_in_the_record_are_refused(root, measured):
     assert len(Results(root).rows(name, "study"))
 
 
-def test_commands_import_no_pandas_at_their_start():
-    code = "import sys, formerlab.__main__; print({'pandas', 'torch', 'matplotlib'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n", "importing pandas would slow down the start of every training process"
-
-
 def test_modules_that_read_rows_import_neither_torch_nor_mlflow():
     code = """
 import sys

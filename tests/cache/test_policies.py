@@ -170,16 +170,16 @@ def test_spatten_matches_the_plain_python_reference(oracle, budgets):
             assert [set(line.nonzero().flatten().tolist()) for line in visible[row, 1, :length]] == expected
 
 
-def test_window_policies_are_special_cases_of_scores():
+def test_policies_with_equal_rules_retain_equal_keys():
     logits = random_logits()
     for budget in (3, 4, 7, 0.4):
-        for local, window in (
+        for policy, equal_policy in (
             (Decay(recent=1.0), Local()),
             (Decay(recent=1.0, sink=3), StreamingLLM(sink=3)),
             (H2O(recent=1.0), Local()),
             (Decay(alpha=1.0, recent=0.5), H2O()),
         ):
-            assert torch.equal(simulate(local, logits, budget)[1], simulate(window, logits, budget)[1])
+            assert torch.equal(*(simulate(each, logits, budget)[1] for each in (policy, equal_policy)))
 
 
 CAUSAL = [*[policy for policy in POLICIES if policy.is_online], OFFICIAL[0], Ideal()]

@@ -137,8 +137,8 @@ def test_timm_groups_parameters_by_depth():
     assert decay[id(model.patch_embed.weight)] == 0.05
 
 
-def test_a_drop_rate_of_zero_is_accepted():
-    small(drop_rate=0.0)
+def test_unsupported_options_of_timm_are_refused():
+    small(drop_rate=0.0)  # the default of timm's scripts
     for options in ({"drop_rate": 0.1}, {"global_pool": "max"}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}[:=]"):
             small(**options)

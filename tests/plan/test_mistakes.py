@@ -166,7 +166,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "answer"), BROKEN.values(), ids=BROKEN)
-def test_a_file_that_is_no_yaml_mapping_gives_its_name_and_line(project, text, answer):
+def test_an_invalid_yaml_file_or_a_missing_overlay_gives_one_line(project, text, answer):
     project.write(project.config, text)
     assert answer in project.mistake()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from test_overnight import chain_flops
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
@@ -18,16 +19,11 @@ def runs(request):
     return {run.name: run for run in resolve_study("tokenformer", sources)}
 
 
-def cumulative(runs, name):
-    run = runs[name]
-    return run.flops + (cumulative(runs, run.init) if run.init else 0)
-
-
 def test_training_from_scratch_has_the_flops_of_the_chain(runs):
     scratch = [name for name in runs if name.startswith("tokenformer-scratch-")]
     assert "tokenformer-scratch-4" in scratch
     for name in scratch:
-        chain = cumulative(runs, f"grown-random-sqrt-{name[-1]}")
+        chain = chain_flops(runs, f"grown-random-sqrt-{name[-1]}")
         assert runs[name].flops == pytest.approx(chain, rel=5e-4), name
         assert runs[name].model == runs[f"grown-random-sqrt-{name[-1]}"].model
 

@@ -150,7 +150,7 @@ def test_augmented_images_equal_timm_bit_for_bit(digits):
 
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
 def test_a_run_continues_at_the_end_of_its_ancestors(task, digits):
-    """With the same batch size, the run continues with the same batches, otherwise with the next images."""
+    """The run reads the batches that its ancestors would read next, or, with another batch size, the next images."""
     data = task.load(digits, "train")
     start = task.position_after(data, task.position_after(data, START, 30), 20)
     assert (start.chain_steps, start.steps, start.position) == (50, 50, 400)

@@ -55,7 +55,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_on_a_fake_device.py has more kinds
-def test_late_reads_are_bit_identical(kind, monkeypatch):
+def test_reading_losses_only_at_logged_steps_changes_no_bits(kind, monkeypatch):
     """On a GPU the optimizer skips non-finite gradients without a synchronisation; here the CPU does the same."""
     at_once = done(KINDS[kind])
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
