@@ -56,12 +56,10 @@ def test_a_moved_checkout_reruns_no_job_and_renders_missing_figures(finished_run
             patch.setitem(finished_runs.environment, "PYTHONPATH", str(new_root / "src"))
             patch.setitem(finished_runs.environment, "XDG_CACHE_HOME", str(new_root / "cache"))
             assert finished_runs.to_do() == set()
-            figure = new_root / "figures/live/smoke/tokenformer_cost.pdf"
-            figure.unlink()
-            assert (
-                finished_runs.snakemake("--cores", "1", "--", "figures/live/smoke/tokenformer_cost.pdf").returncode == 0
-            )
-            assert figure.exists()
+            figure = "figures/live/smoke/tokenformer_cost.pdf"
+            (new_root / figure).unlink()
+            assert finished_runs.snakemake("--cores", "1", "--", figure).returncode == 0
+            assert (new_root / figure).exists()
     finally:
         new_root.rename(old_root)
 

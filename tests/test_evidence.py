@@ -92,21 +92,18 @@ def test_selected_runs_are_trained_with_their_parents(study):
     assert trained(called) == ["parent", "child"]
 
 
-def test_exported_runs_are_skipped_except_parents_of_missing_runs(study, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "exported", "expected"),
+    [("missing", ["deep-4", "parent"], ["parent", "child", "plain"]), ("committed", ["child"], ["parent", "child"])],
+)
+def test_missing_or_committed_runs_are_trained_with_their_parents(option, exported, expected, study, tmp_path):
     run_evidence, called, _ = study
-    for run in ("deep-4", "parent"):
-        make_run(tmp_path / "elsewhere/results/live/smoke", "small", run)
-    export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
-    run_evidence(missing=True)
-    assert trained(called) == ["parent", "child", "plain"]
-
-
-def test_committed_selects_exported_runs_and_their_parents(study, tmp_path):
-    run_evidence, called, _ = study
-    make_run(tmp_path / "elsewhere/results/live/smoke", "small", "child")
-    export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
-    run_evidence(committed=True)
-    assert trained(called) == ["parent", "child"]
+    results = tmp_path / "elsewhere/results"
+    for run in exported:
+        make_run(results / "live/smoke", "small", run)
+    export(results / "live/smoke", results / "cached/smoke")
+    run_evidence(**{option: True})
+    assert trained(called) == expected
 
 
 def test_only_children_of_a_failed_run_are_skipped(study):

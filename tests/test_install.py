@@ -106,13 +106,10 @@ def test_an_index_without_the_pinned_torch_is_skipped(install, index, versions) 
     assert_fallback(address, *install(TORCH_INDEX=address))
 
 
-def test_an_index_that_refuses_connections_is_skipped(install, port) -> None:
-    address = f"http://127.0.0.1:{port.getsockname()[1]}"
-    assert_fallback(address, *install(TORCH_INDEX=address))
-
-
-def test_an_index_that_hangs_is_skipped_within_seconds(install, port) -> None:
-    port.listen()
+@pytest.mark.parametrize("problem", ["refuses connections", "hangs"])
+def test_an_index_that_does_not_answer_is_skipped_within_seconds(install, port, problem) -> None:
+    if problem == "hangs":
+        port.listen()
     address = f"http://127.0.0.1:{port.getsockname()[1]}"
     assert_fallback(address, *install(TORCH_INDEX=address))
 

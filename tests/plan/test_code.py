@@ -219,10 +219,8 @@ class Skip(Spec):
 def test_adding_a_variant_changes_no_job(package, file, edit):
     (package.root / "layers/skip.py").write_text(NEW_MIXER)
     added = "from formerlab.layers.skip import Skip\n"
-    assert (
-        package.changed_by(file, lambda text: edit(text).replace("from formerlab", f"{added}from formerlab", 1))
-        == set()
-    )
+    changed = package.changed_by(file, lambda text: edit(text).replace("from formerlab", f"{added}from formerlab", 1))
+    assert changed == set()
 
 
 def test_importing_from_another_module_changes_the_hash(package):

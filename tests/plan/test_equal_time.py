@@ -88,10 +88,8 @@ def test_an_equal_time_run_trains_for_the_measured_time(project, monkeypatch, ca
     record = read_json(folder / "matched/seed0/run.json")
     assert trained == [26]
     assert record["equal_time"]["time_ratio"] == pytest.approx(1.3)
-    assert (
-        "a step of deep-4 takes 1.3000 times as long as a step of deep-3, so this run trains for 26 steps"
-        in capsys.readouterr().err
-    )
+    message = "a step of deep-4 takes 1.3000 times as long as a step of deep-3, so this run trains for 26 steps"
+    assert message in capsys.readouterr().err
 
     def state():
         return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}
