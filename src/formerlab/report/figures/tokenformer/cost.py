@@ -3,7 +3,6 @@
 Published costs are TPU hours read from the figures; published perplexities are from Tables 6 and 7.
 """
 
-import re
 from functools import partial
 from textwrap import fill
 
@@ -32,7 +31,7 @@ from formerlab.report.studies.tokenformer import (
     stage_pairs,
     with_registered_rates,
 )
-from formerlab.report.style import BLACK, GREY, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
+from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
 from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
@@ -48,32 +47,27 @@ _PUBLISHED = (
 )
 _CSV_ONLY = WAYS_TO_GROW["grown: zero keys, tau kept"]
 """Series whose costs are in the CSV only. tokenformer_stage_length shows its losses."""
+_SHORTER = f"-(?:{'|'.join(LENGTHS[:-1])})"
+"""Runs of the shorter stages, which tokenformer_envelope has."""
 _FURTHER = "parent trained further, equal FLOPs"
-_STAGE = f"-({'|'.join(LENGTHS)})$"
 _losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
 
 
 def _write_models(axes: Axes, rows: DataFrame) -> None:
-    """Draw an arrow from each model to the models that started from it, and from a model with a ratio of costs to the
-    Transformers of equal loss. Name the lengths of stages, the parents and the sizes of Transformers.
+    """Draw an arrow from the parent to the grown model, and from a model with a ratio of costs to the Transformers of
+    equal loss. Name the parent and the sizes of Transformers.
     """
     write = partial(axes.annotate, textcoords="offset points", fontsize=7)
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
     for run, point in means[means["parent"].isin(means.index) & means["series"].ne(_FURTHER)].iterrows():
-        colour = plot_style(point["series"])["color"]
         ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
-        arrow(axes, *ends, color=colour, linewidth=0.8, linestyle=":")
-        if stage := re.search(_STAGE, str(run)):
-            write(f"grown, {stage[1]} stage", ends[1], (6, 0), va="center", color=ink(colour),
-                  bbox={"color": "white", "pad": 0.3})  # fmt: skip
+        arrow(axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":")
     for x, y, ratio, relative in means.dropna(subset="_ratio")[["_at", "loss_nats", "_ratio", "_relative"]].to_numpy():
         arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>")
         write(f"{ratio:.2g} times\nthe cost", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
               color=GREY)  # fmt: skip
     for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
         write(PARENT, (x, y), (0, 7), ha="center", color=ink(plot_style(PARENT)["color"]))
-    for x, y in means.loc[means["series"].eq(_FURTHER), ["_at", "loss_nats"]].sort_values("_at").to_numpy()[-1:]:
-        write("parent trained\nfurther", (x, y), (6, 4), color=ink(plot_style(_FURTHER)["color"]))
     lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "parameters_non_embedding", "seeds"]]
     for nth, (x, y, size, seeds) in enumerate(lowest.to_numpy(float)):
         words = f"{format_count(size, 3)} parameters, {seeds:.0f} seed{'s' if seeds > 1 else ''}"
@@ -97,14 +91,22 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
 
 
 def draw_cost(data: DataFrame) -> Figure:
-    """Draw our losses and the published losses against costs and, below them, the ratios of costs."""
+    """Draw the ratios of costs and, below them, our losses and the published losses against costs."""
     data.attrs["marks"] = {"bars", "dots"}
     notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
-    low = bool(len(ratios)) * (0.25 * len(ratios) + 0.95) + 0.25
-    height = low + 3.4
+    top = bool(len(ratios)) * (0.25 * len(ratios) + 0.85)
+    height = top + 3.6
     figure = Figure((WIDEST, height), label=" ".join(notes))
     note = f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}"
     figure.text(0.012, 0.03 / height, fill(note, 130), color=GREY, fontsize=7)
+    if len(ratios):
+        panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
+        tall = 0.25 * len(ratios)
+        axes = figure.add_axes((1.9 / WIDEST, (height - 0.3 - tall) / height, 3.4 / WIDEST, tall / height))
+        mark(axes, panel, ratios, {})
+        axes.set(title="Cost relative to a Transformer of equal loss (dashed: the claim, at most 0.5)",
+                 xlabel="FLOPs, ancestors included (left is cheaper)")  # fmt: skip
+        _write_ratios(axes, ratios)
     for panel, source, x, wide, words in (
         (_losses("_relative", log="x", finish=_write_models, title="Ours", unit="_line"), "ours",
          0.8, 2.9, "training cost with all ancestors\n(FLOPs, largest Transformer = 1)"),
@@ -112,41 +114,30 @@ def draw_cost(data: DataFrame) -> Figure:
          "published", 5.2, 1.72, "training cost (TPU v4 hours,\nlargest Transformer = 1)"),
     ):  # fmt: skip
         rows = data[data["source"].eq(source) & data["_series"].notna()]
-        axes = figure.add_axes((x / WIDEST, (low + 0.6) / height, wide / WIDEST, 2.5 / height))
+        axes = figure.add_axes((x / WIDEST, 0.86 / height, wide / WIDEST, 2.4 / height))
         labels = mark(axes, panel, rows, {})[0] if len(rows) else []
         axes.set(xlabel=words, ylabel=panel.ylabel)
         axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
-        stages = rows[rows["parent"].notna() & rows["run"].str.extract(_STAGE)[0].notna()]
-        named = {PARENT, _LOWEST, _FURTHER, *stages["series"]}
-        label_at_edge(axes, [label for label in labels if label.text not in named], 14)
-    if len(ratios):
-        panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
-        axes = figure.add_axes((1.9 / WIDEST, 0.75 / height, 3.4 / WIDEST, 0.25 * len(ratios) / height))
-        mark(axes, panel, ratios, {})
-        axes.set(title="Cost relative to a Transformer of equal loss (dashed: the claim, at most 0.5)",
-                 xlabel="FLOPs, ancestors included (left is cheaper)")  # fmt: skip
-        _write_ratios(axes, ratios)
+        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 14)
     return figure
 
 
 @plot(reads="test.csv", within_regime=True, draw=draw_cost)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). The cost is relative
-    to the largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The
-    cost of a grown model includes all its ancestors; the Tokenformer from scratch was trained for the FLOPs of the
-    parent and the long stage. Dotted arrows lead from a parent to each model that started from it; marks of equal cost
-    are shifted sideways. The black line joins the Transformers from scratch with the lowest loss at their cost. The
-    grey arrow compares the model of the claim with a Transformer of equal loss on the black line (extrapolated beyond
-    1). Its label is the ratio of the costs. Below: this ratio and the ratio of the parent, with the interval of the
-    verdict. Dashed: the claim, at most 0.5. Hollow: the largest grown model of the paper against its Transformers of
-    300B tokens. To see: growing saves cost if its mark is to the left of the black line. tokenformer_stage_length
-    compares with the parent trained further (pink). The tables tokenformer_envelope and tokenformer_table have growth
-    with zero keys and all Transformers. The published models are a thousand times larger, and their Transformers are
-    single models. If the learning rates of some runs fell to zero, only these runs are shown. All losses are on one
-    test text.
+    """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). Above: the cost of the
+    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line, with
+    the interval of the verdict; beyond cost 1 the line is extrapolated. Below: the losses. The cost is relative to the
+    largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The cost of a
+    grown model includes all its ancestors. The Tokenformer from scratch and the parent trained further have the cost of
+    the grown model; marks of equal cost are shifted sideways. The black line joins the Transformers from scratch with
+    the lowest loss at their cost. Hollow: the largest grown model of the paper against its Transformers of 300B tokens.
+    To see: growing saves cost if its mark is to the left of the black line. The table tokenformer_envelope has the
+    other stages, growth with zero keys and all Transformers. The published models are a thousand times larger, and
+    their Transformers are single models. If the learning rates of some runs fell to zero, only these runs are shown.
+    All losses are on one test text.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
-    rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY))
+    rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER))
     frames = [rows.assign(flops_ratio=np.nan)]
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
@@ -159,8 +150,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
             subset=["flops_ratio", "series"]
         )
         paper = published_ratio().assign(series="grown as published", _row="paper, 1.4B, TPU hours")
-        names = ratios["series"] + ratios["run"].str.extract(_STAGE)[0].radd(", ").fillna("")
-        ratios["_row"] = names.where(ratios["run"].isin(claimed["run"]), PARENT)
+        ratios["_row"] = ratios["series"]
         verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
         ratios["verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdict})
         columns = ["source", "part", "run", "series", "_row", "verdict", *expand_columns("flops_ratio[]+")]
@@ -181,40 +171,55 @@ PUBLISHED_TOKENS_PER_NEW_PARAMETER = (27, 260)
 """Tokens per new parameter of the published stages: 15 billion from 757M to 1.31B, 60 billion from 124M to 354M."""
 
 
+_GROWN, _SCRATCH = "annealed-random-sqrt", "annealed-scratch"
+_CLAIMS = {
+    "tokenformer-growth-beats-continuing": "grown below 0",
+    "tokenformer-growth-gap-shrinks-with-stage": "grown falls",
+}
+"""Claims on the grown model, with the short form in which the figure names them."""
+
+
 def _mark_stages(axes: Axes, rows: DataFrame) -> None:
-    """Shade the stages of the paper, and write the names of our stages at their ticks."""
+    """Shade the stages of the paper, name our stages, and write the verdicts on the model grown as published."""
     axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
-    across, (first, last) = axes.get_xaxis_transform(), PUBLISHED_TOKENS_PER_NEW_PARAMETER
-    axes.text((first * last) ** 0.5, 0.97, "stages of the paper", ha="center", va="top", transform=across,
-              color=PUBLISHED_INK)  # fmt: skip
-    stages = rows.drop_duplicates("tokens_per_new_parameter").set_index("tokens_per_new_parameter")["run"].sort_index()
-    names = stages.str.extract(_STAGE)[0].fillna("")
-    axes.set_xticks([*names.index, last], [*(f"{name}\n{x:.0f}" for x, name in names.items()), f"\n{last}"])
-    axes.set_xlim(right=1.1 * last)
+    axes.set(xlim=(0.65 * rows["tokens_per_new_parameter"].min(), 330), xticks=(10, 30, 100, 300), xticklabels=(10, 30, 100, 300))
+    axes.set_ylim(top=axes.get_ylim()[1] + 0.07)
+    write = partial(axes.text, transform=axes.get_xaxis_transform(), va="top", fontsize=7)
+    write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)
+    for run, x in rows.drop_duplicates("tokens_per_new_parameter")[["run", "tokens_per_new_parameter"]].to_numpy():
+        write(x, 0.89, run.rpartition("-")[2], ha="center")
+    axes.text(0.03, 0.03, rows["_verdicts"].iloc[0], transform=axes.transAxes, fontsize=7)
 
 
-@plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-*", needs="annealed-trained-on-*",
-      draw=layout(
+@plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-* annealed-scratch-*",
+      needs="annealed-trained-on-*", draw=layout(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
-          title="Below 0, growing helps", finish=_mark_stages, ticks="{:.0f}".format,
-          xlabel="stage: tokens per new parameter\n", ylabel="loss, grown minus parent\ntrained further (nats)"),
-    width=2.8, height=1.9
+          title="Below 0, growing helps", finish=_mark_stages,
+          xlabel="stage: tokens per new parameter", ylabel="loss minus parent trained\nfurther (nats)"),
+    width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs
     (arXiv:2410.23168). The x axis is the length of the stage in tokens per parameter that growth adds. Differences are
-    paired by seed; below zero, growing helps. A thick bar is the interval that the claim uses, a thin bar Student's
-    interval of these seeds; the page of verdicts says whether the conditions of the claim are met. Marks of one stage
-    are shifted sideways. The shaded range has the stages of the paper, 27 to 260 tokens. Every learning rate falls to
-    zero. To see: whether growing needs a longer stage to help.
+    paired by seed; below zero, growing helps. The square is the Tokenformer of the grown size from scratch, for the
+    FLOPs of the long stage and of the parent; it read other text than the parent. A thick bar is the interval that the
+    claim uses, a thin bar Student's interval of these seeds; the page of verdicts has the conditions that are not met.
+    Marks of one stage are shifted sideways. The shaded range has the stages of the paper, 27 to 260 tokens. Every
+    learning rate falls to zero. tokenformer_table has the short stage on books. To see: whether growing needs a longer
+    stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
         return DataFrame()
     losses = with_registered_rates(losses, results.scale)
     pairs = stage_pairs(losses, records)
+    scratch = pairs[pairs["run"].str.startswith(_GROWN)]
+    scratch = scratch.assign(run=scratch["run"].str.replace(_GROWN, _SCRATCH), variant="Tokenformer from scratch")
+    pairs = pd.concat([pairs, scratch[scratch["run"].isin(losses["run"])]])
     rows = differences(losses, pairs, "run", "rival")
     if rows.empty:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW))
+    verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
+    words = "\n".join(f"{name}: {verdicts[claim].word}" for claim, name in _CLAIMS.items())
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), _verdicts=words)

@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from formerlab.report.catalogue import plot
+from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.names import data_set_labels
+from formerlab.report.names import regime_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     TOKENFORMER,
@@ -21,12 +21,10 @@ from formerlab.report.runs import (
 )
 from formerlab.report.studies.tokenformer import (
     STUDY,
-    families_at_best_rates,
     mean_curves,
 )
-from formerlab.report.style import HOLLOW, PUBLISHED_GROUND, PUBLISHED_INK, plot_style
-from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate, with_pooled
-from formerlab.report.tables.tokenformer.models import published_gap, tokenformer_modern
+from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate
+from formerlab.report.tables.tokenformer.models import tokenformer_modern
 from formerlab.results.read import Results
 
 ARMS = {
@@ -109,71 +107,71 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     return rows.reindex(columns=[*rows, *{"_item", "_style", "tokens_minus_net2net_nats"}.difference(rows)])
 
 
-def _write_changes(axes: Axes, rows: DataFrame) -> None:
-    """Write the change between the lengths, and mark the published difference at the right."""
-    tokens = np.unique(rows["tokens"])
-    axes.set_xticks(tokens, map(format_count, tokens), minor=False)
+_SHIFTS = {"classic": 0.88, "modern": 1.14}
+"""Factors that move the marks of the two Transformers apart on the axis of tokens."""
+
+
+def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
+    """Write the verdicts and the published names beside the marks, and the change with longer training below them."""
+    tokens = np.unique(rows["tokens"].dropna())
+    axes.set_xticks(tokens, map(format_count, tokens))
+    axes.set_xlim(*((0.2 * tokens.min(), 2 * tokens.max()) if len(tokens) else (0.7, 2.5)))
     axes.minorticks_off()
-    left, right = 0.75 * tokens.min(), 1.25 * tokens.max()
-    axes.axvspan(right, right * (right / left) ** 0.4, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
-    axes.set_xlim(left, right * (right / left) ** 0.4)
-    middle, across = right * (right / left) ** 0.2, axes.get_xaxis_transform()
-    axes.plot(middle, rows["_published"].iloc[0], **plot_style(TOKENFORMER) | HOLLOW, markersize=4.5)
-    axes.text(middle, 0.03, "published by\na third party,\n124M model", color=PUBLISHED_INK, ha="center",
-              transform=across, fontsize=7)  # fmt: skip
+    for x, y, words, marker in rows[["_tokens", "difference_nats", "_words", "_marker"]].dropna().to_numpy():
+        side = -1 if marker == "X" and len(tokens) else 1
+        axes.annotate(words, (x, y), (7 * side, 0), textcoords="offset points", va="center", fontsize=7,
+                      ha="left" if side > 0 else "right")  # fmt: skip
     for words in rows["_change"].dropna().unique():
-        axes.text(0.02, 0.03, words, transform=axes.transAxes, fontsize=7)
+        axes.set_ylim(bottom=axes.get_ylim()[0] - 0.06)
+        axes.text(0.02, 0.02, words, transform=axes.transAxes, fontsize=7)
 
 
-@plot(reads="eval.csv test.csv",
+@plot(reads="eval.csv test.csv lender_test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
-    Panel("_tokens", "difference_nats", by="_series", facet="_text", log="x", zero=0.0, name="legend", share_y=True,
-          same_limits="y", title="{_text}: above 0, the Tokenformer is worse", xlabel="training tokens",
-          finish=_write_changes, ylabel="loss, Tokenformer minus\nTransformer (nats per token)"),
-    height=2.0
+    Panel("_tokens", "difference_nats", by="_series", facet="_panel", log="x", zero=0.0, name="legend", share_y=True,
+          same_limits="y", xlabel="{_xlabel}", finish=_write_verdicts,
+          ylabel="loss, Tokenformer minus\nTransformer (nats; above 0,\nthe Tokenformer is worse)"),
+    columns=4, height=2.2
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a Tokenformer minus the loss of Transformers of equal width and number of parameters. The x axis
-    is the number of training tokens, and a panel is a test text. One Transformer is modern (RMSNorm, SwiGLU), the other
-    is classic. Every run has its own full schedule, and each model has the best learning rate (lowest validation loss)
-    of the rates that were run. Differences are paired by seed; a change is the difference after the longest training
-    minus the difference after the shortest training. To see: whether the gap shrinks, stays or changes its sign as both
-    train longer. Published (hollow, the same in both panels): against a modern Transformer. ‡: the Student t interval
-    of these seeds includes zero.
+    """Held-out loss of a Tokenformer minus the loss of Transformers of equal width and number of parameters, against
+    the number of training tokens. A panel is a test text and the learning rate at the end of training. One Transformer
+    is modern (RMSNorm, SwiGLU), the other is classic (as GPT-2). Every run has its own full schedule, and each model
+    has the best learning rate (lowest validation loss) of the rates that were run. Differences are paired by seed; a
+    change is the difference after the longest training minus the difference after the shortest training. Runs with
+    rates to zero were trained on novels, so they have no pooled interval and no dots on books. Published: the paper
+    (arXiv:2410.23168, Table 6) and a third party. To see: whether the gap shrinks, stays or changes its sign as both
+    train longer. ‡: the Student t interval of these seeds includes zero.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    families = families_at_best_rates(results, runs)
-    families["text"] = data_set_labels(families["data.name"], results.scale)
-    families["series"] = families["arm"] + " Transformer, " + families["text"]
-    rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
-    rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
-    pairs = rivals[["series", "tokens", "run", "rival"]]
-    rows = differences(losses, pairs, "run", "rival")
-    if len(rows):
-        rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-        names = rows["series"].str.rsplit(", ", n=1)
-        gap = published_gap()[["difference_nats"]].assign(source="published", part="published")
-        gap = gap.assign(series="third party, 124M parameters")
-        rows = rows.assign(_series="minus a " + names.str[0], _text=names.str[1])
-        rows["_published"] = gap["difference_nats"].iloc[0]
-        classic = rows["_series"].str.contains("classic")
-        rows = rows.assign(_marker=classic.map({True: "X", False: "s"}), _tokens=rows["tokens"] * (1 - 0.15 * classic))
-        rows = pd.concat([rows, gap], ignore_index=True)
-    changes = tokenformer_modern.rows(results, runs).query("run.isna()")
-    texts, arms = (
-        data_set_labels(changes["regime"].str.partition(", ")[0], results.scale),
-        changes["arm"] + " Transformer",
+    table = tokenformer_modern.rows(results, runs)
+    if table.empty:
+        return table
+    table = table.dropna(subset="arm").rename(columns={"run": "rival", "tokenformer": "run"})
+    losses, ends = held_out_losses(results, STUDY, runs), expand_columns("difference_nats[]+")
+    changes, verdicts = table["rival"].isna(), table["verdict"].str.partition(" (")[0].replace("", None)
+    pairs = table[~changes & table["regime"].isin(losses["regime"])]
+    seeds = differences(losses, pairs[["regime", "arm", "tokens", "run", "rival"]], "run", "rival")
+    words = "change (" + table["arm"] + ")" + verdicts.radd(": ").fillna("") + "\n"
+    words += [in_words(row, "difference_nats").replace(" [", "\n[") for _, row in table.iterrows()]
+    table = table.assign(
+        source="ours",
+        part=changes.map({True: "change", False: "mean"}),
+        verdict=verdicts,
+        _words=verdicts.mask(changes),
+        _change=table["regime"].map(words[changes].set_axis(table.loc[changes, "regime"])),
+        _panel=table["regime"].map(lambda regime: regime_label(regime, results.scale)),
     )
-    longest = (arms + ", " + texts).map(pairs.drop_duplicates("series", keep="last").set_index("series")["run"])
-    claim = claim_verdicts(results, STUDY, _GAP_CLAIM)[_GAP_CLAIM]
-    verdicts = [claim.word if run in claim.runs else None for run in longest]
-    changes = changes.assign(
-        source="ours", part="change", run=longest, verdict=Series(verdicts, changes.index, dtype=object)
+    table["_panel"] = table["_panel"].str.replace(", cosine learning rate", ": rate")
+    seeds = seeds[seeds["part"].eq("seed")].merge(table[["regime", "_panel"]].drop_duplicates())
+    published = tokenformer_modern.published().assign(source="published", part="published", _panel="124M parameters")
+    published["_words"] = published["run"].str.removesuffix(", 124M")
+    rows = pd.concat([seeds, table, published], ignore_index=True)
+    columns = ["source", "regime", "arm", "tokens", "run", "rival", "part", "seed", "seeds", *ends, "verdict"]
+    return rows[[*columns, "_words", "_change", "_panel"]].assign(
+        _series=("minus a " + rows["arm"] + " Transformer").where(rows["part"].ne("change")),
+        _tokens=rows["tokens"].fillna(1) * rows["arm"].map(_SHIFTS),
+        _marker=rows["arm"].map({"classic": "X", "modern": "s"}),
+        _xlabel=rows["source"].map({"ours": "training tokens", "published": ""}),
+        _style=TOKENFORMER,
     )
-    ends = [f", claim {verdict}" if verdict else "" for verdict in verdicts]
-    values = [in_words(row, "difference_nats") for _, row in changes.iterrows()]
-    words = [f"change ({arm}){end}\n{value}" for arm, end, value in zip(changes["arm"], ends, values, strict=True)]
-    rows["_change"] = rows.get("_text", texts).map(dict(zip(texts, words, strict=True)))
-    rows = pd.concat([rows, changes.reindex(columns=[*rows, "verdict"])], ignore_index=True)
-    return rows.assign(_style=TOKENFORMER)
