@@ -31,8 +31,8 @@ on CPUs. Scale `pilot` has the searches for their learning rates, and `pretraine
 
 The main variants have one hue in all figures: Transformers, the full cache and the ideal selection are black
 (Transformers with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys; a parent that is trained
-further is pink), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (hollow if half of the budget
-is for recent tokens), H2O vermilion, TOVA violet. Most other variants are grey.
+further is pink), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the
+budget is for recent tokens), H2O vermilion, TOVA violet. Most other variants are grey.
 Shades of a colour are settings or sizes of one variant. An arrow at the edge of a panel gives a value beyond it.
 Published values are hollow, on a tinted background. The line below a figure gives the number of seeds or windows and
 the meaning of the bars. Figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column).

@@ -2,8 +2,8 @@
 
 The main variants have one hue in all figures: Transformers, the full cache and the ideal selection black (Transformers
 with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further),
-DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (hollow and dashed if half of the budget is
-recent), H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers who see no
+DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the budget is recent),
+H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers who see no
 green can tell them apart. Most other variants are grey, with names or markers that differ. Settings of one variant are
 shades of its colour. Published values are hollow on a tinted background. A model grown as published is a triangle,
 other ways to grow have other markers, and the parent is a circle.
@@ -24,7 +24,7 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, GREY, RUST, GREEN = "#222222", "#595959", "#8C3B00", "#005C3E"
+BLACK, GREY, RUST, GREEN, LIGHT_GREEN = "#222222", "#595959", "#8C3B00", "#005C3E", "#6FB59A"
 BLUE, ORANGE, _, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
 """Colours of the colour-blind palette of seaborn. Its light pink, grey and yellow are too light, and `GREEN` replaces
 its green. Text uses `ink(colour)`, a darker shade of the colour of its series.
@@ -88,8 +88,7 @@ _GROUPS = {
     "DenseFormer 4x5": _style(RUST, "^"),
     "h2o variant=global_statistics": _style(VERMILION, "<"),
     "dynamic_cache": _style(GREY, "<"),
-    "Decay 0.2, half recent": _style(GREEN, "s", "--", **HOLLOW),
-    "Decay 0.95, half recent": _style(GREEN, "o", "--", **HOLLOW),
+    "decay, half recent; Decay 0.2, half recent; Decay 0.95, half recent": _style(LIGHT_GREEN, "o"),
     "plain sum (alpha 1)": _style(BLACK, "s", ":"),
     "h2o variant=local_statistics": _style(VERMILION, ">"),
     "streaming_llm positions=reindexed": _style("#A6A6A6", "h"),

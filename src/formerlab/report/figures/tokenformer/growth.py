@@ -24,7 +24,7 @@ from formerlab.report.studies.tokenformer import (
     mean_curves,
 )
 from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate
-from formerlab.report.tables.tokenformer.models import tokenformer_modern
+from formerlab.report.tables.tokenformer.models import published_gaps, tokenformer_modern
 from formerlab.results.read import Results
 
 ARMS = {
@@ -164,14 +164,15 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     )
     table["_panel"] = table["_panel"].str.replace(", cosine learning rate", ": rate")
     seeds = seeds[seeds["part"].eq("seed")].merge(table[["regime", "_panel"]].drop_duplicates())
-    published = tokenformer_modern.published().assign(source="published", part="published", _panel="124M parameters")
+    published = published_gaps().assign(source="published", part="published", _panel="124M parameters")
     published["_words"] = published["run"].str.removesuffix(", 124M")
     rows = pd.concat([seeds, table, published], ignore_index=True)
     columns = ["source", "regime", "arm", "tokens", "run", "rival", "part", "seed", "seeds", *ends, "verdict"]
-    return rows[[*columns, "_words", "_change", "_panel"]].assign(
+    shown: DataFrame = rows[[*columns, "_words", "_change", "_panel"]].assign(
         _series=("minus a " + rows["arm"] + " Transformer").where(rows["part"].ne("change")),
         _tokens=rows["tokens"].fillna(1) * rows["arm"].map(_SHIFTS),
         _marker=rows["arm"].map({"classic": "X", "modern": "s"}),
         _xlabel=rows["source"].map({"ours": "training tokens", "published": ""}),
         _style=TOKENFORMER,
     )
+    return shown

@@ -198,25 +198,18 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
 _GAP_CLAIMS = "tokenformer-worse-than-modern-transformer", "tokenformer-gap-shrinks-with-training"
 
 
-def published_gap() -> DataFrame:
-    """Return the perplexities of a Tokenformer and a Transformer from an independent implementation, with the
-    difference in nats.
+def published_gaps() -> DataFrame:
+    """Return the perplexities of a Tokenformer and a Transformer with their difference in nats: from the paper, then
+    from an independent implementation.
     """
-    rows = (
-        published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"].astype(float)
-    )
-    pair = {"perplexity_tokenformer": rows["TokenFormer"], "perplexity": rows["Transformer"]}
-    gap = float(np.log(rows["TokenFormer"] / rows["Transformer"]))
-    return DataFrame([pair | {"run": "course report, 124M", "arm": "modern", "difference_nats": gap}])
-
-
-def _published_gaps() -> DataFrame:
-    """Return the pair of the paper, then the pair of `published_gap`."""
-    level = published_rows(PAPER, "Tables 6-7").set_index("model")["perplexity"]
-    pair = {"perplexity_tokenformer": level["TokenFormer 124M"], "perplexity": level["Transformer 124M"]}
-    gap = float(np.log(pair["perplexity_tokenformer"] / pair["perplexity"]))
-    paper = pair | {"run": "the paper, 124M", "arm": "classic", "difference_nats": gap}
-    return pd.concat([DataFrame([paper]), published_gap()], ignore_index=True)
+    paper = published_rows(PAPER, "Tables 6-7").set_index("model")["perplexity"]
+    report = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    rows = [{"perplexity_tokenformer": paper["TokenFormer 124M"], "perplexity": paper["Transformer 124M"],
+             "run": "the paper, 124M", "arm": "classic"},
+            {"perplexity_tokenformer": float(report["TokenFormer"]), "perplexity": float(report["Transformer"]),
+             "run": "course report, 124M", "arm": "modern"}]  # fmt: skip
+    table = DataFrame(rows)
+    return table.assign(difference_nats=np.log(table["perplexity_tokenformer"] / table["perplexity"]))
 
 
 def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -257,7 +250,7 @@ def _answer_gaps(rows: DataFrame) -> str:
     return f"{answer_word(evaluated.iloc[0])} after few tokens, on {text}, modern Transformer: {'; '.join(ends)}."
 
 
-@table(reads="eval.csv test.csv lender_test.csv floors.csv", published=_published_gaps, readers=_gaps,
+@table(reads="eval.csv test.csv lender_test.csv floors.csv", published=published_gaps, readers=_gaps,
        answer=_answer_gaps, runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
        columns="source run variant regime arm tokens -learning_rate -parameters_non_embedding -tokenformer "
                "perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged verdict"
