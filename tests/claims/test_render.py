@@ -31,6 +31,7 @@ NEWER_VERDICTS = {
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
         "denseformer-better-at-equal-depth": "not_tested -> agrees",
+        "denseformer-sparse-keeps-the-gain": "not_tested -> cannot_tell",
     },
     "pretrained": {"decay-mask-closer-to-ideal": "not_tested -> agrees"},
 }
