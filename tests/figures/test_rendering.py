@@ -461,7 +461,7 @@ def test_translation_scores_are_corpus_scores(tmp_path):
         ("denseformer_sparsity", "minus_dense_nats", ["run"]),
         ("transformer_differences", "loss_minus_base_nats", ["run"]),
         ("transformer_training", "validation_minus_base_nats", ["run", "step"]),
-        ("tokenformer_gap", "difference_nats", ["run", "rival"]),
+        ("tokenformer_gap", "difference_nats", ["regime", "run", "rival"]),
     ],
 )
 def test_a_mean_is_the_mean_of_the_seeds_beside_it(name, value, keys):

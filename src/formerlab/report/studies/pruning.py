@@ -35,7 +35,7 @@ def first_model_rows(rows: DataFrame) -> DataFrame:
 
 def model_label(run: str) -> str:
     """Return the label of the released model of a run, or the name of any other run."""
-    labels = (label for name, label in RELEASED_NAMES.items() if run.endswith(f"-{name}"))
+    labels = (label for name, label in RELEASED_NAMES.items() if run.endswith(name))
     return next(labels, run.removeprefix(RELEASED_RUNS))
 
 
