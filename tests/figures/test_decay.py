@@ -245,7 +245,7 @@ def test_passkeys_are_counted_by_length_and_position(tmp_path):
     (panel,) = decay_passkey.draw(data.reset_index()).axes
     assert panel.get_title() == "1k tokens"
     squares = [to_hex(colour) for colour in panel.collections[0].get_facecolors()]
-    missed = SQUARES["not found by the full cache either"]
+    missed = SQUARES["not found by the full cache either (cross)"]
     assert squares == [to_hex(colour) for colour in (SQUARES["found"], missed, SQUARES["found"], SQUARES["found"])]
     assert [text.get_text() for text in panel.texts] == ["3 of 4"]
     write_needles(tmp_path)

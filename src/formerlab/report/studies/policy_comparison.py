@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
+from scipy.stats import binomtest
 
 from formerlab.report.catalogue import expand_columns
-from formerlab.report.runs import estimate
 from formerlab.report.studies.pruning import (
     CONFIGURATION,
     MINUS_H2O,
@@ -17,7 +17,7 @@ from formerlab.report.studies.pruning import (
     text_labels,
 )
 from formerlab.results.read import Results
-from formerlab.statistics import over_examples
+from formerlab.statistics import CONFIDENCE
 
 POLICIES = (
     *("Full", "Ideal", "Decay 0.95, half recent", "Decay 0.2, half recent", "Decay 0.2", "H2O", "TOVA", "SnapKV"),
@@ -82,7 +82,7 @@ def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
 
 
 def needles(results: Results) -> DataFrame:
-    """Return the percentage of needles that each policy finds, by task and budget, with its interval over examples.
+    """Return the percentage of needles that each policy finds, by task and budget, with the exact binomial interval.
 
     The full cache is repeated for every budget. The column `by_text` has a digit per example, 1 if the needle was
     found. The column `decides` is "no" for a task on which the full cache scores below MIN_FULL_SCORE_PERCENT, or was
@@ -94,8 +94,10 @@ def needles(results: Results) -> DataFrame:
         rows = pd.concat(files, ignore_index=True)
         rows = labelled(rows[rows["metric"] == "string_match"])
         for key, group in rows.groupby(columns[:6], sort=False, dropna=False):
-            values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
-            records.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
+            found = binomtest(int(group["value"].eq(1).sum()), len(group))
+            low, high = found.proportion_ci(CONFIDENCE, method="exact")
+            percents = {"found_percent": 100 * found.statistic, "found_percent_low": 100 * low}
+            records.append(dict(zip(columns, key, strict=False)) | percents | {"found_percent_high": 100 * high})
             digits = "".join(
                 group.sort_values("example", key=pd.to_numeric)["value"].eq(1).map({True: "1", False: "0"})
             )

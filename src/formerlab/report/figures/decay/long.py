@@ -22,15 +22,15 @@ from formerlab.report.studies.pruning import (
     model_label,
     scorer,
 )
-from formerlab.report.style import BLACK, GREY, WIDEST, ink, plot_style
+from formerlab.report.style import BLACK, GREY, LIGHT_GREEN, WIDEST, ink, plot_style
 from formerlab.results.read import Results
 
 STUDY = "decay"
 STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
 """Plot styles of pruned caches, the smaller one first."""
-SHORT = {"needle_single_512": "512 tokens: one number", "needle_multikey_512": "512 tokens: one of four"}
-"""Titles of the tasks on texts of 512 tokens."""
-SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either": "white"}
+SHORT = "needle_single_512"
+"""Drawn task on texts of 512 tokens; the CSV also has the task with four numbers in a text."""
+SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either (cross)": "white"}
 """Colours of single numbers."""
 
 
@@ -103,33 +103,37 @@ def _sizes(rows: DataFrame) -> list[str]:
 
 def draw_passkey(data: DataFrame) -> Figure:
     """Draw a square per number with a row per policy and a column per text, in a panel per task."""
-    names = sorted(data["configuration"].unique(), key=[*policy_comparison.POLICIES, *data["configuration"]].index)
-    kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
-    data = data.sort_values(["depth", "length"], kind="stable", ignore_index=True)
-    squares = data.assign(_row=data["configuration"].map(names.index), _hit=data["by_text"].map(list)).explode("_hit")
+    data = data[data["_task"].notna()].sort_values(["depth", "length"], kind="stable", ignore_index=True)
+    squares = data.assign(_hit=data["by_text"].map(list)).explode("_hit", ignore_index=True)
     squares["_text"] = squares.groupby(["_task", "configuration"], sort=False).cumcount()
-    squares = squares.reset_index(drop=True)
     full = squares[squares["policy"].eq("full")].set_index(["_task", "_text"])["_hit"]
     lost = full.reindex(pd.MultiIndex.from_frame(squares[["_task", "_text"]])).eq("0").to_numpy()
     hit = squares["_hit"].eq("1")
     squares["number"] = hit.map({True: "found", False: "not found"}).mask(lost & ~hit, [*SQUARES][-1])
     step = np.where(squares["depth"].notna(), 1.4, 1)  # room for the lengths below the squares
     squares["_column"] = step * squares["_text"] + 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
-    caches = f"caches of {' or '.join(_sizes(data))} of the text; " * bool(_sizes(data))
-    note = f"A column is one text with one hidden number; {caches}policies without squares were not run."
+    models = ", ".join(filter(None, data["run"].fillna("").map(model_label).unique()))
+    caches = f"; caches of {' or '.join(_sizes(data))} of the text" * bool(_sizes(data))
+    note = f"{models}{caches}; a column is one text with one hidden number; rows: policies that were run."
     panels = {str(name): rows for name, rows in squares.groupby("_task", sort=False)}
-    widths = [6.2 + rows["_column"].max() for rows in panels.values()]
-    figure = Figure((WIDEST, 1.5 + 0.17 * len(names)), layout="constrained", label=note)
+    tall = max(rows["configuration"].nunique() for rows in panels.values())
+    figure = Figure((WIDEST, 1.5 + 0.17 * tall), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
+    widths = [6.2 + rows["_column"].max() for rows in panels.values()]
+    grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
     for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=True):
+        order = [*policy_comparison.POLICIES, *rows["configuration"]]
+        names = sorted(rows["configuration"].unique(), key=order.index)
+        rows = rows.assign(_row=rows["configuration"].map(names.index))
         sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=24,
                         edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
+        missed = rows[rows["number"].eq([*SQUARES][-1])]
+        axes.scatter(missed["_column"], missed["_row"], marker="x", s=10, color=GREY, linewidths=0.6)
         for row, found in rows.groupby("_row")["_hit"]:
             axes.text(width - 4.9, row, f"{found.eq('1').sum()} of {len(found)}", va="center", fontsize=7)
         positions, lengths = (rows.groupby(by)["_column"].mean() for by in ("depth", ["_column", "length"]))
         below = "thousand tokens,\nposition of number" if len(positions) else f"texts 1 to {rows['_text'].max() + 1}"
-        axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(len(names) - 0.4, -0.6), xlabel=below)
+        axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(tall - 0.4, -0.6), xlabel=below)
         axes.set_xticks(positions, [f"\n{100 * depth:.0f} %" for depth in positions.index])
         axes.set_xticks(lengths, [f"{length / 1024:g}" for _, length in lengths.index], minor=True, fontsize=7)
         axes.set_yticks(range(len(names)), names)
@@ -138,8 +142,10 @@ def draw_passkey(data: DataFrame) -> Figure:
         sns.despine(ax=axes, left=True, bottom=True)
         handles, labels = axes.get_legend_handles_labels()
         axes.get_legend().remove()
-    for label in grid[0].get_yticklabels():
-        label.set_color(ink(plot_style(kinds[label.get_text()])["color"]))
+        kinds = rows.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
+        for label in axes.get_yticklabels():
+            colour = LIGHT_GREEN if "half" in label.get_text() else plot_style(kinds[label.get_text()])["color"]
+            label.set_color(ink(colour))
     figure.legend(handles, labels, loc="outside upper left", ncols=3)
     return figure
 
@@ -149,10 +155,10 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
     a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
     text (passkey retrieval, arXiv:2305.16300), one text per length and position; a number is found if every token is
-    the most probable one. Right: twenty texts of 512 tokens by RULER's rules, with one number, or with four numbers.
-    The question names the key of one of them. A column is the same text in all rows. With twenty texts, 0 found is
-    consistent with up to 17 %. The CSV has intervals over the twenty texts, and log-probabilities of the numbers in
-    long texts. To see: which rows look like the full cache.
+    the most probable one. Right: twenty texts of 512 tokens with one number, by RULER's rules. A column is the same
+    text in all rows. The CSV has exact intervals over the twenty texts (0 found is consistent with up to 17 %),
+    log-probabilities of the numbers in long texts, and a task with four numbers, of which the question names one: there
+    the full cache finds most numbers and H2O few. To see: which rows look like the full cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
@@ -162,4 +168,5 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     short = short[short["budget"].eq(PUBLISHED_BUDGET)].assign(found=lambda table: table["found_percent"] / 100)
     table = pd.concat([label_and_sort(long).assign(task="passkey"), short], ignore_index=True)
     lengths = " to ".join(f"{length / 1024:g}k" for length in long["length"].agg(["min", "max"]).unique())
-    return table.assign(source="ours", _task=table["task"].map(SHORT).fillna(f"{lengths} tokens"))
+    tasks = {"passkey": f"{lengths} tokens", SHORT: "512 tokens"}
+    return table.assign(source="ours", _task=table["task"].map(tasks))
