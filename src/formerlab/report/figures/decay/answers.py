@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha
+from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha, name_zero
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
 from formerlab.report.studies.pruning import (
@@ -158,14 +158,16 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
+_ALPHA_CLAIMS = {"decay-small-alpha-better": "small alpha is better", "decay-past-helps-beyond-last-row": "0.2 beats 0"}
+"""Claims on the mean of the suites, with the short form in which the figure names them."""
+
+
 def _describe_set(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published alpha, and write the number of questions and the accuracy of the full cache."""
+    """Mark the published alpha, name the line at zero, and write the verdicts on the mean."""
     mark_alpha(axes, rows)
+    name_zero(axes, "right")
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
-    text = f"{rows['questions'].max():.0f} questions"
-    for accuracy in rows.loc[rows["policy"].eq("full"), "accuracy"]:
-        text += f"\nfull cache: {100 * accuracy:.0f} %"
-    axes.text(0.03, 0.04, text, transform=axes.transAxes, fontsize=7, bbox={"color": "white", "pad": 0.5})
+    axes.text(0.03, 0.04, rows["_verdicts"].iloc[0], transform=axes.transAxes, fontsize=7)
 
 
 _draw_alpha_accuracy = layout(
@@ -180,16 +182,7 @@ _draw_alpha_accuracy = layout(
 )  # fmt: skip
 
 
-def draw_alpha_accuracy(data: DataFrame) -> Figure:
-    """Draw a panel per set, with the legend after the last panel."""
-    figure = _draw_alpha_accuracy(data)
-    legend, last = figure.legends[0], figure.axes[-1].get_position()
-    legend.set_title("Line at zero: H2O")
-    legend.set_bbox_to_anchor((last.x1 + 0.03, last.y1))
-    return figure
-
-
-@plot(reads="prune_questions.csv", runs="decoder released-*", draw=draw_alpha_accuracy)
+@plot(reads="prune_questions.csv", runs="decoder released-*", draw=_draw_alpha_accuracy)
 def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after Fig.
     4b and 4c of the Decay article, whose points exist only as an image. Decay reserves no budget for recent tokens. The
@@ -214,9 +207,16 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     at_chance = at_chance if at_chance < {*table["task"]} else set()
     plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("h2o")
     plotted &= ~table["task"].isin(at_chance)
+    names, questions = table["task"].map(_task), table.groupby("task")["questions"].transform("max")
+    accuracy = (
+        table["task"].map(full["accuracy"]).mul(100).map("; full cache {:.0f} %".format, na_action="ignore").fillna("")
+    )
+    verdicts = claim_verdicts(results, STUDY, *_ALPHA_CLAIMS)
+    words = "\n".join(f"{name}: {verdicts[claim].word}" for claim, name in _ALPHA_CLAIMS.items())
     return table.assign(
         **(100 * table[minus_h2o]).add_prefix("_"),
-        _title=table["task"].map(_task),
+        _title=names + ":\n" + questions.map("{:.0f} questions".format) + accuracy,
+        _verdicts=names.eq(_MEAN).map({True: words, False: ""}),
         _order=~table["task"].str.startswith(MEAN_LABEL),
         _series=policy_labels(table["policy"]).where(plotted),
         _data_set="",

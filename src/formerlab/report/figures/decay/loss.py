@@ -1,6 +1,6 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -111,10 +111,11 @@ _HIGHEST = 0.1
 """Largest difference on the curves of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
 
-def name_zero(axes: Axes) -> None:
-    """Write beside the line at zero that it is H2O."""
-    axes.annotate("H2O", (0, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="bottom",
-                  color=ink(VERMILION), fontsize=7)  # fmt: skip
+def name_zero(axes: Axes, side: Literal["left", "right"] = "left") -> None:
+    """Write above the line at zero that it is H2O."""
+    x = float(side == "right")
+    axes.annotate("H2O", (x, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", ha=side,
+                  va="bottom", color=ink(VERMILION), fontsize=7)  # fmt: skip
 
 
 def _finish_alpha(axes: Axes, rows: DataFrame) -> None:

@@ -9,16 +9,18 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
 from formerlab.report.studies.pruning import CONFIGURATION, RELEASED_RUNS, budget_text, first_model_rows, label_and_sort
 from formerlab.report.style import BLACK, PUBLISHED_INK
+from formerlab.report.tables.blocks import claim_verdicts
 from formerlab.results.read import Results
 
 STUDY = "decay"
 POLICIES = ("local", "h2o", "decay")
+_CLAIM = "decay-mask-closer-to-ideal"
 WANTED = ("Ideal", "Local", "H2O", "Decay 0.2", "Decay 0.8")
 
 
 def _masks_note(rows: DataFrame) -> list[str]:
     layer, head = rows[["layer", "head"]].iloc[0]
-    windows = " to ".join(dict.fromkeys(f"{count:.0f}" for count in rows["windows"].agg(["min", "max"])))
+    windows = f"{rows['windows'].max():.0f}"
     return [f"cache of {budget_text(rows['budget'].min())}; first {rows['key'].max() + 1} tokens of the held-out text, "
             f"layer {layer + 1}, head {head + 1}; colour: seen by the policy and by Ideal; pale: only by the policy; "
             "black: only by Ideal; cosine: similarity of the attention to Ideal's, mean over all heads and "
@@ -31,6 +33,8 @@ def _finish_mask(axes: Axes, rows: DataFrame) -> None:
         for value in rows[name].dropna().unique():
             axes.text(1.02, at, f"{name}\n{value:.3f}", color=color, ha="right", va="top", fontsize=7,
                       transform=axes.transAxes)  # fmt: skip
+    for verdict in rows["_verdict"].dropna().unique():
+        axes.text(1.02, 0.56, f"claim\n{verdict}", ha="right", va="top", fontsize=7, transform=axes.transAxes)
     missed = rows[rows["_ideal"] & rows["_seen"].eq(0)]
     axes.scatter(missed["key"], missed["query"], marker="s", s=2.4, color=BLACK, linewidths=0)
     axes.set_xticks(range(0, len(rows["key"].unique()), 16))
@@ -42,6 +46,7 @@ def draw_masks(data: DataFrame) -> Figure:
     rank = data["configuration"].map({name: rank for rank, name in enumerate(WANTED)})
     data = data.assign(_rank=rank.fillna(len(WANTED)), _style=kinds, _seen=data["kept"].map(list))
     data = data[data["budget"].eq(data["budget"].min()) & (rank.notna() | ~kinds.isin(["ideal", *POLICIES]))]
+    data["cosine"] = data["cosine"].where(data["windows"].eq(data["windows"].max()))  # others cannot be compared
     cells = data.assign(key=data["kept"].map(lambda kept: range(len(kept)))).explode(["key", "_seen"])
     ideal = cells[cells["policy"].eq("ideal")].set_index(["query", "key"])["_seen"].eq("1")
     cells["_ideal"] = [ideal.get(cell, False) for cell in zip(cells["query"], cells["key"], strict=True)]
@@ -79,4 +84,6 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     table = published(A2SF, "Table 2").query("setting.str.contains('ratio 0.2; average')")
     values = table.set_index(table["model"].replace("A2SF(alpha=0.1)", "Decay 0.2"))["value"].astype(float)
     rows = label_and_sort(rows).sort_values(["budget", "query"], kind="stable")
+    verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
+    rows["_verdict"] = rows["configuration"].map({"Decay 0.2": verdict})
     return rows.assign(published=rows["configuration"].map(values).where(rows["budget"].eq(0.2)), source="ours")

@@ -21,7 +21,7 @@ cache budget.
 """
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Decay factor, tokens of the budget that are reserved for the most recent keys, and label of each policy."""
-COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
+COLOURS = {"Plain sum": "#777777", "H2O": VERMILION, "Decay": GREEN}
 FOLLOWED = (
     (NAME_INDEX, "name", BLACK, "*-"), (0, "old topic", GREY, "s--"), (TOPIC_CHANGE, "new topic", "#8C8C8C", "o:")
 )  # fmt: skip
@@ -71,14 +71,14 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArr
 
 def draw(data: DataFrame) -> Figure:
     """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
-    note = f"Example of {LENGTH} tokens, cache of {BUDGET}. Grey: evicted."
+    note = f"Example of {LENGTH} tokens, cache of {BUDGET}. Light grey: evicted."
     figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
     figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=FONT_SIZE - 1)
     above = figure.add_gridspec(1, 2, left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.3)
     below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.18, top=0.42, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
     for column, alpha in enumerate(alphas):
-        title = "Score: plain sum" if alpha == 1 else "Score of Decay"
+        title = "Score: sum, H2O" if alpha == 1 else f"Score: Decay {alpha:g}"
         _draw_scores(figure.add_subplot(above[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
     for column, (alpha, recent, name) in enumerate(ARMS):
         axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]

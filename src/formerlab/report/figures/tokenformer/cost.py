@@ -183,7 +183,7 @@ def _mark_stages(axes: Axes, rows: DataFrame) -> None:
     """Shade the stages of the paper, name our stages, and write the verdicts on the model grown as published."""
     axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
     axes.set_xlim(0.65 * rows["tokens_per_new_parameter"].min(), 330)
-    axes.set_xticks(ticks := (10, 30, 100, 300), ticks)
+    axes.set_xticks(ticks := (10, 30, 100, 300), map(str, ticks))
     axes.set_ylim(top=axes.get_ylim()[1] + 0.07)
     write = partial(axes.text, transform=axes.get_xaxis_transform(), va="top", fontsize=7)
     write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)

@@ -59,7 +59,7 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
           title="Below 0, growing helps", xlabel="step on the second domain",
           ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim: tokens minus Net2Net ({verdict})", finish=_limit_to_later_steps,
+          zero=0.0, title="Claim: tokens minus Net2Net below 0 ({verdict})", finish=_limit_to_later_steps,
           xlabel="loss (nats; left: tokens better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: 95 % Student t interval over seeds; bars: 95 % interval "
                         "with the spread of similar runs, as used for verdicts."],

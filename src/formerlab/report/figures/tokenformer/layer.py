@@ -17,7 +17,8 @@ from formerlab.results.read import Results
 STUDY = "tokenformer"
 GROWN_RUNS = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
 PROJECTIONS = ("query", "key", "value", "output")
-SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
+_EACH = "query, key, value,\noutput (each)"
+SCORES = {"l2_gelu": r"gelu$(\tau s / \|s\|)$"}
 """Formulas of score functions. Other score functions are shown by name."""
 _PATTENTION = {"facecolor": "#d9d9d9"}
 _PLAIN = {"facecolor": "white"}
@@ -78,12 +79,7 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
                 box(axes, x, row + 0.12, 1.4, 0.76, **_style(row // _ROWS))
         box(axes, x - 0.2, -0.1, 1.8, rows + 0.2, facecolor="none")
         axes.text(x + 0.7, rows + 0.3, f"{name}\nn x {width}", ha="center", va="bottom")
-    for stage in range(stages):
-        words = "added by\ngrowth" if stage else "first\nmodel"
-        axes.text(
-            4.7, _ROWS * (stage + (0.75 if stage else 0.25)), words, ha="center", va="center", color=GREY, fontsize=7
-        )
-    for x, words, side in ((0.3, f"x\n{width}", "right"), (9.6, f"y =\nsum of\nw_i v_i\n{width}", "left")):
+    for x, words, side in ((0.3, f"x\n{width}", "right"), (9.6, f"$y =$\n$\\sum w_i v_i$\n{width}", "left")):
         axes.text(x, rows / 2, words, ha=side, va="center")
     axes.text(4.9, 0.51 * rows, "n scores\ns = K x", ha="center", va="bottom", fontsize=7)
     axes.text(4.9, 0.485 * rows, f"weights w =\n{score}", ha="center", va="top", fontsize=7)
@@ -96,15 +92,17 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
 
 def _draw_counts(axes: Axes, data: DataFrame) -> None:
     """Draw the number of tokens of each projection, stacked by stage."""
+    data = data[data["part"].isin(["query", "feed-forward"])].replace({"part": {"query": _EACH}})
     added = data.pivot(index="part", columns="stage", values="added").loc[data["part"].unique()]
     tops = added.cumsum(axis=1)
     for nth, stage in enumerate(added):
         name = f"added by growth (stage {stage})" if nth else "first model"
         axes.bar(added.index, added[stage], bottom=tops[stage] - added[stage], width=0.6, label=name, **_style(nth))
-    for at, total in enumerate(tops.iloc[:, -1]):
-        axes.annotate(f"{total:.0f}", (at, total), (0, 3), textcoords="offset points", ha="center")
+    for at, (first, total) in enumerate(tops.iloc[:, [0, -1]].to_numpy()):
+        words = f"{first:.0f} to {total:.0f}" if total > first else f"{total:.0f}"
+        axes.annotate(words, (at, total), (0, 3), textcoords="offset points", ha="center")
     axes.grid(visible=False, axis="x")
-    axes.set_xticks(range(len(added)), added.index, rotation=40, ha="right")
+    axes.set_xticks(range(len(added)), added.index)
     axes.set(ylabel="tokens n", title="Parameter tokens of each\nprojection of a block")
     axes.margins(y=0.25)
     if len(added.columns) > 1:
