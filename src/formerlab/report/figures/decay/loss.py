@@ -14,6 +14,7 @@ from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
 from formerlab.report.style import GREEN, GREY, LIGHT_GREEN, VERMILION, ink, plot_style
+from formerlab.report.tables.blocks import claim_verdicts
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -107,6 +108,7 @@ def mark_alpha(axes: Axes, rows: DataFrame) -> None:
 
 
 ALPHA_LABEL = "alpha (dotted: published)"
+_CLAIM = "decay-half-recent-beats-h2o"
 _HIGHEST = 0.1
 """Largest difference on the curves of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
@@ -121,6 +123,7 @@ def name_zero(axes: Axes, side: Literal["left", "right"] = "left") -> None:
 def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     name_zero(axes)
+    axes.text(0.25, 0.02, rows["_verdict"].iloc[0], transform=axes.transAxes, fontsize=7)
     axes.text(0.78, 0.98, rows["_beyond"].iloc[0], transform=axes.transAxes, ha="right", va="top", fontsize=7,
               color=GREEN)  # fmt: skip
 
@@ -147,6 +150,7 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     if table.empty:
         return table
     names, half = with_text_and_model(table), table["recent"].eq(0.5)
+    words = f"half recent at 0.2\nbelow 0: {claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word}"
     series = names[alphas[table.index].sort_values(ascending=False).index].unique()
     beyond = table[table[MINUS_H2O] > _HIGHEST].sort_values("alpha")
     values = "alpha " + beyond["alpha"].map("{:g}".format) + ": " + beyond[MINUS_H2O].map("{:+.2f}".format)
@@ -160,4 +164,5 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
         _linestyle=half.map({True: "", False: "-"}),
         _half=half,
         _few=-alphas,
+        _verdict=table["budget"].isin((0.1, 0.2)).map({True: words, False: ""}),
     )
