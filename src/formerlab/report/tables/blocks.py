@@ -10,7 +10,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
-from formerlab.report.claims.arms import read_arms
+from formerlab.report.claims.arms import read_arms, registered_arms
 from formerlab.report.claims.needed import needed, ours
 from formerlab.report.claims.quantity import Combination, MissingRowsError, Quantity
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
@@ -22,19 +22,6 @@ from formerlab.report.pages import format_table
 from formerlab.report.runs import estimate, language_baselines, load_runs
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, Interval
-
-
-def by_regime(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return our rows in a block per data set and learning rate schedule, each with the baselines of its data set.
-
-    The regime of a baseline is its data set alone. Published rows are returned unchanged.
-    """
-    if "regime" not in rows or rows["source"].eq("published").any():
-        return rows
-    regimes = rows["regime"].astype(str)
-    trained = regimes[regimes.str.contains("learning rate")].unique()
-    masks = {name: [name == text or name.startswith(f"{text},") for text in regimes] for name in trained}
-    return {name: rows[mask].drop(columns="regime") for name, mask in masks.items()} or rows
 
 
 def side_by_side(
@@ -54,6 +41,11 @@ def side_by_side(
     return table
 
 
+def arm_runs(claim: str, scale: str, item: str | None = None) -> dict[str, str]:
+    """Return the runs of the arms of a claim, or of an item of the claim, by arm; empty if none are registered."""
+    return {name: str(arm.run) for name, arm in registered_arms(claim, scale).for_item(item).items()}
+
+
 def with_pooled(
     rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
 ) -> DataFrame:
@@ -63,7 +55,7 @@ def with_pooled(
     (loss_nats) or points of accuracy (error_rate). The ends are NaN for published rows, for rows of single seeds, for
     rows without a difference, and if the runs share fewer than two seeds.
     """
-    reader, sign = ClaimRows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
+    reader, sign = claim_rows(results, study), 1.0 if metric == "loss_nats" else -100.0
     mean = (rows.get("source", "ours") == "ours") & (rows.get("part", "mean") == "mean")
     differ = rows.get(name, Series(np.nan, rows.index)).notna() & rows[a].ne(rows[b]) & mean
     intervals = [
@@ -72,6 +64,17 @@ def with_pooled(
     ]
     ends = [f"{name}_pooled_{end}" for end in ("low", "high")]
     return rows.join(DataFrame(intervals, rows.index[differ], ends))
+
+
+@lru_cache(maxsize=4)
+def _shared_rows(results: Results, study: str) -> dict[Any, Any]:
+    """Return the cache of rows that the claims of a study share: the rows of a table and its notes need the same."""
+    return {}
+
+
+def claim_rows(results: Results, study: str, arms: ClaimArms | None = None) -> ClaimRows:
+    """Return the rows of a study for the arms of a claim, or for `pooled_estimate`."""
+    return ClaimRows(results, study, arms or ClaimArms(), _shared_rows(results, study))
 
 
 def pooled_estimate(
@@ -126,7 +129,7 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     claim = next((claim for claim in read_claims().claims if claim.id == name), None)
     if claim is None or (claim.kind == "measured" and arms is None):
         return ClaimVerdict("not tested", frozenset())
-    rows = ClaimRows(results, study, arms or ClaimArms(), _shared_rows(results, study))
+    rows = claim_rows(results, study, arms)
     verdict = evaluate(claim, rows, exact_numbers(results).get(claim.id, {}), results.scale)
     word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
     items = {item.item: outcome_text(item.outcome, [item]).partition(":")[0] for item in verdict.items if item.item}
@@ -139,12 +142,6 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
         interval = value.interval(CONFIDENCE)
     runs = frozenset(verdict.runs if word != "not tested" else ())
     return ClaimVerdict(word, runs, tuple(why), text, items, label, interval)
-
-
-@lru_cache(maxsize=4)
-def _shared_rows(results: Results, study: str) -> dict[Any, Any]:
-    """Return the cache of rows that the claims of a study share: the rows of a table and its notes need the same."""
-    return {}
 
 
 def with_verdicts(
@@ -179,19 +176,15 @@ def in_words(row: "Series[Any]", name: str) -> str:
 
 def first_row(rows: DataFrame, **values: Any) -> "Series[Any] | None":
     """Return the first row with these values, or None."""
-    mask = Series(True, rows.index)
-    for name, value in values.items():
-        mask &= rows[name].eq(value)
-    return rows[mask].iloc[0] if mask.any() else None
+    matching = rows[rows[[*values]].eq(Series(values)).all(axis=1)]
+    return matching.iloc[0] if len(matching) else None
 
 
 def negated(rows: DataFrame, name: str, new: str) -> DataFrame:
     """Return rows with the column `new`, the negative of column `name`, and the ends of its intervals."""
-    ends = {"": "", "_low": "_high", "_high": "_low"}
-    ends |= {f"_pooled{end}": f"_pooled{other}" for end, other in ends.items() if end}
-    return rows.assign(
-        **{f"{new}{end}": -rows[f"{name}{other}"] for end, other in ends.items() if f"{name}{other}" in rows}
-    )
+    mean, low, high, *pooled = expand_columns(f"{name}[]+")
+    swapped = zip(expand_columns(f"{new}[]+"), (mean, high, low, *pooled[::-1]), strict=True)
+    return rows.assign(**{column: -rows[opposite] for column, opposite in swapped if opposite in rows})
 
 
 def answer_word(row: "Series[Any]") -> str:
@@ -209,9 +202,10 @@ def ngrams(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return the language baselines of these runs, and the 5-gram models of their data sets from other studies."""
     names = "5-gram on " + load_runs(results, study, runs)["data.name"]
     others = [other for other in ("denseformer", "tokenformer") if other != study and len(results.runs(other))]
-    rows = pd.concat([language_baselines(results, other, ["*"]) for other in others]) if others else DataFrame()
-    shared = rows[rows["run"].isin(names)] if len(rows) else rows
-    return pd.concat([language_baselines(results, study, runs), shared]).drop_duplicates("run")
+    shared = [
+        rows[rows["run"].isin(names)] for other in others if len(rows := language_baselines(results, other, ["*"]))
+    ]
+    return pd.concat([language_baselines(results, study, runs), *shared]).drop_duplicates("run")
 
 
 def ngram_levels(rows: DataFrame) -> str:

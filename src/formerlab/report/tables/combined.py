@@ -18,7 +18,7 @@ from itertools import product
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.catalogue import table
+from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.columns import count
 from formerlab.report.runs import by_seed, estimate, held_out_losses, means_by_run, subtract, validation_losses
 from formerlab.report.studies.pruning import is_published_setting, nearest_budget_rows
@@ -34,7 +34,6 @@ MODELS = {
     "pattention-dwa": ("parameter tokens, averages", 1, 1),
 }
 """Label, and signs of projection and averages, by run."""
-_MORE = "Decay minus H2O (nats) ↓"
 PRUNED = {"h2o": "H2O", "decay": "Decay"}
 """Policies other than the full cache."""
 BEYOND = "beyond the sum"
@@ -111,15 +110,14 @@ def effects_on_loss(losses: DataFrame) -> DataFrame:
         if len(values):
             rows.append(shared | estimate("effect_nats", student(values)) | {"seeds": len(values)})
         rows += [shared | {"seed": seed, "effect_nats": value} for seed, value in values.items()]
-    return DataFrame(rows)
+    return DataFrame(rows, columns=["kind", "name", "run", *expand_columns("effect_nats[]"), "seeds", "seed"])
 
 
 def effects_during_training(results: Results) -> DataFrame:
     """Return the means of `effects_on_loss` on validation text after each evaluated step of training."""
     curves = validation_losses(results, STUDY, [*MODELS])
     frames = [effects_on_loss(rows).assign(step=step) for step, rows in curves.groupby("step") if step]
-    effects = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=["seeds"])
-    return effects.dropna(subset="seeds").assign(kind="validation")
+    return pd.concat(frames).dropna(subset="seeds").assign(kind="validation") if frames else DataFrame()
 
 
 _LABELS = {
@@ -128,8 +126,6 @@ _LABELS = {
     "parameter tokens": "Tokenformer",
     "parameter tokens, averages": "Tokenformer with averages",
 }
-
-
 _MARGINS = {
     "Transformer": ("Transformer", "Transformer with averages (DenseFormer)", "averages with linear layers"),
     "Tokenformer": ("Tokenformer", "Tokenformer with averages", "averages with parameter tokens"),
@@ -159,13 +155,11 @@ def _readers(rows: DataFrame) -> dict[str, DataFrame]:
     pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
     if len(pruned):
         parts = pruned["name"].str.rpartition(", ")
-        pruned = pruned.assign(name=parts[0].map(_LABELS))
-        table = side_by_side(pruned, ["name"], parts[2].replace({"Decay": "Decay 0.2"}) + " (nats) ↓", "cost_nats")
-        decay = pruned[parts[2].eq("Decay")]
-        minus = side_by_side(decay, ["name"], decay["name"].map(lambda _: _MORE), "minus_h2o_nats")
-        blocks["loss added by a cache of 40 % of the tokens, on fewer windows"] = table.merge(minus, on="name").rename(
-            columns={"name": "model"}
-        )
+        pruned, policies = pruned.assign(model=parts[0].map(_LABELS)), parts[2]
+        table = side_by_side(pruned, ["model"], policies.replace({"Decay": "Decay 0.2"}) + " (nats) ↓", "cost_nats")
+        minus = pruned[policies.eq("Decay")].set_index("model")[expand_columns("minus_h2o_nats[]")]
+        minus.columns = expand_columns("Decay~minus~H2O~(nats)~↓[]")
+        blocks["loss added by a cache of 40 % of the tokens, on fewer windows"] = table.join(minus, on="model")
     return blocks
 
 
@@ -191,20 +185,17 @@ def combined_table(results: Results, runs: list[str]) -> DataFrame:
     - Doubt: one learning rate for all. The CSV has effects on validation text and interactions with the cache.
     """
     losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
-    frames = []
-    if len(losses):
-        names, changes = {run: _LABELS[label] for run, (label, *_) in MODELS.items()}, effects_on_loss(losses)
-        sizes = {"spec.model.layers": "blocks", "spec.model.width": "width"}
-        means = means_by_run(losses, first=["regime", *sizes]).rename(columns=sizes)
-        means = means.assign(kind="loss", name=lambda rows: rows["run"].map(names))
-        frames = [
-            ngrams(results, STUDY, runs),
-            means,
-            changes[changes["seed"].isna()] if "seed" in changes else changes,
-        ]
+    if losses.empty and pruned.empty:
+        return DataFrame()
+    frames = [effects_during_training(results)]
     if len(pruned):
         rows = levels(pruned)
         rows["name"] += ", " + rows["policy"].map({"full": "full"} | PRUNED)
-        frames += [rows, contrasts(pruned)]
-    frames = [*frames, effects_during_training(results)] if frames else frames
-    return pd.concat(frames, ignore_index=True) if frames else DataFrame()
+        frames = [rows, contrasts(pruned), *frames]
+    if len(losses):
+        sizes = {"spec.model.layers": "blocks", "spec.model.width": "width"}
+        means = means_by_run(losses, first=["regime", *sizes]).rename(columns=sizes)
+        names = means["run"].map({run: _LABELS[label] for run, (label, *_) in MODELS.items()})
+        changes = effects_on_loss(losses).dropna(subset="seeds")
+        frames = [ngrams(results, STUDY, runs), means.assign(kind="loss", name=names), changes, *frames]
+    return pd.concat(frames, ignore_index=True)

@@ -4,18 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.claims.registry import ClaimArms
-from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.claims.verdict import MIN_SEEDS
 from formerlab.report.columns import count
 from formerlab.report.families import run_setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import (
-    by_seed,
     cached_reader,
     difference,
     held_out_losses,
@@ -27,7 +24,8 @@ from formerlab.report.runs import (
 )
 from formerlab.report.tables.blocks import (
     answer_word,
-    by_regime,
+    arm_runs,
+    claim_rows,
     first_row,
     in_words,
     ngram_levels,
@@ -54,8 +52,7 @@ def plains(records: DataFrame) -> dict[str, str]:
     If there are several, prefer the one with the same learning rate, otherwise take the first. Runs of setting `modern`
     require the same learning rate.
     """
-    plain: dict[tuple[str, ...], str] = {}
-    keys: dict[str, tuple[str, ...]] = {}
+    plain, keys = dict[tuple[str, ...], str](), dict[str, tuple[str, ...]]()
     for row in records.drop_duplicates("run").to_dict("records"):
         run, where = row["run"], run_setting(row["run"])
         compared = where if where in _OWN_PLAIN else "main"
@@ -79,12 +76,6 @@ def gains(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plains(losses)))
     rows = with_difference(rows, losses, "plain", "run", "gain_nats", results=results)
     return rows.sort_values(["layers", "run"], ignore_index=True)
-
-
-def registered_plains(results: Results) -> dict[str, str]:
-    """Return the plain Transformer that the claim on equal depth compares with, by DenseFormer."""
-    items = registered_arms(_PAIRS[0], results.scale).items.values()
-    return {str(arms["dense"].run): str(arms["plain"].run) for arms in items if {"dense", "plain"} <= {*arms}}
 
 
 def speeds(results: Results) -> DataFrame:
@@ -160,15 +151,14 @@ def _pairs(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return a row per pair of DenseFormer 1x1 and plain Transformer of equal size and training, the deepest first."""
     dense = rows[(rows["variant"] == _DENSE) & rows["gain_nats"].notna()]
     if dense.empty:
-        return by_regime(rows)
-    published = rows["source"].eq("published").any()
+        return rows
     text = dense["regime"].str.partition(", ")[0]
     plain = dense["plain_perplexity"].fillna(dense["perplexity"] * np.exp(dense["gain_nats"]))
     dense = dense.assign(text=text, plain_perplexity=plain, perplexity=plain / np.exp(dense["gain_nats"]))
     columns = ["text", "layers", "plain_perplexity", "perplexity", *expand_columns("gain_nats[]+")]
     names = {"perplexity": "1x1, perplexity ↓", "text": "test text"}
-    if published:
-        return {"": dense[columns].rename(columns=names).dropna(axis=1, how="all")}
+    if rows["source"].eq("published").any():
+        return dense[columns].rename(columns=names).dropna(axis=1, how="all")
     dense.loc[dense["seeds"].eq(1), expand_columns("gain_nats[]+")[1:]] = np.nan
     rates = dense[["plain_learning_rate", "learning_rate"]].map("{:g}".format)
     dense = dense.assign(
@@ -206,7 +196,8 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     - Doubt: the learning rates. Models of 24 blocks ran on two processors, which differ by 0.005 nats.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
-    partners = registered_plains(results)
+    items = registered_arms(_PAIRS[0], results.scale).items.values()
+    partners = {str(arms["dense"].run): str(arms["plain"].run) for arms in items if {"dense", "plain"} <= {*arms}}
     of_search = ours["variant"].eq(_DENSE) & ours["setting"].eq("whole") & ~ours["run"].isin(partners)
     sizes = ours[ours["run"].isin(partners)].set_index(["regime", "layers"])["run"].map(partners)
     searched = ours[of_search & ours["seeds"].ge(MIN_SEEDS)].join(sizes.rename("rival"), on=["regime", "layers"])
@@ -217,15 +208,16 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     if len(claimed):
         ours = pd.concat([ours, claimed], ignore_index=True).drop_duplicates(["run", "plain"], ignore_index=True)
     ours = with_pooled(ours, results, STUDY, "plain", "run", "gain_nats")
-    values = {run: by_seed(losses, run) for run in {*ours["run"], *ours["plain"].dropna()}}
-    paired = [values[plain].reindex(values[run].index).dropna() if plain in values else Series(dtype=float)
-              for run, plain in ours[["run", "plain"]].to_numpy()]  # fmt: skip
-    counts = Series([len(loss) for loss in paired], ours.index)
-    ours = ours.assign(
-        seeds=counts.where(counts > 0, ours["seeds"]), plain_perplexity=[np.exp(x.mean()) for x in paired]
-    )
+    values = losses.pivot(index="seed", columns="run", values="loss_nats")
+    paired = values.reindex(columns=ours["plain"]).where(values[ours["run"]].notna().to_numpy())
+    counts = paired.notna().sum().set_axis(ours.index)
     rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
-    ours = ours.assign(plain_learning_rate=ours["plain"].map(rates), learning_rate=ours["run"].map(rates))
+    ours = ours.assign(
+        seeds=counts.where(counts > 0, ours["seeds"]),
+        plain_perplexity=np.exp(paired.mean()).to_numpy(),
+        plain_learning_rate=ours["plain"].map(rates),
+        learning_rate=ours["run"].map(rates),
+    )
     dense, (depth, persists) = ours["variant"].eq(_DENSE), _PAIRS
     longest = ours["tokens"].eq(ours.loc[ours["setting"].eq("long"), "tokens"].max())
     masks = {depth: dense & ours["plain"].eq(ours["run"].map(partners)), persists: dense & longest}
@@ -323,7 +315,7 @@ def losses_of_shared_seeds(results: Results) -> DataFrame:
     as the claim pairs these.
     """
     losses = held_out_losses(results, STUDY)
-    named = {arm.run for arm in registered_arms(_SPARSE, results.scale).arms.values()}
+    named = {*arm_runs(_SPARSE, results.scale).values()}
     seeds = losses[losses["run"].isin(named)].groupby("seed")["run"].nunique()
     shared = seeds.index[seeds == len(named)]
     return losses[~losses["run"].isin(named) | losses["seed"].isin(shared)]
@@ -334,11 +326,10 @@ def pattern_losses(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per scheme and depth with `loss_minus_dense_nats`, its loss minus the loss of 1x1 (`dense`), and the
     intervals of this difference.
     """
-    losses, arms = losses_of_shared_seeds(results), registered_arms(_SPARSE, results.scale).arms
-    named = {arm.run for arm in arms.values()}
+    losses, arms = losses_of_shared_seeds(results), arm_runs(_SPARSE, results.scale)
     ours = gains(results, runs).rename(columns={"spec.optimizer.lr": "learning_rate"})
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
-    is_arm = ours["run"].isin(named)
+    is_arm = ours["run"].isin(arms.values())
     with_arm = is_arm.groupby([ours["regime"], ours["layers"]]).transform("any")
     ours = ours[is_arm | ~with_arm & ours["setting"].isin(("main", "small-batch"))].replace(
         {"setting": "whole"}, "main"
@@ -349,13 +340,11 @@ def pattern_losses(results: Results, runs: list[str]) -> DataFrame:
     of_key = ours[ours["variant"] == _DENSE].drop_duplicates(keys).set_index(keys)["run"].rename("dense")
     ours = with_difference(ours.join(of_key, on=keys), losses, "run", "dense", name)
     ours = with_pooled(ours, results, STUDY, "run", "dense", name)
-    if {"sparse", "dense"} <= {*arms} and named <= {*losses["run"]}:
-        signs = dict.fromkeys(map(str, named), 0.0) | {str(arms["sparse"].run): 1.0, str(arms["dense"].run): -1.0}
-        of_claim = pooled_estimate(ClaimRows(results, STUDY, ClaimArms()), f"{name}_pooled", signs)
-        for end in ("low", "high"):
-            ours.loc[ours["run"].eq(str(arms["sparse"].run)), f"{name}_pooled_{end}"] = of_claim.get(
-                f"{name}_pooled_{end}"
-            )
+    if {"sparse", "dense"} <= {*arms} and {*arms.values()} <= {*losses["run"]}:
+        signs = dict.fromkeys(arms.values(), 0.0) | {arms["sparse"]: 1.0, arms["dense"]: -1.0}
+        of_claim = pooled_estimate(claim_rows(results, STUDY), f"{name}_pooled", signs)
+        for end in expand_columns(f"{name}_pooled[]")[1:]:
+            ours.loc[ours["run"].eq(arms["sparse"]), end] = of_claim.get(end)
     return ours
 
 
@@ -408,9 +397,9 @@ _OPERATIONS = {
 def _published_speeds() -> DataFrame:
     rows = published_models("Table 1", "Table 6").drop_duplicates("run")
     speed = rows["inference_batches_per_s"]
-    plain = rows.assign(speed=speed)[rows["variant"] == "Transformer"].set_index("layers")["speed"]
-    return rows.assign(measure=FORWARD, sequences=64.0, milliseconds=1000 / speed,
-                       time_ratio=rows["layers"].map(plain) / speed)  # fmt: skip
+    plain = rows[rows["variant"] == "Transformer"].set_index("layers")["inference_batches_per_s"]
+    ratio = rows["layers"].map(plain) / speed
+    return rows.assign(measure=FORWARD, sequences=64.0, milliseconds=1000 / speed, time_ratio=ratio)
 
 
 def _by_operation(rows: DataFrame) -> dict[str, DataFrame]:
@@ -420,16 +409,14 @@ def _by_operation(rows: DataFrame) -> dict[str, DataFrame]:
     printed, keys = _published_speeds(), ["layers", "measure"]
     printed = printed[printed["run"].str.contains("DenseFormer")].sort_values("layers")
     ratios = printed["time_ratio"].map("{:.2f}".format).groupby(printed["variant"]).agg("; ".join)
-    depths = "; ".join(printed["layers"].drop_duplicates().map("{:.0f}".format))
+    published = f"published time, {'; '.join(printed['layers'].drop_duplicates().map('{:.0f}'.format))} blocks"
     plain = rows[rows["variant"] == "Transformer"].set_index(keys)[["milliseconds", "verdict"]]
-    plain.columns = ["plain_milliseconds", "_verdict"]
-    others = rows[rows["variant"].ne("Transformer")].join(plain, on=keys).assign(
-        operation=lambda rows: [_OPERATIONS[name].format(n) for name, n in rows[["measure", "sequences"]].to_numpy()],
-        verdict=lambda rows: rows["_verdict"],
-    )  # fmt: skip
-    others[f"published time, {depths} blocks"] = others["variant"].map(ratios).where(others["measure"].eq(FORWARD))
+    plain = plain.rename(columns={"milliseconds": "plain_milliseconds"})
+    others = rows[rows["variant"] != "Transformer"].drop(columns="verdict").join(plain, on=keys)
+    others["operation"] = [_OPERATIONS[name].format(n) for name, n in others[["measure", "sequences"]].to_numpy()]
+    others[published] = others["variant"].map(ratios).where(others["measure"].eq(FORWARD))
     columns = ["operation", "variant", "plain_milliseconds", *expand_columns("time_ratio[]"), "memory_ratio"]
-    columns += [f"published time, {depths} blocks", "verdict"]
+    columns += [published, "verdict"]
     first = rows.iloc[0]
     heading = f"{first['layers']:.0f} blocks; {first['device']}, {first['threads']:.0f} core"
     return {f"{heading}, {first['repetitions']:.0f} repetitions": others[columns]}
@@ -458,20 +445,20 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     - Brackets: quartiles of the ratio within each repetition.
     - Doubt: ours are small models on a CPU, the paper's on a GPU.
     """
-    records, timed = load_runs(results, STUDY, runs), speeds(results)
-    rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers"]], on="run")
-    rows = rows[rows["run"].map(run_setting) == "main"].sort_values(["layers", "run"])
-    reference = plains(records)
-    plain = timed.set_index("run").reindex(rows["run"].map(reference)).set_index(rows.index)
-    ratios, frames = time_ratios(results, reference), []
+    records, timed = load_runs(results, STUDY, runs), speeds(results).set_index("run")
+    models = records[records["run"].isin(timed.index) & records["run"].map(run_setting).eq("main")]
+    models = models[["run", "variant", "layers"]].drop_duplicates().sort_values(["layers", "run"])
+    reference, frames = plains(records), list[DataFrame]()
+    ratios = time_ratios(results, reference).add_prefix("time_ratio_")
     for measure in (TRAINING, FORWARD, DECODE):
-        columns = {f"milliseconds{end}": 1000 * rows[f"{measure}_time_s{end}"] for end in _ENDS}
-        for end in ("low", "high"):
-            columns[f"time_ratio_{end}"] = rows["run"].map(ratios[end].xs(measure, level="measure"))
-        for cost, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
-            columns[label] = rows[f"{measure}_{cost}"] / plain[f"{measure}_{cost}"]
-        columns |= {"megabytes": rows[f"{measure}_memory_bytes"] / 1e6, "sequences": rows[f"{measure}_sequences"]}
-        frames.append(rows[["run", "variant", "layers"]].assign(measure=measure, **columns))
+        costs = timed.filter(like=f"{measure}_")
+        costs.columns = costs.columns.str.removeprefix(f"{measure}_")
+        relative = costs / costs.reindex(costs.index.map(reference)).set_axis(costs.index)
+        columns = {f"milliseconds{end}": 1000 * costs[f"time_s{end}"] for end in _ENDS}
+        columns |= {"time_ratio": relative["time_s"], "memory_ratio": relative["memory_bytes"]}
+        columns |= {"megabytes": costs["memory_bytes"] / 1e6, "sequences": costs["sequences"]}
+        rows = models.join(DataFrame(columns), on="run").join(ratios.xs(measure, level="measure"), on="run")
+        frames.append(rows.assign(measure=measure))
     record, table = results.stage_record(STUDY, "speed"), pd.concat(frames, ignore_index=True)
     table = table.assign(device=processor(record.get("device", "")), threads=record.get("threads"),
                          repetitions=results.rows_of("speed.csv", STUDY)["repetition"].nunique())  # fmt: skip

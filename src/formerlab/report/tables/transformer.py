@@ -35,27 +35,10 @@ def scores(results: Results, split: str) -> DataFrame:
     return bleu.unstack("metric").assign(exact_percent=100 * exact).reindex(columns=[*METRICS, "exact_percent"])
 
 
-def over_seeds(results: Results, split: str, runs: list[str]) -> DataFrame:
-    """Return one row per run: the means over seeds of losses and scores with Student intervals, and its record.
-
-    Losses are in nats per target token, never smoothed. The split `test` is measured with the final weights; `valid`
-    after the last step, before any average of snapshots.
-    """
-    records = load_runs(results, STUDY, runs)
-    read = (
-        held_out_losses(results, STUDY, runs)
-        if split == "test"
-        else last_step_rows(validation_losses(results, STUDY, runs))
-    )
-    measured = read.set_index(["run", "seed"])[["loss_nats"]].join(scores(results, split))
-    return means_by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
-
-
 def complexity(results: Results, runs: list[str]) -> DataFrame:
     """Return the rows of complexity.csv of the first run and seed."""
     rows = results.rows("complexity.csv", STUDY, runs)
-    chosen: DataFrame = rows[rows[["run", "seed"]].eq(rows[["run", "seed"]].iloc[0]).all(axis=1)] if len(rows) else rows
-    return chosen
+    return rows.loc[rows["run"].eq(rows["run"].iloc[0]) & rows["seed"].eq(rows["seed"].iloc[0])] if len(rows) else rows
 
 
 LABELS = {
@@ -91,23 +74,23 @@ def published_variations() -> DataFrame:
 
 def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the differences to the base model, each beside the published difference, below a heading with the scores
-    of the base model.
+    of the base model. Without a base model, return all rows.
     """
     if rows["source"].eq("published").any():
         return {}
     rows, printed, blocks = _beside_published(rows), published_variations().iloc[0], dict[str, DataFrame]()
-    for regime, group in rows.groupby("regime", sort=False):
-        base = group[group["run"].str.endswith("base")].iloc[0]
+    is_base, columns = rows["run"].str.endswith("base"), [*expand_columns("test_minus_base_nats[]+"), "published_nats"]
+    columns += [*expand_columns("test_bleu_minus_base[]"), "published_bleu"]
+    for _, base in rows[is_base].drop_duplicates("regime").iterrows():
+        in_regime = rows["regime"].eq(base["regime"])
         heading = (
-            f"minus base; {regime}, {count(base['tokens'])} target tokens, {seed_count(group['seeds'])}; base has "
-            f"perplexity {base['test_perplexity']:.2f} and BLEU {base['test_sacrebleu']:.1f}, published base "
-            f"{printed['perplexity']:.2f} and {printed['bleu']:.1f}"
+            f"minus base; {base['regime']}, {count(base['tokens'])} target tokens, "
+            f"{seed_count(rows.loc[in_regime, 'seeds'])}; base has perplexity {base['test_perplexity']:.2f} and BLEU "
+            f"{base['test_sacrebleu']:.1f}, published base {printed['perplexity']:.2f} and {printed['bleu']:.1f}"
         )
-        shown = group[~group["run"].str.endswith("base")].sort_values("test_minus_base_nats")
-        columns = [*expand_columns("test_minus_base_nats[]+"), "published_nats"]
-        columns += [*expand_columns("test_bleu_minus_base[]"), "published_bleu"]
+        shown = rows[in_regime & ~is_base].sort_values("test_minus_base_nats")
         blocks[heading] = shown[["change", *columns, "verdict"]]
-    return blocks
+    return blocks or rows
 
 
 def _beside_published(rows: DataFrame) -> DataFrame:
@@ -115,12 +98,10 @@ def _beside_published(rows: DataFrame) -> DataFrame:
     value of the model with as many heads as our base model.
     """
     paper, names = published_variations().set_index("run"), ["published_nats", "published_bleu"]
-    changes = paper[names]
     heads = rows.loc[rows["run"].str.endswith("base"), "heads"].dropna().unique()
-    if len(heads) == 1 and (same := f"heads-{heads[0]:.0f}") in changes.index:
-        changes = changes.copy()
-        changes.loc["heads-1"] -= changes.loc[same].to_numpy()
-    return rows.assign(**{name: rows["run"].map(changes[name]) for name in names})
+    if len(heads) == 1 and (same := f"heads-{heads[0]:.0f}") in paper.index:
+        paper.loc["heads-1", names] -= paper.loc[same, names]
+    return rows.assign(**{name: rows["run"].map(paper[name]) for name in names})
 
 
 def _answer_variations(rows: DataFrame) -> str:
@@ -133,17 +114,6 @@ def _answer_variations(rows: DataFrame) -> str:
         f"The loss changes in the published direction in {len(same)} of {len(rows)} variants{with_prefix(': ', words)}"
         f"{with_verdict(rows.iloc[0])}."
     )
-
-
-def _minus_base(ours: DataFrame, measured: DataFrame, **names: str) -> DataFrame:
-    """Return our rows with a label and, for each `column=metric` in `names`, the metric minus the metric of the base
-    model, paired by seed.
-    """
-    settled = ours["run"].str.startswith("settled-")
-    ours = ours.assign(base=settled.map({True: "settled-base", False: "base"}))
-    for name, value in names.items():
-        ours = with_difference(ours, measured, "run", "base", name, value)
-    return ours.assign(change=ours["run"].replace(LABELS, regex=True))
 
 
 @table(reads="eval.csv test.csv translate.csv bleu.csv", published=published_variations, readers=_with_published,
@@ -160,17 +130,23 @@ def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     - Brackets: 95 % interval over seeds; the interval of the loss includes the variance of similar runs.
     - Doubt: all models were still learning.
     """
-    ours, keys = over_seeds(results, "valid", runs), ["run", "seed"]
-    measured = last_step_rows(validation_losses(results, STUDY, runs)).join(scores(results, "valid"), on=keys)
-    test = scores(results, "test").add_prefix("test_")
-    test = held_out_losses(results, STUDY, runs).rename(columns={"loss_nats": "test_nats"}).join(test, on=keys)
+    keys, records = ["run", "seed"], load_runs(results, STUDY, runs)
+    valid = last_step_rows(validation_losses(results, STUDY, runs)).join(scores(results, "valid"), on=keys)
+    valid = valid.set_index(keys)[[*SCORES]]
+    test = held_out_losses(results, STUDY, runs).set_index(keys)[["loss_nats"]].rename(columns={"loss_nats": "nats"})
+    test = test.join(scores(results, "test")).add_prefix("test_")
+    measured, first = valid.join(test, how="outer").reset_index(), ["regime", "tokens", "spec.model.heads"]
+    levels = test.groupby("run").mean().assign(test_perplexity=lambda rows: np.exp(rows["test_nats"]))
+    ours = means_by_run(records.join(valid, on=keys), SCORES, first).join(levels, on="run")
+    ours = ours.rename(columns={"spec.model.heads": "heads"}).assign(
+        base=ours["run"].str.startswith("settled-").map({True: "settled-base", False: "base"}),
+        change=ours["run"].replace(LABELS, regex=True),
+    )
     names = {"loss_minus_base_nats": "loss_nats", "bleu_minus_base": "sacrebleu"}
     names |= {"test_minus_base_nats": "test_nats", "test_bleu_minus_base": "test_sacrebleu"}
-    columns = [*keys, *(name for name in test if str(name).startswith("test_"))]
-    ours = ours.assign(heads=ours.get("spec.model.heads"))
-    ours = _minus_base(ours, measured.merge(test[columns], on=keys, how="outer"), **names)
-    levels = test.groupby("run")[columns[2:]].mean().assign(test_perplexity=lambda rows: np.exp(rows["test_nats"]))
-    ours = with_pooled(ours.join(levels, on="run"), results, STUDY, "run", "base", "test_minus_base_nats")
+    for name, value in names.items():
+        ours = with_difference(ours, measured, "run", "base", name, value)
+    ours = with_pooled(ours, results, STUDY, "run", "base", "test_minus_base_nats")
     return with_verdicts(ours, results, STUDY, dict.fromkeys(CLAIMS, ~ours["run"].str.endswith("base")))
 
 
@@ -186,12 +162,8 @@ THEORY = DataFrame(
 """Exponents of n and d, complexity, sequential operations and maximum path length as published."""
 
 
-_LAYERS = {
-    "self_attention": "self-attention",
-    "restricted": "self-attention, window r",
-}
+_LAYERS = {"self_attention": "self-attention", "restricted": "self-attention, window r"}
 _STEPS = {"O(1)": "1", "O(n)": "n", "O(log_k n)": "log n / log k", "O(n/r)": "n/r"}
-_AXES = {"n": "length n", "d": "width d"}
 
 
 def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
@@ -208,18 +180,12 @@ def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
 def _exponents(rows: DataFrame) -> DataFrame:
     """Return a row per layer and size (n or d): the published exponent, the counted one, and those of the times."""
     theory, parts = THEORY.set_index("layer"), list[DataFrame]()
-    for axis, words in _AXES.items():
-        names = {
-            f"{cost}_exponent_{axis}{end}": f"{cost}_exponent{end}"
-            for cost in ("counted", "time")
-            for end in ("", "_se", "_largest")
-        }
-        part = rows[["layer", *(name for name in names if name in rows)]].rename(columns=names)
+    for axis, words in {"n": "length n", "d": "width d"}.items():
+        part = rows.set_axis(rows.columns.str.replace(f"_exponent_{axis}", "_exponent"), axis=1)
         published = part["layer"].map(theory[f"counted_exponent_{axis}"])
-        parts.append(part.assign(axis=words, published_exponent=published, _order=range(len(part))))
-    table = pd.concat(parts, ignore_index=True).sort_values(["_order", "axis"])
+        parts.append(part.assign(axis=words, published_exponent=published))
     columns = ["layer", "axis", "published_exponent", "counted_exponent", "time_exponent", "time_exponent_se"]
-    return table[[*columns, "time_exponent_largest"]]
+    return pd.concat(parts).sort_index(kind="stable")[[*columns, "time_exponent_largest"]]
 
 
 def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
@@ -231,9 +197,10 @@ def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
         f"exponents; n = {first['n']} (at width {first['d_fixed']:.0f}), d = {first['d']} (at length "
         f"{first['n_fixed']:.0f}); k = {first['k']:.0f}, r = {first['r']:.0f}"
     )
-    paths = rows[["layer", "longest_path"]]
-    for name, column in (("longest_path", "published_path"), ("sequential", "published_steps")):
-        paths = paths.assign(**{column: rows["layer"].map(theory[name]).replace(_STEPS)})
+    paths = rows[["layer", "longest_path"]].assign(
+        published_path=rows["layer"].map(theory["longest_path"]).replace(_STEPS),
+        published_steps=rows["layer"].map(theory["sequential"]).replace(_STEPS),
+    )
     blocks = {heading: _exponents(rows), f"longest path at n = {first['n'].split()[-1]}": paths}
     return {name: block.replace({"layer": _LAYERS}) for name, block in blocks.items()}
 

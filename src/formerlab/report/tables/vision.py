@@ -12,8 +12,6 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.claims.registry import ClaimArms
-from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.columns import count
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import (
@@ -28,6 +26,7 @@ from formerlab.report.runs import (
 )
 from formerlab.report.tables.blocks import (
     answer_word,
+    claim_rows,
     claim_verdicts,
     first_row,
     in_words,
@@ -153,39 +152,32 @@ def published_differences() -> DataFrame:
     return DataFrame(rows, columns=[*PAIR, COMPARED, "error_ratio"]).assign(source="published", part="difference")
 
 
-def _by_question(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a row per compared pair with both accuracies, or without pairs a row per model."""
+def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
+    """Return a row per compared pair with both accuracies. Without pairs, return all models."""
     if rows["source"].eq("published").any():
         return {}
-    rows = rows[rows["split"].isna()] if "split" in rows else rows
-    asked, models = rows.dropna(subset="question"), rows[rows["question"].isna()]
-    trained, probe = models.dropna(subset="parameters_non_embedding"), models[models["parameters_non_embedding"].isna()]
-    first = trained.iloc[0]
-    heading = (
-        f"{first['regime'].partition(', ')[0]}, {first['images']:,.0f} test images, {seed_count(trained['seeds'])}"
+    asked, trained = (rows.dropna(subset=name) for name in ("question", "parameters_non_embedding"))
+    if asked.empty:
+        return rows
+    first, probe = trained.iloc[0], rows[rows["parameters_non_embedding"].isna()].dropna(subset="top1_percent")
+    heading = ", ".join(
+        (first["regime"].partition(", ")[0], f"{first['images']:,.0f} test images", seed_count(trained["seeds"]))
     )
     heading += "".join(f"; {name} {level:.1f} %" for name, level in probe[["model", "top1_percent"]].to_numpy())
-    if asked.empty:
-        return {heading: trained[["model", "parameters_non_embedding", *expand_columns("top1_percent[]"), "seeds"]]}
-    variant = trained["run"].str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"))
-    names = variant.map({True: "Tokenformer, ", False: ""}) + trained["model"].str.replace(
-        "( \\(|[:;]).*", "", regex=True
-    )
-    names += ", " + trained["parameters_non_embedding"].map(count)
-    names.index, level = trained["run"], trained.set_index("run")["top1_percent"]
-    published = published_differences().set_index(["question", "model"])
-    ratios = published.loc[published["run"].str.contains("-B/"), "error_ratio"]
-    ends, keys = expand_columns("error_ratio[]"), asked.set_index(["question", "model"]).index
-    asked = asked.assign(
-        first=asked["run"].map(names),
-        second=asked["compared_with"].map(names),
-        top1_first=asked["run"].map(level),
-        top1_second=asked["compared_with"].map(level),
-        error_ratio_b=1 / ratios.reindex(keys).to_numpy(),
-    )
-    asked[ends] = 1 / asked[[ends[0], *ends[:0:-1]]].to_numpy()  # ratios in rows are first over second
-    columns = ["first", "second", "top1_first", "top1_second", *expand_columns(f"{COMPARED}[]+")]
-    return {heading: asked[[*columns, *ends, "error_ratio_b", "verdict"]]}
+    by_run = trained.set_index("run")
+    of_family = by_run.index.str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"))
+    names = by_run["model"].str.replace("( \\(|[:;]).*", "", regex=True)
+    names = names.mask(of_family, "Tokenformer, " + names) + ", " + by_run["parameters_non_embedding"].map(count)
+    for position, column in (("first", "run"), ("second", "compared_with")):
+        level = asked[column].map(by_run["top1_percent"])
+        asked = asked.assign(**{position: asked[column].map(names), f"top1_{position}": level})
+    published = published_differences()  # ratios in rows are first over second
+    ratios = published[published["run"].str.contains("-B/")].set_index(["question", "model"])["error_ratio"]
+    asked = asked.join((1 / ratios).rename("error_ratio_b"), on=["question", "model"])
+    ratio, low, high = expand_columns("error_ratio[]")
+    asked[[ratio, low, high]] = 1 / asked[[ratio, high, low]].to_numpy()
+    columns = ["first", "second", "top1_first", "top1_second", *expand_columns(f"{COMPARED}[]+ error_ratio[]")]
+    return {heading: asked[[*columns, "error_ratio_b", "verdict"]]}
 
 
 def _answer(rows: DataFrame) -> str:
@@ -217,21 +209,15 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     levels = pd.concat([image_floors(results, runs), levels], ignore_index=True)
     pairs = DataFrame([row[:4] for row in (*COMPARISONS, *FAIR, _FROM_SCRATCH)], columns=PAIR)
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
-    if pairs.empty:
-        return levels
     pairs = with_difference(pairs, measured, "run", "compared_with", COMPARED, "top1_percent", results)
     pairs = with_pooled(pairs, results, STUDY, "run", "compared_with", COMPARED, "error_rate")
-    reader, claims = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY).items()
-    models_of_pairs = pairs[["run", "compared_with"]].to_numpy()
-    signs = [{a: 1.0, b: -1.0} for a, b in models_of_pairs]
-    ratios = [pooled_estimate(reader, "error_ratio", pair, "error_rate", logarithm=True) for pair in signs]
-    words = [
-        next((verdict_cell(name, claim) for name, claim in claims if {*pair} <= claim.runs), None)
-        for pair in models_of_pairs
-    ]
-    pairs = pairs.assign(verdict=pd.Series(words, pairs.index, dtype=object)).join(
-        DataFrame(np.exp(DataFrame(ratios, pairs.index)))
-    )
+    reader, claims = claim_rows(results, STUDY), claim_verdicts(results, STUDY).items()
+    columns = []
+    for run, other in pairs[["run", "compared_with"]].to_numpy():
+        ratio = pooled_estimate(reader, "error_ratio", {run: 1.0, other: -1.0}, "error_rate", logarithm=True)
+        words = (verdict_cell(name, claim) for name, claim in claims if {run, other} <= claim.runs)
+        columns.append({name: np.exp(value) for name, value in ratio.items()} | {"verdict": next(words, None)})
+    pairs = pairs.join(DataFrame(columns, pairs.index))
     return pd.concat([levels, pairs, _lead(results, measured, epochs)], ignore_index=True)
 
 

@@ -4,13 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.envelope import flops_at_loss
-from formerlab.report.claims.registry import ClaimArms
-from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.columns import count, verdict_words
 from formerlab.report.runs import (
     TOKENFORMER,
@@ -18,12 +15,12 @@ from formerlab.report.runs import (
     TRANSFORMER,
     comparable_losses,
     difference,
-    differences,
     estimate,
     held_out_losses,
     means_by_run,
     seed_count,
     sort_by_regime,
+    with_difference,
 )
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
@@ -39,7 +36,8 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.tables.blocks import (
-    by_regime,
+    arm_runs,
+    claim_rows,
     claim_verdicts,
     in_words,
     negated,
@@ -54,11 +52,9 @@ from formerlab.report.tables.blocks import (
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
-_SERIES = {"grown, 30B a stage": "grown", "Transformer, 300B tokens": "Transformer"}
-"""Labels in the table, by published curve of Fig. 3."""
-
-
-_GROWN, _ZERO = "grown: random keys, tau sqrt(n)", "grown: zero keys, tau kept"
+_FAMILIES = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
+"""Labels by kind of projection."""
+_GROWN = "grown: random keys, tau sqrt(n)"
 _STAGE, _SCRATCH = "the parent trained further", "the same model from scratch"
 _BEATS, _EQUAL_FLOPS = "tokenformer-growth-beats-continuing", "tokenformer-growth-equal-total-flops"
 
@@ -69,26 +65,26 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
     """
     losses = with_registered_rates(losses, results.scale)
     stages = stage_pairs(losses, results.runs(STUDY).drop_duplicates("run").set_index("run"))
-    runs = losses.drop_duplicates("run").assign(start=lambda rows: rows["init.id"].notna())
-    pairs = [(row.run, row.rival, _STAGE, row.tokens_per_new_parameter) for row in stages.itertuples()]
-    for scratch in runs[runs["variant"].eq(TOKENFORMER) & ~runs["start"]].to_dict("records"):
-        equal = (runs["flops_cumulative"] / scratch["flops_cumulative"]).between(0.95, 1.05)
-        same = equal & (runs["parameters"] == scratch["parameters"]) & (runs["regime"] == scratch["regime"])
-        grown = runs[same & runs["variant"].eq(_GROWN)]
-        stage = dict(zip(stages.get("run", ()), stages.get("tokens_per_new_parameter", ()), strict=True))
-        pairs += [(run, scratch["run"], _SCRATCH, stage.get(run, np.nan)) for run in grown["run"]]
-    return DataFrame(pairs, columns=["run", "compared_with", "question", "tokens_per_new_parameter"])
+    stages = stages.reindex(columns=["run", "rival", "tokens_per_new_parameter"])
+    runs = losses.drop_duplicates("run")
+    scratch, grown = runs[runs["variant"].eq(TOKENFORMER) & runs["init.id"].isna()], runs[runs["variant"].eq(_GROWN)]
+    pairs = grown.merge(scratch, on=["parameters", "regime"], suffixes=("", "_scratch"))
+    equal = (pairs["flops_cumulative"] / pairs["flops_cumulative_scratch"]).between(0.95, 1.05)
+    pairs = pairs.loc[equal, ["run", "run_scratch"]].rename(columns={"run_scratch": "rival"})
+    pairs = pairs.merge(stages.drop(columns="rival"), how="left")
+    pairs = pd.concat([stages.assign(question=_STAGE), pairs.assign(question=_SCRATCH)], ignore_index=True)
+    return pairs.rename(columns={"rival": "compared_with"})
 
 
 def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return a row per stage, way to grow and compared model, in a block per text; of several texts, only those with a
-    verdict. Without comparisons, return all models by data set.
+    verdict. Without comparisons, return all models.
     """
-    if rows["question"].isna().all():
-        return by_regime(rows.drop(columns="question"))
-    rows = rows.assign(text=rows["regime"].str.partition(", ")[0])
     models = rows.drop_duplicates("run").set_index("run")
     asked = rows[rows["question"].notna()].sort_values(["tokens", "question", "variant"])
+    if asked.empty:
+        return rows.drop(columns="question")
+    asked = asked.assign(text=asked["regime"].str.partition(", ")[0])
     if (evaluated := asked["verdict"].notna()).any():
         asked = asked[asked["text"].isin(asked.loc[evaluated, "text"])]
     other = models.loc[asked["compared_with"]].set_index(asked.index)
@@ -113,10 +109,10 @@ def _answer_stages(rows: DataFrame) -> str:
         return ""
     ends = {words: in_words(stages.iloc[at], "difference_nats") for at, words in ((0, "shortest"), (-1, "longest"))}
     text = " and ".join(f"{value} nats after the {words} stage" for words, value in ends.items())
-    other = "".join(f"; minus the same model from scratch: {in_words(row, 'difference_nats')} nats"
-                    for _, row in scratch[-1:].iterrows())  # fmt: skip
+    if len(scratch):
+        text += f"; minus the same model from scratch: {in_words(scratch.iloc[-1], 'difference_nats')} nats"
     evaluated = verdict_words(stages["verdict"].iloc[-1]).capitalize() or "No claim"
-    return f"{evaluated}. Loss of the grown model minus the parent trained further: {text}{other}."
+    return f"{evaluated}. Loss of the grown model minus the parent trained further: {text}."
 
 
 @table(reads="test.csv floors.csv", readers=_stages, answer=_answer_stages,
@@ -133,21 +129,18 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
-    pairs = _comparisons(losses, results) if "init.id" in losses and "spec.growth.keys" in losses else DataFrame()
-    if len(pairs) and len(differing := differences(losses, pairs, "run", "compared_with")):
-        differing = with_pooled(differing, results, STUDY, "run", "compared_with", "difference_nats")
-        differing = differing[differing["part"] == "mean"].drop(columns=["source", "part", "seed", "seeds"])
-        rows = rows.merge(differing, on="run", how="left")
-    families, question = {"pattention": TOKENFORMER, "linear": TRANSFORMER}, rows.get("question", rows["run"])
-    rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
+    rows = rows.assign(family=rows["spec.model.projection.kind"].map(_FAMILIES))
+    if {"init.id", "spec.growth.keys"} <= {*losses}:
+        pairs = with_difference(_comparisons(losses, results), losses, "run", "compared_with", "difference_nats")
+        pairs = with_pooled(pairs, results, STUDY, "run", "compared_with", "difference_nats")
+        rows = rows.merge(pairs.dropna(subset="difference_nats"), on="run", how="left")
+    question = rows.get("question", rows["run"])
     rows = with_verdicts(rows, results, STUDY, {_BEATS: question.eq(_STAGE), _EQUAL_FLOPS: question.eq(_SCRATCH)})
     rows = rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
     return pd.concat([ngrams(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
 
 
 _NEW_TEXT = "tokenformer-continued-training-lower"
-
-
 _MOMENTS = {"first_step": "first_step", "mean": "area_under_curve", "validation": "last_step"}
 """Moments of the losses in the names of columns, and their names in the registry."""
 _PARTS = {"first_step": "before the first step", "mean": "mean over training", "validation": "at the end"}
@@ -157,33 +150,34 @@ def _methods(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the models on new text by family, the model without growth first, then the three parts of the claim."""
     ungrown, first = rows["run"].str.endswith("-ungrown"), rows.iloc[0]
     methods = rows["variant"].str.removeprefix("grown: ").mask(ungrown, "not grown")
-    shown = rows.assign(variant=rows["family"] + ", " + methods, is_reference=ungrown)
-    shown = shown.rename(columns={"perplexity": "test", "validation_perplexity": "perplexity"})
+    shown = rows.assign(
+        variant=rows["family"] + ", " + methods, is_reference=ungrown, perplexity=rows["validation_perplexity"]
+    )
     for name in _MOMENTS:
         shown = negated(shown, f"{name}_gain_nats", f"{name}_minus_ungrown_nats")
-    shown = shown.assign(_ungrown=~ungrown).sort_values(["family", "_ungrown", "validation_minus_ungrown_nats"])
+    shown = shown.sort_values(["family", "validation_minus_ungrown_nats"], na_position="first")
     columns = ["variant", "perplexity", *(f"{name}_minus_ungrown_nats" for name in _MOMENTS)]
     columns += [*expand_columns("validation_minus_ungrown_nats[]")[1:], "is_reference", "seeds"]
     text = f"{first['regime'].partition(', ')[0]}, {count(first['tokens'])} tokens"
     blocks = {f"{text}; loss on the validation split minus the loss of the model that is not grown": shown[columns]}
-    claimed, parts = rows.dropna(subset="validation_verdict"), list[DataFrame]()
-    for name, words in _PARTS.items():
-        part = negated(claimed, f"{name}_minus_net2net_nats", "change_minus_net2net_nats")
-        part = part.assign(part=words, verdict=claimed[f"{name}_verdict"])
-        parts.append(part[["part", *expand_columns("change_minus_net2net_nats[]"), "verdict"]])
+    claimed = rows.dropna(subset="validation_verdict")
     if len(claimed):
-        blocks["the claim in three parts; zero keys with tau kept"] = pd.concat(parts)
+        parts = pd.concat(
+            negated(claimed, f"{name}_minus_net2net_nats", "change_minus_net2net_nats").assign(
+                part=words, verdict=claimed[f"{name}_verdict"]
+            )
+            for name, words in _PARTS.items()
+        )
+        columns = ["part", *expand_columns("change_minus_net2net_nats[]"), "verdict"]
+        blocks["the claim in three parts; zero keys with tau kept"] = parts[columns]
     return blocks
 
 
 def _answer_methods(rows: DataFrame) -> str:
-    grown, claimed = (
-        rows.dropna(subset="validation_gain_nats"),
-        rows.dropna(subset=["verdict", "validation_minus_net2net_nats"]),
-    )
+    claimed = rows.dropna(subset=["verdict", "validation_minus_net2net_nats"])
     if claimed.empty:
         return ""
-    best = grown.sort_values("validation_gain_nats").iloc[-1]
+    best = rows.sort_values("validation_gain_nats", na_position="first").iloc[-1]
     behind = negated(claimed, "validation_minus_net2net_nats", "behind_nats").iloc[0]
     return (
         f"{best['variant'].removeprefix('grown: ')}, which lowers the loss by {in_words(best, 'validation_gain_nats')} "
@@ -207,65 +201,60 @@ def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.model.projection.kind"])
-    families = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
-    rows = rows.assign(family=rows["spec.model.projection.kind"].map(families))
-    arms = registered_arms(_NEW_TEXT, results.scale).for_item("last_step")
-    rival, rival_ungrown, grown = (
-        str(arms[name].run) if name in arms else "" for name in ("rival", "rival_ungrown", "tokenformer")
-    )
-    reader, columns = ClaimRows(results, STUDY, ClaimArms()), []
+    rows = rows.assign(family=rows["spec.model.projection.kind"].map(_FAMILIES))
+    arms = arm_runs(_NEW_TEXT, results.scale, "last_step")
+    rival, rival_ungrown, grown = (arms.get(name, "") for name in ("rival", "rival_ungrown", "tokenformer"))
+    reader, columns = claim_rows(results, STUDY), []
     for run, family in rows[["run", "family"]].to_numpy():
         loss = pooled_estimate(reader, "loss", {run: 1.0}, at="last_step").get("loss", np.nan)
         row, gain = {"validation_perplexity": np.exp(loss)}, {f"continued-{family.lower()}-ungrown": 1.0, run: -1.0}
+        minus_rival = Counter(gain)
+        minus_rival.update({rival_ungrown: -1.0, rival: 1.0})
         for name, moment in _MOMENTS.items() if not run.endswith("-ungrown") else ():
             row |= pooled_estimate(reader, f"{name}_gain_nats", gain, at=moment)
             if run != rival:
-                signs = Counter(gain)
-                signs.update({rival_ungrown: -1.0, rival: 1.0})
-                row |= pooled_estimate(reader, f"{name}_minus_net2net_nats", signs, at=moment)
+                row |= pooled_estimate(reader, f"{name}_minus_net2net_nats", minus_rival, at=moment)
         columns.append(row)
     names = [f"{name}_{kind}_nats" for name in _MOMENTS for kind in ("gain", "minus_net2net")]
     names = ["validation_perplexity", *expand_columns("[] ".join(names) + "[]")]
     rows = rows.join(DataFrame(columns, rows.index, names))
     of_claim = claim_verdicts(results, STUDY, _NEW_TEXT)[_NEW_TEXT]
-    words = {f"{name}_verdict": of_claim.items.get(moment) for name, moment in _MOMENTS.items()}
-    rows = rows.assign(**{
-        name: rows["run"].map({grown: f"{word} ({_NEW_TEXT})"} if word else {}) for name, word in words.items()
-    })  # fmt: skip
+    for name, moment in _MOMENTS.items():
+        word = of_claim.items.get(moment)
+        rows[f"{name}_verdict"] = rows["run"].map({grown: f"{word} ({_NEW_TEXT})"} if word else {})
     return with_verdicts(rows, results, STUDY, {_NEW_TEXT: rows["run"].eq(grown)})
 
 
 def _published_costs() -> DataFrame:
     """Return the perplexities of Tables 6 and 7 with the TPU hours of Fig 3, a row per size, and the ratio of hours."""
-    points = published_points(*(("Fig 3", series) for series in _SERIES)).replace({"series": _SERIES})
-    points = points[~points["run"].str.endswith(" 124M")]  # not grown; another number of training tokens
-    points = points.assign(size=points["run"].str.split().str[1])
-    wide = points.pivot_table(["perplexity", "tpu_v4_hours"], "size", "series", "first", sort=False)
-    units = {"perplexity": "perplexity", "tpu_v4_hours": "TPU hours"}
-    wide.columns = wide.columns.map(lambda pair: f"{pair[1]}: {units[pair[0]]} ↓")
-    ratio = published_ratio()
-    return wide.reset_index().merge(ratio.assign(size=ratio["run"].str.split().str[1])[["size", "flops_ratio"]], "left")
+    series = {"grown, 30B a stage": "grown", "Transformer, 300B tokens": "Transformer"}
+    points = published_points(*(("Fig 3", curve) for curve in series)).replace({"series": series})
+    points, ratio = (rows.assign(size=rows["run"].str.split().str[1]) for rows in (points, published_ratio()))
+    points = points[points["size"] != "124M"]  # not grown; another number of training tokens
+    points = points.rename(columns={"tpu_v4_hours": "TPU hours"})
+    wide = points.pivot_table(["perplexity", "TPU hours"], "size", "series", "first", sort=False)
+    wide.columns = wide.columns.map("{0[1]}: {0[0]} ↓".format)
+    return wide.reset_index().merge(ratio[["size", "flops_ratio"]], "left")
 
 
 _COST = "tokenformer-growth-saves-cost"
 _WAYS = WAYS_TO_GROW | {f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained further", TOKENFORMER: "parent"}
-_NOT_IN_ENVELOPE = "ends at rate zero"
 
 
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the parent with its grown and further trained models, then models from scratch; or the published costs."""
     if rows["source"].eq("published").any():
-        ratio = rows["flops_ratio"].dropna().iloc[0]
-        heading = (
-            f"OpenWebText; 30B tokens a stage, Transformer from 300B; the last row costs {ratio:.2f} at equal loss"
-        )
+        ratio = f"the last row costs {rows['flops_ratio'].max():.2f} at equal loss"
+        heading = f"OpenWebText; 30B tokens a stage, Transformer from 300B; {ratio}"
         return {heading: rows.drop(columns="flops_ratio").dropna(axis=1, how="all")}
-    rows = rows.assign(teraflops=rows["flops_cumulative"] / 1e12, tokens_read=rows["tokens"])
     at_zero = rows["parent"].isna() & rows["schedule"].str.endswith(" to 0")
     ours = rows[rows["variant"].isin(_WAYS) & ~at_zero].replace({"variant": _WAYS})
     scratch = rows[rows["envelope"].eq("yes") | at_zero | rows["variant"].eq(TRANSFORMER) & rows["seeds"].gt(1)]
     if scratch.empty or ours.empty:
-        return rows.drop(columns=["teraflops", "tokens_read"])
+        return rows
+    ours, scratch = (
+        part.assign(teraflops=part["flops_cumulative"] / 1e12, tokens_read=part["tokens"]) for part in (ours, scratch)
+    )
     ours = ours.assign(_cost=ours["teraflops"].round(-1)).sort_values(["_cost", "variant"])
     text = rows.loc[rows["envelope"].eq("yes"), "regime"].iloc[0].partition(", ")[0]
     shown = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "least_ratio"]
@@ -274,11 +263,10 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         used=scratch["envelope"].eq("yes").map({True: "yes", False: "no"}),
         rate=scratch["schedule"].str.rpartition(" to ")[2],
     ).sort_values(["teraflops", "perplexity"])
+    shown_of_scratch = ["variant", "rate", "tokens_read", "teraflops", "perplexity", "seeds", "used"]
     return {
         f"test loss on {text}; {seed_count(ours['seeds'])}": ours[[*shown, "verdict"]],
-        f"models from scratch; test loss on {text}": scratch[
-            ["variant", "rate", "tokens_read", "teraflops", "perplexity", "seeds", "used"]
-        ],
+        f"models from scratch; test loss on {text}": scratch[shown_of_scratch],
     }
 
 
@@ -286,11 +274,10 @@ def _answer_ratios(rows: DataFrame) -> str:
     grown = rows[rows["variant"].eq(_GROWN)].dropna(subset="flops_ratio")
     if grown.empty:
         return ""
-    row = grown.sort_values("flops_cumulative").iloc[-1]
-    costs = [rows.loc[rows["run"].eq(row["parent"]), "flops_cumulative"].max(),
-             rows.loc[rows["variant"].eq(TRANSFORMER), "flops_cumulative"].max()]  # fmt: skip
+    row, flops = grown.sort_values("flops_cumulative").iloc[-1], rows["flops_cumulative"]
+    of_parent = flops[rows["run"].eq(row["parent"])].max() / flops[rows["variant"].eq(TRANSFORMER)].max()
     return (
-        f"We cannot test it: the parent alone costs {costs[0] / costs[1]:.2f} of our most expensive Transformer. "
+        f"We cannot test it: the parent alone costs {of_parent:.2f} of our most expensive Transformer. "
         f"Growth costs {in_words(row, 'flops_ratio')} times a Transformer of equal loss{with_verdict(row)}."
     )
 
@@ -311,36 +298,30 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
         losses = comparable_losses(results, STUDY, runs)
-    scratch, rows = scratch_points(losses), []
+    scratch, points = scratch_points(losses), runs_with_ancestors(losses)
     envelope = scratch[["flops_cumulative", "loss_nats"]].to_numpy().T
-    reader, arms = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_COST, results.scale).arms
-    claimed = str(arms["grown"].run) if "grown" in arms else ""
-    envelope_runs = tuple(f"{name}*" for name in FROM_SCRATCH)
-    points = runs_with_ancestors(losses)
+    claimed, reader, columns = arm_runs(_COST, results.scale).get("grown", ""), claim_rows(results, STUDY), []
     annealed = _fully_annealed_tokenformers(losses, points) if claimed in points.index else points[:0]
-    for record in pd.concat([points, annealed]).sort_values("flops_cumulative").to_dict("records"):
-        row = {str(name): value for name, value in record.items()}
-        of_run = losses[losses["run"] == row["run"]]
+    rows = pd.concat([points, annealed]).sort_values("flops_cumulative", ignore_index=True)
+    for run, loss, flops in rows[["run", "loss_nats", "flops_cumulative"]].to_numpy():
+        of_run, is_annealed = losses[losses["run"] == run], run in annealed.index
         needed = of_run["loss_nats"].map(lambda loss: flops_at_loss(loss, *envelope))
-        inside = needed.notna().all()
-        row |= estimate("flops_ratio", student(of_run["flops_cumulative"] / needed if inside else []))
-        signs, metric = {row["run"]: 1.0}, "flops_ratio_at_equal_loss"
-        row |= pooled_estimate(reader, "flops_ratio_pooled", signs, metric, envelope=envelope_runs)
-        row["envelope"] = None if inside else "beyond its ends"
-        is_annealed = row["run"] in annealed.index
-        row["flops_of_transformer"] = flops_at_loss(row["loss_nats"], *envelope, extrapolate=is_annealed)
+        row = estimate("flops_ratio", student(of_run["flops_cumulative"] / needed if needed.notna().all() else []))
+        row |= pooled_estimate(reader, "flops_ratio_pooled", {run: 1.0}, "flops_ratio_at_equal_loss",
+                               envelope=tuple(f"{name}*" for name in FROM_SCRATCH))  # fmt: skip
+        row["flops_of_transformer"] = flops_at_loss(loss, *envelope, extrapolate=is_annealed)
+        row["envelope"] = None if needed.notna().all() else "beyond its ends"
         if is_annealed:
-            row |= difference(losses, claimed, row["run"], "grown_minus_it_nats")
-        if is_annealed and not inside:
-            ratio = row["flops_cumulative"] / row["flops_of_transformer"]
-            row |= {"envelope": "extrapolated", "flops_ratio": ratio}
-        row["least_ratio"] = row["flops_cumulative"] / scratch["flops_cumulative"].max()
-        rows.append(row)
-    table = DataFrame(rows) if rows else DataFrame(columns=expand_columns("run flops_ratio[]"))
+            row |= difference(losses, claimed, run, "grown_minus_it_nats")
+            if row["envelope"]:
+                row |= {"envelope": "extrapolated", "flops_ratio": flops / row["flops_of_transformer"]}
+        columns.append(row)
+    rows = rows.join(DataFrame(columns, rows.index, None if columns else expand_columns("flops_ratio[]")))
+    rows["least_ratio"] = rows["flops_cumulative"] / scratch["flops_cumulative"].max()
     scratch = scratch.assign(envelope=scratch["lowest"].map({True: "yes", False: "no"}))
-    at_zero = _fully_annealed_transformers(losses).assign(envelope=_NOT_IN_ENVELOPE)
+    at_zero = _fully_annealed_transformers(losses).assign(envelope="ends at rate zero")
     first = losses.drop_duplicates("run").set_index("run")[["regime", "spec.optimizer.lr"]]
-    table = pd.concat([table, scratch, at_zero], ignore_index=True)
+    table = pd.concat([rows, scratch, at_zero], ignore_index=True)
     table = table.join(first.set_axis(["regime", "learning_rate"], axis=1), on="run")
     table["schedule"] = table["regime"].str.partition(", ")[2]
     return with_verdicts(table, results, STUDY, {_COST: table["run"].eq(claimed)})
@@ -354,8 +335,8 @@ def _fully_annealed_tokenformers(losses: DataFrame, grown: DataFrame) -> DataFra
     if not annealed.any():
         return grown[:0]
     points = with_ancestors(losses[annealed], "tokens")
-    ends = grown["flops_cumulative"]
-    return points[[bool(ends.between(0.95 * cost, 1.05 * cost).any()) for cost in points["flops_cumulative"]]]
+    costs = grown["flops_cumulative"]
+    return points[points["flops_cumulative"].map(lambda cost: costs.between(0.95 * cost, 1.05 * cost).any())]
 
 
 def _fully_annealed_transformers(losses: DataFrame) -> DataFrame:
@@ -364,6 +345,7 @@ def _fully_annealed_transformers(losses: DataFrame) -> DataFrame:
     """
     modern = losses["variant"].eq(TRANSFORMER) & losses["run"].str.contains("modern-[^-]*$") & losses["lent"]
     losses = losses[modern & losses["regime"].str.endswith(" to 0")]
-    valid = losses.groupby(["tokens", "run"])["final.valid_loss_nats"].mean() if len(losses) else Series(dtype=float)
-    best = [run for _, run in valid.groupby("tokens").idxmin()] if len(valid) else []
-    return means_by_run(losses[losses["run"].isin(best)]) if best else DataFrame(columns=["run"])
+    if losses.empty:
+        return losses[["run"]]
+    valid = losses.groupby(["tokens", "run"])["final.valid_loss_nats"].mean()
+    return means_by_run(losses[losses["run"].isin([run for _, run in valid.groupby("tokens").idxmin()])])

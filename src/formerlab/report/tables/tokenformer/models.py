@@ -7,8 +7,6 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import table
-from formerlab.report.claims.registry import ClaimArms
-from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.columns import MINUS, count, verdict_words
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -33,6 +31,7 @@ from formerlab.report.studies.tokenformer import (
 )
 from formerlab.report.tables.blocks import (
     answer_word,
+    claim_rows,
     claim_verdicts,
     in_words,
     ngram_levels,
@@ -71,9 +70,12 @@ def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
 
 
 VOCABULARY = 50304
-
-
 _FORMULAS = "tokenformer-flops-formula", "tokenformer-parameter-counts"
+_TABLE_8_WIDTHS = (768, 1416, 2104)
+"""Widths of the Transformers in Table 8, as `evaluation.exact.counts` has them; that module imports torch, which tables
+must not.
+"""
+_DEVIATION = "nearer_count_minus_printed_percent"
 
 
 def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
@@ -83,37 +85,27 @@ def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
     }
 
 
-_TABLE_8_WIDTHS = (768, 1416, 2104)
-"""Widths of the Transformers in Table 8, as `evaluation.exact.counts` has them; that module imports torch, which tables
-must not.
-"""
-
-
 def _published_formulas() -> DataFrame:
     """Return the coefficients of T² of Table 8, then the sizes of Table 9, beside the formulas."""
+    coefficients = published_rows(PAPER, "Table 8").set_index("model")["token_token_flops_coefficient"] * 1e4
+    models = {
+        TOKENFORMER: ("TokenFormer", _TABLE_8_WIDTHS[:1] * 3),
+        f"{TRANSFORMER}, wider": ("Net2Net (Transformer)", _TABLE_8_WIDTHS),
+    }
+    rows: list[dict[str, Any]] = [
+        {"run": f"{name}, {size}", "layers": 12, "width": width}
+        | {"flops_printed": coefficients[f"{model} {size}"], "flops_token_token_coefficient": 4 * 12 * width}
+        for name, (model, widths) in models.items()
+        for size, width in zip(("124M", "354M", "757M"), widths, strict=True)
+    ]
     sizes = published_rows(PAPER, "Table 9")
-    coefficients = published_rows(PAPER, "Table 8").set_index("model")["token_token_flops_coefficient"].dropna()
-    printed, rows = coefficients * 1e4, list[dict[str, Any]]()
-    for name, model, widths in (
-        (TOKENFORMER, "TokenFormer", _TABLE_8_WIDTHS[:1] * 3),
-        (f"{TRANSFORMER}, wider", "Net2Net (Transformer)", _TABLE_8_WIDTHS),
-    ):
-        for size, width in zip(("124M", "354M", "757M"), widths, strict=True):
-            shared = {"run": f"{name}, {size}", "layers": 12, "width": width}
-            rows.append(
-                shared | {"flops_printed": printed[f"{model} {size}"], "flops_token_token_coefficient": 4 * 12 * width}
-            )
+    keys = ["layers", "hidden_size", "attention_tokens_per_projection", "ffn_tokens"]
     for row in sizes[sizes["model"].str.startswith(("LM", "Scale"))].to_dict("records"):
-        shape = Shape(*(int(row[key]) for key in
-                        ("layers", "hidden_size", "attention_tokens_per_projection", "ffn_tokens")))  # fmt: skip
-        formula, count_printed = shape.parameters, row["parameters"] * 1e6
-        with_embedding = formula + VOCABULARY * shape.width
-        nearest = min((formula, with_embedding), key=lambda counted: abs(counted / count_printed - 1))
-        rows.append(
-            _columns(row["model"], TOKENFORMER, shape)
-            | {"parameters_printed": count_printed, "parameters_with_embedding": with_embedding}
-            | {"nearer_count_minus_printed_percent": 100 * (nearest / count_printed - 1)}
-        )
+        shape, printed = Shape(*(int(row[key]) for key in keys)), row["parameters"] * 1e6
+        with_embedding = shape.parameters + VOCABULARY * shape.width
+        deviations = [100 * (counted / printed - 1) for counted in (shape.parameters, with_embedding)]
+        counts = {"parameters_printed": printed, "parameters_with_embedding": with_embedding}
+        rows.append(_columns(row["model"], TOKENFORMER, shape) | counts | {_DEVIATION: min(deviations, key=abs)})
     return DataFrame(rows)
 
 
@@ -134,18 +126,16 @@ def _counted(rows: DataFrame) -> dict[str, DataFrame]:
         "formula of FLOPs": rows["flops_formula"],
     }
     shape = f"{rows['layers'].iloc[0]:.0f} blocks of width {rows['width'].iloc[0]:.0f}, {rows['context'].iloc[0]:.0f}"
-    ours = rows[["variant"]].assign(**counts).join(rows["verdict"]).drop_duplicates()
-    published = _published_formulas()
-    sizes = published.dropna(subset="parameters_printed")
-    deviation = "nearer_count_minus_printed_percent"
-    millions = {"without_embedding": sizes["parameters_formula"], "with_embedding": sizes["parameters_with_embedding"]}
-    columns = {name: (numbers / 1e6).round() for name, numbers in millions.items()}
-    largest = sizes[deviation].abs().eq(sizes[deviation].abs().max())
-    table = DataFrame({"model": sizes["run"].replace(_SIZES, regex=True)}).assign(
-        printed=sizes["parameters_printed"] / 1e6,
-        **columns,
-        **{deviation: sizes[deviation], "verdict": largest.map({True: rows["sizes_verdict"].iloc[0]})},
-    )
+    sizes = _published_formulas().dropna(subset="parameters_printed")
+    largest = sizes[_DEVIATION].abs().eq(sizes[_DEVIATION].abs().max())
+    millions = {
+        "printed": sizes["parameters_printed"] / 1e6,
+        "without_embedding": (sizes["parameters_formula"] / 1e6).round(),
+        "with_embedding": (sizes["parameters_with_embedding"] / 1e6).round(),
+    }
+    table = DataFrame({"model": sizes["run"].replace(_SIZES, regex=True)} | millions)
+    table = table.assign(**{_DEVIATION: sizes[_DEVIATION]}, verdict=largest.map({True: rows["sizes_verdict"].iloc[0]}))
+    ours = rows[["variant"]].assign(**counts, verdict=rows["verdict"]).drop_duplicates()
     return {
         f"a forward pass of our models without logits; {shape} tokens": ours,
         "parameters in millions: printed in Table 9, and counted by us": table,
@@ -155,14 +145,12 @@ def _counted(rows: DataFrame) -> dict[str, DataFrame]:
 def _answer_counted(rows: DataFrame) -> str:
     published, equal = _published_formulas(), rows["flops_difference"].eq(0).sum()
     sizes, coefficients = (published.dropna(subset=name) for name in ("parameters_printed", "flops_printed"))
-    deviation = sizes["nearer_count_minus_printed_percent"]
     off = (coefficients["flops_printed"] / coefficients["flops_token_token_coefficient"] - 1).abs().max()
-    names = (sizes["run"].replace(_SIZES, regex=True) + " is off by " + deviation.map("{:.1f} %".format))[
-        deviation.abs() > _LIMIT_PERCENT
-    ]
+    words = sizes["run"].replace(_SIZES, regex=True) + " is off by " + sizes[_DEVIATION].map("{:.1f} %".format)
     return (
         f"FLOPs, yes: {equal} of {len(rows)} counts equal the formula, and the coefficients that Table 8 prints differ "
-        f"by at most {100 * off:.1f} %{with_verdict(rows.iloc[0])}. Parameters, no: {', '.join(names)} "
+        f"by at most {100 * off:.1f} %{with_verdict(rows.iloc[0])}. Parameters, no: "
+        f"{', '.join(words[sizes[_DEVIATION].abs() > _LIMIT_PERCENT])} "
         f"({verdict_words(rows['sizes_verdict'].iloc[0])})."
     ).replace("-", MINUS)
 
@@ -186,11 +174,10 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
         shape, tokens = model_shape(record), record["spec.model.projection.kind"] == "pattention"
         time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
         row = _columns(record["run"], TOKENFORMER if tokens else TRANSFORMER, shape)
+        flops_of_training = 3 * steps * batch * shape.flops(time, int(record["spec.model.vocabulary"]))
         row |= {"context": time, "flops_formula": shape.flops(time)}
-        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters
-        vocabulary = int(record["spec.model.vocabulary"])
-        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, vocabulary)
-        rows.append(row)
+        row |= {"parameters_difference": record["parameters_non_embedding"] - shape.parameters}
+        rows.append(row | {"flops_difference": record["flops"] - flops_of_training})
     sizes = verdict_cell(_FORMULAS[1], claim_verdicts(results, STUDY, _FORMULAS[1])[_FORMULAS[1]])
     return with_verdicts(DataFrame(rows).assign(sizes_verdict=sizes), results, STUDY, {_FORMULAS[0]: True})
 
@@ -221,15 +208,11 @@ def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         other = f"{bits['TokenFormer MLP only']:.4f} against {bits['baseline']:.4f} bits per byte"
         names = {"run": "published by", "perplexity": "Transformer, perplexity ↓"}
         return {f"a third source has {other}, 17M parameters": rows.rename(columns=names)}
-    keys, gaps = ["text", "end of rate", "arm"], rows[rows["arm"].notna()]
-    parts = gaps["regime"].str.partition(", ")
+    gaps = rows[rows["arm"].notna()].sort_values(["arm", "tokens"], ascending=[False, True])  # changes have no tokens
+    keys, parts = ["text", "end of rate", "arm"], gaps["regime"].str.partition(", ")
     gaps = gaps.assign(**{"text": parts[0], "end of rate": parts[2].str.removeprefix("cosine learning rate to ")})
-    lengths = gaps["tokens"].where(gaps["run"].notna()).map(count, na_action="ignore")
-    labels = lengths.map("after {} tokens (nats) ↓".format, na_action="ignore").fillna("change (nats)")
-    gaps = gaps.assign(_change=gaps["run"].isna()).sort_values(
-        ["arm", "_change", "tokens"], ascending=[False, True, True]
-    )
-    table = side_by_side(gaps, keys, labels[gaps.index], "difference_nats", pooled=True)
+    labels = gaps["tokens"].map(lambda tokens: f"after {count(tokens)} tokens (nats) ↓", na_action="ignore")
+    table = side_by_side(gaps, keys, labels.fillna("change (nats)"), "difference_nats", pooled=True)
     verdicts = gaps.dropna(subset="verdict").groupby(keys)["verdict"].agg("; ".join)
     heading = "; ".join(filter(None, [seed_count(gaps["seeds"]), ngram_levels(rows)]))
     table = table.join(verdicts, on=keys).sort_values(["text", "end of rate"], kind="stable")
@@ -272,7 +255,7 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     rivals = rivals.assign(perplexity_tokenformer=rivals["tokenformer"].map(level))
     rivals = with_difference(rivals, losses, "tokenformer", "run", "difference_nats")
     rivals = with_pooled(rivals, results, STUDY, "tokenformer", "run", "difference_nats")
-    reader = ClaimRows(results, STUDY, ClaimArms())
+    reader = claim_rows(results, STUDY)
     shrinks = claim_verdicts(results, STUDY, _GAP_CLAIMS[1])[_GAP_CLAIMS[1]]
     rivals = with_verdicts(rivals, results, STUDY, {_GAP_CLAIMS[0]: True})
     changes = []
