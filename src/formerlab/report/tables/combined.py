@@ -137,30 +137,36 @@ _MARGINS = {
 _WITHOUT, _WITH, _MINUS = "without averages (nats) ↓", "with averages (nats) ↓", "with minus without (nats) ↓"
 
 
-def _readers(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return two blocks: the losses of the four models with margins, and the loss that pruning adds to each."""
-    named, blocks = rows[rows["kind"].isin(("loss", "effect"))].set_index("name"), {}
-    if {name for names in _MARGINS.values() for name in names} <= {*named.index}:
-        means = named["loss_nats"].fillna(named["effect_nats"])
-        columns: dict[str, object] = {"model": [*_MARGINS]}
-        for column, *names in zip((_WITHOUT, _WITH, _MINUS), *_MARGINS.values(), strict=True):
-            columns |= {column: means[names].to_numpy()}
-            columns |= {f"{column}_{end}": named.loc[names, f"effect_nats_{end}"].to_numpy() for end in ("low", "high")}
-        first = rows[rows["kind"] == "loss"].iloc[0]
-        level, ngram = named["perplexity"].dropna(), with_prefix("; ", ngram_levels(rows))
-        blocks[
-            f"loss on {first['regime'].partition(', ')[0]}; {count(first['tokens'])} training tokens, "
-            f"{first['seeds']:.0f} seeds; perplexity {level.min():.1f} to {level.max():.1f}{ngram}"
-        ] = DataFrame(columns)
+def _with_margins(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the losses of the four models with their differences and the interaction, if all are known."""
+    named = rows[rows["kind"].isin(("loss", "effect"))].set_index("name")
+    if not {name for names in _MARGINS.values() for name in names} <= {*named.index}:
+        return {}
+    means = named["loss_nats"].fillna(named["effect_nats"])
+    columns: dict[str, object] = {"model": [*_MARGINS]}
+    for column, *names in zip((_WITHOUT, _WITH, _MINUS), *_MARGINS.values(), strict=True):
+        columns |= {column: means[names].to_numpy()}
+        columns |= {f"{column}_{end}": named.loc[names, f"effect_nats_{end}"].to_numpy() for end in ("low", "high")}
+    first = rows[rows["kind"] == "loss"].iloc[0]
+    level, ngram = named["perplexity"].dropna(), with_prefix("; ", ngram_levels(rows))
+    heading = (
+        f"loss on {first['regime'].partition(', ')[0]}; {count(first['tokens'])} training tokens, "
+        f"{first['seeds']:.0f} seeds; perplexity {level.min():.1f} to {level.max():.1f}{ngram}"
+    )
+    return {heading: DataFrame(columns)}
+
+
+def _added_by_pruning(rows: DataFrame) -> dict[str, DataFrame]:
+    """Return the loss that each policy adds to each model, and Decay minus H2O."""
     pruned = rows[rows["kind"].eq("cell") & ~rows["name"].str.endswith(", full")]
-    if len(pruned):
-        parts = pruned["name"].str.rpartition(", ")
-        pruned, policies = pruned.assign(model=parts[0].map(_LABELS)), parts[2]
-        table = side_by_side(pruned, ["model"], policies.replace({"Decay": "Decay 0.2"}) + " (nats) ↓", "cost_nats")
-        minus = pruned[policies.eq("Decay")].set_index("model")[expand_columns("minus_h2o_nats[]")]
-        minus.columns = expand_columns("Decay~minus~H2O~(nats)~↓[]")
-        blocks["loss added by a cache of 40 % of the tokens, on fewer windows"] = table.join(minus, on="model")
-    return blocks
+    if pruned.empty:
+        return {}
+    parts = pruned["name"].str.rpartition(", ")
+    pruned, policies = pruned.assign(model=parts[0].map(_LABELS)), parts[2]
+    table = side_by_side(pruned, ["model"], policies.replace({"Decay": "Decay 0.2"}) + " (nats) ↓", "cost_nats")
+    minus = pruned[policies.eq("Decay")].set_index("model")[expand_columns("minus_h2o_nats[]")]
+    minus.columns = expand_columns("Decay~minus~H2O~(nats)~↓[]")
+    return {"loss added by a cache of 40 % of the tokens, on fewer windows": table.join(minus, on="model")}
 
 
 def _answer(rows: DataFrame) -> str:
@@ -172,7 +178,8 @@ def _answer(rows: DataFrame) -> str:
     return f"{words}: the interaction is {in_words(interaction, 'effect_nats')} nats (no claim)."
 
 
-@table(reads="eval.csv test.csv prune.csv", readers=_readers, answer=_answer,
+@table(reads="eval.csv test.csv prune.csv", answer=_answer,
+       readers=lambda rows: _with_margins(rows) | _added_by_pruning(rows),
        columns="source kind name run variant perplexity loss_nats[] effect_nats[] cost_nats[] minus_h2o_nats[] "
                "parameters_non_embedding "
                "regime blocks width tokens step seeds")  # fmt: skip

@@ -132,7 +132,7 @@ def published_depths() -> DataFrame:
 
 
 _DENSE = "DenseFormer 1x1"
-_PAIRS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-training"
+_EQUAL_DEPTH, _PERSISTS = "denseformer-better-at-equal-depth", "denseformer-gain-persists-with-training"
 _MODERN = "denseformer-gain-modern-backbone", "denseformer-no-gain-modern-backbone"
 
 
@@ -196,7 +196,7 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     - Doubt: the learning rates. Models of 24 blocks ran on two processors, which differ by 0.005 nats.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
-    items = registered_arms(_PAIRS[0], results.scale).items.values()
+    items = registered_arms(_EQUAL_DEPTH, results.scale).items.values()
     partners = {str(arms["dense"].run): str(arms["plain"].run) for arms in items if {"dense", "plain"} <= {*arms}}
     of_search = ours["variant"].eq(_DENSE) & ours["setting"].eq("whole") & ~ours["run"].isin(partners)
     sizes = ours[ours["run"].isin(partners)].set_index(["regime", "layers"])["run"].map(partners)
@@ -218,9 +218,9 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
         plain_learning_rate=ours["plain"].map(rates),
         learning_rate=ours["run"].map(rates),
     )
-    dense, (depth, persists) = ours["variant"].eq(_DENSE), _PAIRS
-    longest = ours["tokens"].eq(ours.loc[ours["setting"].eq("long"), "tokens"].max())
-    masks = {depth: dense & ours["plain"].eq(ours["run"].map(partners)), persists: dense & longest}
+    dense, longest = ours["variant"].eq(_DENSE), ours.loc[ours["setting"].eq("long"), "tokens"].max()
+    masks = {_EQUAL_DEPTH: dense & ours["plain"].eq(ours["run"].map(partners))}
+    masks |= {_PERSISTS: dense & ours["tokens"].eq(longest)}
     masks |= dict.fromkeys(_MODERN, dense & ours["setting"].eq("modern"))
     rows = sort_by_regime(with_verdicts(ours, results, STUDY, masks), "layers", "tokens", "variant", "run")
     return pd.concat([ngrams(results, STUDY, runs), rows])

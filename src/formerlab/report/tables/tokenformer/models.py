@@ -70,7 +70,7 @@ def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
 
 
 VOCABULARY = 50304
-_FORMULAS = "tokenformer-flops-formula", "tokenformer-parameter-counts"
+_FLOPS, _COUNTS = "tokenformer-flops-formula", "tokenformer-parameter-counts"
 _TABLE_8_WIDTHS = (768, 1416, 2104)
 """Widths of the Transformers in Table 8, as `evaluation.exact.counts` has them; that module imports torch, which tables
 must not.
@@ -178,11 +178,11 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
         row |= {"context": time, "flops_formula": shape.flops(time)}
         row |= {"parameters_difference": record["parameters_non_embedding"] - shape.parameters}
         rows.append(row | {"flops_difference": record["flops"] - flops_of_training})
-    sizes = verdict_cell(_FORMULAS[1], claim_verdicts(results, STUDY, _FORMULAS[1])[_FORMULAS[1]])
-    return with_verdicts(DataFrame(rows).assign(sizes_verdict=sizes), results, STUDY, {_FORMULAS[0]: True})
+    counts = verdict_cell(_COUNTS, claim_verdicts(results, STUDY, _COUNTS)[_COUNTS])
+    return with_verdicts(DataFrame(rows).assign(sizes_verdict=counts), results, STUDY, {_FLOPS: True})
 
 
-_GAP_CLAIMS = "tokenformer-worse-than-modern-transformer", "tokenformer-gap-shrinks-with-training"
+_WORSE, _SHRINKS = "tokenformer-worse-than-modern-transformer", "tokenformer-gap-shrinks-with-training"
 
 
 def published_gaps() -> DataFrame:
@@ -255,25 +255,26 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     rivals = rivals.assign(perplexity_tokenformer=rivals["tokenformer"].map(level))
     rivals = with_difference(rivals, losses, "tokenformer", "run", "difference_nats")
     rivals = with_pooled(rivals, results, STUDY, "tokenformer", "run", "difference_nats")
-    reader = claim_rows(results, STUDY)
-    shrinks = claim_verdicts(results, STUDY, _GAP_CLAIMS[1])[_GAP_CLAIMS[1]]
-    rivals = with_verdicts(rivals, results, STUDY, {_GAP_CLAIMS[0]: True})
-    changes = []
+    rivals = with_verdicts(rivals, results, STUDY, {_WORSE: True})
+    rows = pd.concat([rivals, _on_lender_text(results, rivals), _changes(results, losses, rivals)], ignore_index=True)
+    rows = rows.sort_values("regime", kind="stable").rename(columns={"spec.optimizer.lr": "learning_rate"})
+    return pd.concat([rows, ngrams(results, STUDY, runs)], ignore_index=True)
+
+
+def _changes(results: Results, losses: DataFrame, rivals: DataFrame) -> DataFrame:
+    """Return the difference after the most tokens minus the difference after the fewest, by regime and arm."""
+    reader, shrinks, changes = claim_rows(results, STUDY), claim_verdicts(results, STUDY, _SHRINKS)[_SHRINKS], []
     for (regime, arm), group in rivals.groupby(["regime", "arm"], sort=False):
         if len(group) > 1:
             names = group[["tokenformer", "run"]].iloc[[-1, 0]].to_numpy().ravel()
             signs = dict(zip(names, (1.0, -1.0, -1.0, 1.0), strict=True))
             values = [sign * by_seed(losses, run) for run, sign in signs.items()]
             shared = pd.concat(values, axis=1, join="inner").sum(axis=1)
-            change = {"regime": regime, "arm": arm, "seeds": len(shared)} | estimate("difference_nats", student(shared))
-            change |= pooled_estimate(reader, "difference_nats_pooled", signs)
-            changes.append(
-                change | {"verdict": verdict_cell(_GAP_CLAIMS[1], shrinks) if {*names} <= shrinks.runs else None}
-            )
-    rows = pd.concat([rivals, _on_lender_text(results, rivals), DataFrame(changes)], ignore_index=True)
-    rows = rows.sort_values("regime", kind="stable")
-    rows = pd.concat([rows, ngrams(results, STUDY, runs)], ignore_index=True)
-    return rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
+            verdict = verdict_cell(_SHRINKS, shrinks) if {*names} <= shrinks.runs else None
+            change = {"regime": regime, "arm": arm, "seeds": len(shared), "verdict": verdict}
+            change |= estimate("difference_nats", student(shared))
+            changes.append(change | pooled_estimate(reader, "difference_nats_pooled", signs))
+    return DataFrame(changes)
 
 
 def _on_lender_text(results: Results, rivals: DataFrame) -> DataFrame:
