@@ -284,6 +284,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def with_minus_signs(text: str) -> str:
+    """Return a text with a minus sign in place of the hyphen of each negative number."""
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text)
+
+
 def is_spread(name: Any) -> bool:
     """Return whether a column has the end of an interval or an error."""
     return str(name).endswith(("_low", "_high", "_se"))

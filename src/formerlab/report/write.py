@@ -293,35 +293,43 @@ def with_labels(rows: DataFrame, scale: str) -> DataFrame:
 _PUBLISHED = "Published, not ours"
 
 
-def _blocks(declaration: Declaration, ours: DataFrame, published: DataFrame) -> list[tuple[str, DataFrame]]:
-    """Return the blocks of a table with their headings: ours as readers see them, then the published rows."""
+def _blocks(
+    declaration: Declaration, ours: DataFrame, published: DataFrame, runs: set[str]
+) -> list[tuple[str, DataFrame]]:
+    """Return the blocks of a table with their headings: ours as readers see them, then the published rows. Add the runs
+    that our blocks name in `run` and `other_run` to `runs`.
+    """
     blocks = []
     for heading, rows in ("Ours", ours), (_PUBLISHED, published):
         shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
         for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
-            labels = block.drop(columns="run", errors="ignore") if rows is not published else block
+            labels = block.drop(columns=["run", "other_run"], errors="ignore") if rows is not published else block
+            if rows is not published:
+                runs |= {*block.reindex(columns=["run", "other_run"]).stack().astype(str)}
             blocks.append((": ".join(filter(None, [heading, name])), labels))
     return blocks if len(published) else blocks[:-1]
 
 
-def _origin(entry: CatalogueEntry, results: Results, names: Collection[str]) -> list[str]:
-    """Return a line that names the models among runs of these names, or no line without models. For a released model,
-    it gives the bits of the weights and the window length.
+def _origin(entry: CatalogueEntry, results: Results, shown: Collection[str], names: Collection[str]) -> list[str]:
+    """Return a line that names the models of the runs in `shown`, or in `names` if it is empty, or no line without
+    models. For a released model, it gives the bits of the weights and the window lengths of its main run and of the
+    runs in `shown`.
     """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
-    records = records[records["run"].eq("released-" + records["spec.released"].astype(str))]
+    is_main = records["run"].eq("released-" + records["spec.released"].astype(str))
     models = []
-    for model, weights, context in records[columns[1:]].to_numpy():
+    for (model, weights), of_model in records[is_main | records["run"].isin(shown)].groupby(columns[1:3], sort=False):
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
-        windows = f", windows of {context:.0f} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})
+        lengths = " or ".join(f"{context:.0f}" for context in sorted(of_model["spec.context"].unique()))
+        windows = f", windows of {lengths} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})
         models.append(f"{RELEASED_NAMES.get(model, model)}, a released model (weights in {bits}{windows})")
     if models:
         return [f"Models: {'; '.join(models)}."]
     sizes = {"spec.model.layers": "{} blocks", "spec.model.width": "width {}",
              "parameters_non_embedding": "{} parameters without embeddings"}  # fmt: skip
     trained = results.runs(entry.study).reindex(columns=["run", *sizes])
-    trained = trained[trained["run"].isin(names)].dropna()
+    trained = trained[trained["run"].isin(shown or names)].dropna()
     words = [form.format(_range(trained[name])) for name, form in sizes.items()] if len(trained) else []
     return [f"Models: trained by us, {', '.join(words)}."] if words else []
 
@@ -383,8 +391,8 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
     if answer:
         text.append(f"**{pages.escape_markdown(answer)}**")
         page.append(f"<p><b>{escape(answer)}</b></p>")
-    headings, letters = list[str](), dict[str, str]()
-    for block, rows in _blocks(declaration, ours, table[table["source"] == "published"]):
+    headings, letters, shown_runs = list[str](), dict[str, str](), set[str]()
+    for block, rows in _blocks(declaration, ours, table[table["source"] == "published"], shown_runs):
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
             cells = pages.format_table(with_claim_letters(rows, letters), hidden)
@@ -397,6 +405,6 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
         page += [pages.paragraph(note)] if note else []
     lines = [*pages.bullets(entry.caption), *meanings(headings), *_claims(letters, results, entry.study)]
     lines += [meaning for sign, meaning in _SIGNS.items() if re.search(sign, explained)]
-    lines += _origin(entry, results, {*ours.get("run", pd.Series(dtype=str)).dropna()})
+    lines += _origin(entry, results, shown_runs, {*ours.get("run", pd.Series(dtype=str)).dropna()})
     text += ["\n".join(f"- {words}" for words in lines), _links(entry)]
     return "\n\n".join(text) + "\n", pages.html_page(heading, [*page, pages.bullet_list(lines)])

@@ -1,11 +1,15 @@
 """The limits of a criterion in words, as tables print them beside a verdict."""
 
+import math
 import re
 from collections.abc import Sequence
 
-from formerlab.report.claims.render import UNITS, in_unit, item_name
+from pandas import Series
+
+from formerlab.report.claims.quantity import Quantity
+from formerlab.report.claims.render import UNITS, in_unit, item_name, unit_of
 from formerlab.report.claims.verdict import Item
-from formerlab.report.columns import MINUS
+from formerlab.report.columns import texts, with_minus_signs
 
 _LIMITS = {
     ("lo", ">"): "an interval above {}",
@@ -18,6 +22,14 @@ _LIMITS = {
     ("", "=="): "a value of {}",
 }
 """Words by the function and the comparison of a clause."""
+_COLUMNS = {
+    "nats": "difference_nats",
+    "points": "tested",
+    "ratio": "error_ratio",
+    "times": "flops_ratio",
+    "BLEU": "test_bleu_minus_base",
+}
+"""Columns of tables by unit: notes show the digits of their cells."""
 _CLAUSE = re.compile(r"(?:(lo|hi|mean)\()?(\w+)\)? (<=|>=|<|>|==) (.+)")
 
 
@@ -29,16 +41,27 @@ def needed(items: Sequence[Item]) -> str:
     by_text: dict[str, list[str]] = {}
     for item in filter(_is_known, items):
         by_text.setdefault(_needed(item), []).append(item_name(item))
-    texts = (text if len(by_text) == 1 else f"{', '.join(names)}: {text}" for text, names in by_text.items() if text)
-    return "; ".join(texts)
+    parts = (text if len(by_text) == 1 else f"{', '.join(names)}: {text}" for text, names in by_text.items() if text)
+    return with_minus_signs("; ".join(parts))
 
 
 def ours(items: Sequence[Item]) -> str:
     """Return the first number of the criterion of a measured claim, by item, in the unit of its label."""
     known = [item for item in items if _is_known(item) and item.claim.kind == "measured"]
-    numbers = [(item_name(item), in_unit(item, next(iter(item.quantities)))) for item in known]
-    texts = (f"{name}: {number}" if name and len(known) > 1 else number for name, number in numbers)
-    return "; ".join(texts).replace(" -", f" {MINUS}").replace("[-", f"[{MINUS}")
+    numbers = [(item_name(item), _as_cell(item, next(iter(item.quantities)))) for item in known]
+    parts = (f"{name}: {number}" if name and len(known) > 1 else number for name, number in numbers)
+    return with_minus_signs("; ".join(parts))
+
+
+def _as_cell(item: Item, name: str) -> str:
+    """Return a quantity with the digits that a cell of a table has."""
+    unit, value = unit_of(item, name), item.quantities[name]
+    interval = value.interval(item.confidence) if isinstance(value, Quantity) else None
+    if unit not in _COLUMNS or interval is None or not interval.known:
+        return in_unit(item, name)
+    numbers = (interval.mean, interval.low, interval.high, math.nan)
+    (text,) = texts(_COLUMNS[unit], *(Series([math.exp(x) if unit == "ratio" else x]) for x in numbers))
+    return text.replace("\N{NO-BREAK SPACE}", " ") + UNITS[unit].suffix
 
 
 def _is_known(item: Item) -> bool:

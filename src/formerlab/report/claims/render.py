@@ -41,6 +41,7 @@ UNITS = {
     "nats": Unit(".3f", suffix=" nats"),
     "points": Unit(".1f", lambda fraction: 100 * fraction, " points"),
     "ratio": Unit(".2f", math.exp),
+    "quotient": Unit(".2f"),
     "times": Unit(".1f", suffix=" times"),
     "BLEU": Unit(".1f", suffix=" BLEU"),
 }
@@ -230,9 +231,7 @@ def _our_numbers(verdict: Verdict) -> str:
 
 def in_unit(item: Item, name: str) -> str:
     """Return a quantity of a criterion in the unit of its label, with an interval if it is measured."""
-    units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.quantities}
-    unit = units[name] or next(filter(None, units.values()), "")
-    value = item.quantities[name]
+    unit, value = unit_of(item, name), item.quantities[name]
     interval = value.interval(item.confidence) if isinstance(value, Quantity) else None
     if not unit or (interval and not interval.known):
         return item.texts[name].partition(" (SD ")[0]
@@ -241,6 +240,12 @@ def in_unit(item: Item, name: str) -> str:
         return f"{convert(value):{form}}{suffix}"
     low, high = (f"{convert(end):{form}}" for end in (interval.low, interval.high))
     return f"{convert(interval.mean):z{form}} [{low}, {high}]{suffix}"
+
+
+def unit_of(item: Item, name: str) -> str:
+    """Return the unit of a quantity: the unit of its label, or the first unit of the claim."""
+    units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.quantities}
+    return units.get(name) or next(filter(None, units.values()), "")
 
 
 def reasons(items: Sequence[Item]) -> list[str]:

@@ -28,6 +28,7 @@ def _losses(results: Results, runs: list[str]) -> DataFrame:
         rows = policy_comparison.losses(results, STUDY, names, ("Full", *_POLICIES))
         windows = rows.groupby("text")["windows"].transform("max").map(", {:.0f} windows".format)
         rows["text"] = rows["text"].replace(TABLE_LABELS) + windows + length
+        rows["run"] = (_LONG_RUNS if length else "") + rows["run"]
         for end in ("", "_low", "_high"):
             rows[f"perplexity_increase_percent{end}"] = 100 * np.expm1(rows[f"increase_nats{end}"])
         tables.append(rows)
@@ -66,7 +67,12 @@ def _by_budget(rows: DataFrame) -> dict[str, DataFrame]:
             texts = [*rows["text"].dropna().unique()]
             measured = measured.sort_values("text", key=lambda names: names.map(texts.index), kind="stable")
         names = measured["budget"].map(labels)
+        keys = ["run", *keys] if keys else keys  # the run of a text, for its window length
         blocks[heading] = side_by_side(measured, [*keys, "configuration"], names, value, labels.values())
+        if not keys:  # a budget is a fraction of the whole prompt, and answers are read after it
+            sizes = measured.groupby("budget")["realised_budget"].mean()
+            words = ", ".join(f"{100 * size:.1f} %" for size in sizes)
+            blocks[f"{heading}; measured cache sizes {words}"] = blocks.pop(heading)
     return {heading: table for heading, table in blocks.items() if len(table)}
 
 

@@ -15,7 +15,7 @@ from formerlab.report.studies.pruning import (
     model_label,
     paired_losses,
 )
-from formerlab.report.tables.blocks import in_words, processor, side_by_side, with_verdicts
+from formerlab.report.tables.blocks import in_words, processor, side_by_side, with_prefix, with_verdicts
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -83,19 +83,36 @@ def _minus_h2o_by_text(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 def _answer_minus_h2o(rows: DataFrame) -> str:
-    """Return, for each text and budget, the policy with the lowest loss if it is clearly below H2O."""
-    lower, others = list[str](), list[str]()
+    """Return, for each text, the policies that are clearly below H2O; intervals are given for the lowest loss at each
+    budget.
+    """
+    lower, others, winners = list[str](), dict[str, set[str]](), set[str]()
     for shown in _by_text(rows).values():
         rivals = shown[~shown["configuration"].isin((*_BOUNDS, "H2O"))].dropna(subset=MINUS_H2O)
-        best = rivals.loc[rivals.groupby("budget")[MINUS_H2O].idxmin()]
-        best = best[best[f"{MINUS_H2O}_high"] < 0]
-        texts = [TABLE_LABELS.get(text := str(shown["text"].iloc[0]), text)]
-        for policy, group in best.groupby("configuration", sort=False):
-            numbers = [f"{in_words(row, MINUS_H2O)} at {budget_text(row['budget'])}" for _, row in group.iterrows()]
-            texts.append(f"{policy} {', '.join(numbers)}")
-        (lower if len(texts) > 1 else others).append(": ".join(texts))
+        rivals = rivals.sort_values(["budget", MINUS_H2O])
+        lowest = rivals.groupby("budget")[MINUS_H2O].transform("min").eq(rivals[MINUS_H2O])
+        clear, policies = rivals[f"{MINUS_H2O}_high"] < 0, list[str]()
+        for is_best in (True, False):
+            for policy, group in rivals[clear & lowest.eq(is_best)].groupby("configuration", sort=False):
+                budgets = group["budget"].map(budget_text)
+                numbers = [
+                    f"{in_words(row, MINUS_H2O)} at {budget}"
+                    for (_, row), budget in zip(group.iterrows(), budgets, strict=True)
+                ]
+                also = f"also {policy} at {' and '.join(budgets)}"
+                policies.append(f"{policy} {', '.join(numbers)}" if is_best else also)
+        text = TABLE_LABELS.get(name := str(shown["text"].iloc[0]), name)
+        winners |= {*rivals.loc[clear, "configuration"]}
+        if policies:
+            lower.append(f"{text}: {', '.join(policies)}")
+        else:
+            others[text] = {*rivals["configuration"]}
     words = [f"Clearly lower loss than H2O, in nats: {'; '.join(lower)}."] if lower else []
-    words += [f"No policy has a clearly lower loss than H2O on {', '.join(others)}."] if others else []
+    names = [
+        text + with_prefix(" (not run there: ", "; ".join(sorted(winners - of_text))) + ")" * bool(winners - of_text)
+        for text, of_text in others.items()
+    ]
+    words += [f"No policy has a clearly lower loss than H2O on {', '.join(names)}."] if names else []
     return " ".join(words)
 
 
@@ -181,16 +198,24 @@ def _choices(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 def _answer_choices(rows: DataFrame) -> str:
-    """Return for each budget whether the best rule without hindsight is clearly below H2O."""
+    """Return for each budget whether the best rule without hindsight is clearly below H2O. Where no alpha was chosen,
+    the best alpha of each window, known afterwards, bounds every choice.
+    """
     rows = pruning.first_model_rows(rows)
-    rows = rows[rows["configuration"].isin((*_CALIBRATED.values(), _FIXED))]
-    if rows.empty:
+    chosen = rows[rows["configuration"].isin(_CALIBRATED.values())]
+    if chosen.empty:
         return ""
     words = []
-    for _, row in rows.loc[rows.groupby("budget")[MINUS_H2O].idxmin()].iterrows():
+    for _, row in chosen.loc[chosen.groupby("budget")[MINUS_H2O].idxmin()].iterrows():
         answer = "yes" if row[f"{MINUS_H2O}_high"] < 0 else "no"
         words.append(f"{answer} at {budget_text(row['budget'])} ({in_words(row, MINUS_H2O)})")
     text = f"{', '.join(words)}: the best choice without hindsight, minus H2O, nats."
+    unchosen = rows[rows["configuration"].eq(BEST_OF_WINDOW) & ~rows["budget"].isin(chosen["budget"])]
+    for _, row in unchosen.iterrows():
+        text += (
+            f" At {budget_text(row['budget'])} no alpha was chosen; the best alpha of each window, known afterwards, "
+            f"has {in_words(row, MINUS_H2O)}."
+        )
     return text[0].upper() + text[1:]
 
 
