@@ -305,7 +305,7 @@ def _blocks(
         for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
             labels = block.drop(columns=["run", "other_run"], errors="ignore") if rows is not published else block
             if rows is not published:
-                runs |= {*block.reindex(columns=["run", "other_run"]).stack().astype(str)}
+                runs |= {*block.reindex(columns=["run", "other_run"]).stack().dropna()}
             blocks.append((": ".join(filter(None, [heading, name])), labels))
     return blocks if len(published) else blocks[:-1]
 
@@ -405,6 +405,6 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
         page += [pages.paragraph(note)] if note else []
     lines = [*pages.bullets(entry.caption), *meanings(headings), *_claims(letters, results, entry.study)]
     lines += [meaning for sign, meaning in _SIGNS.items() if re.search(sign, explained)]
-    lines += _origin(entry, results, shown_runs, {*ours.get("run", pd.Series(dtype=str)).dropna()})
+    lines += _origin(entry, results, shown_runs, {*ours.reindex(columns=["run", "tokenformer"]).stack().dropna()})
     text += ["\n".join(f"- {words}" for words in lines), _links(entry)]
     return "\n\n".join(text) + "\n", pages.html_page(heading, [*page, pages.bullet_list(lines)])

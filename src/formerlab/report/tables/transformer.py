@@ -106,6 +106,7 @@ def _beside_published(rows: DataFrame) -> DataFrame:
 
 def _answer_variations(rows: DataFrame) -> str:
     rows = _beside_published(rows.dropna(subset="test_minus_base_nats")).dropna(subset="published_nats")
+    rows = rows[rows["published_nats"].round(3).ne(0)]  # an equal published loss has no direction
     if rows.empty:
         return ""
     same = rows[np.sign(rows["test_minus_base_nats"]) == np.sign(rows["published_nats"])]
@@ -195,7 +196,7 @@ def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
     first, theory = rows.iloc[0], THEORY.set_index("layer")
     heading = (
         f"exponents; n = {first['n']} (at width {first['d_fixed']:.0f}), d = {first['d']} (at length "
-        f"{first['n_fixed']:.0f}); k = {first['k']:.0f}, r = {first['r']:.0f}"
+        f"{first['n_fixed']:.0f}); kernel width k = {first['k']:.0f}, window r = {first['r']:.0f}"
     )
     paths = rows[["layer", "longest_path"]].assign(
         published_path=rows["layer"].map(theory["longest_path"]).replace(_STEPS),

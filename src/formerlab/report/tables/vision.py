@@ -12,7 +12,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.columns import count
+from formerlab.report.columns import count, number
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import (
     baselines,
@@ -168,9 +168,12 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     of_family = by_run.index.str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"))
     names = by_run["model"].str.replace("( \\(|[:;]).*", "", regex=True)
     names = names.mask(of_family, "Tokenformer, " + names) + ", " + by_run["parameters_non_embedding"].map(count)
+    costs = by_run["flops_cumulative"].map(lambda flops: f", {number('flops', flops, 1)} FLOPs")
+    with_costs, is_growth = names.str.replace(", equal FLOPs", "") + costs, asked["question"].eq(GROWTH)
     for position, column in (("first", "run"), ("second", "compared_with")):
         level = asked[column].map(by_run["top1_percent"])
-        asked = asked.assign(**{position: asked[column].map(names), f"top1_{position}": level})
+        labels = asked[column].map(names).mask(is_growth, asked[column].map(with_costs))
+        asked = asked.assign(**{position: labels, f"top1_{position}": level})
     published = published_differences()  # ratios in rows are first over second
     ratios = published[published["run"].str.contains("-B/")].set_index(["question", "model"])["error_ratio"]
     asked = asked.join((1 / ratios).rename("error_ratio_b"), on=["question", "model"])
@@ -200,7 +203,8 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     - Top-1 accuracy of pairs of models, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet). A
     Tokenformer has the L2 norm, then GeLU, unless it says otherwise.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: ten epochs, one learning rate, which favours models that learn fast.
+    - Doubt: ten epochs (11 with the stage of a grown model, 12.7 of the parent trained further) and one learning rate,
+    which favours models that learn fast.
     """
     measured = accuracies(results, runs)
     texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()
