@@ -319,7 +319,8 @@ def _origin(entry: CatalogueEntry, results: Results, shown: Collection[str], nam
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     is_main = records["run"].eq("released-" + records["spec.released"].astype(str))
     models = []
-    for (model, weights), of_model in records[is_main | records["run"].isin(shown)].groupby(columns[1:3], sort=False):
+    for key, of_model in records[is_main | records["run"].isin(shown)].groupby(columns[1:3], sort=False):
+        model, weights = map(str, key)
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
         lengths = " or ".join(f"{context:.0f}" for context in sorted(of_model["spec.context"].unique()))
         windows = f", windows of {lengths} tokens" * bool({"prune.csv", "prune_one_shot.csv"} & {*entry.reads})

@@ -112,7 +112,8 @@ def _answer_variations(rows: DataFrame) -> str:
     same = rows[np.sign(rows["test_minus_base_nats"]) == np.sign(rows["published_nats"])]
     words = "; ".join(f"{row['change']}, {in_words(row, 'test_minus_base_nats')} nats" for _, row in same.iterrows())
     return (
-        f"The loss changes in the published direction in {len(same)} of {len(rows)} variants{with_prefix(': ', words)}"
+        f"The loss changes in the published direction in {len(same)} of the {len(rows)} variants with a "
+        f"published difference{with_prefix(': ', words)}"
         f"{with_verdict(rows.iloc[0])}."
     )
 
