@@ -57,8 +57,12 @@ def _as_cell(item: Item, name: str) -> str:
     """Return a quantity with the digits that a cell of a table has."""
     unit, value = unit_of(item, name), item.quantities[name]
     interval = value.interval(item.confidence) if isinstance(value, Quantity) else None
-    if unit not in _COLUMNS or interval is None or not interval.known:
+    if interval is None or not interval.known:
         return in_unit(item, name)
+    if unit not in _COLUMNS:
+        if " divided by " not in item.claim.labels.get(name, ""):
+            return in_unit(item, name)
+        return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
     numbers = (interval.mean, interval.low, interval.high, math.nan)
     (text,) = texts(_COLUMNS[unit], *(Series([math.exp(x) if unit == "ratio" else x]) for x in numbers))
     return text.replace("\N{NO-BREAK SPACE}", " ") + UNITS[unit].suffix

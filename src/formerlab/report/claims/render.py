@@ -41,7 +41,6 @@ UNITS = {
     "nats": Unit(".3f", suffix=" nats"),
     "points": Unit(".1f", lambda fraction: 100 * fraction, " points"),
     "ratio": Unit(".2f", math.exp),
-    "quotient": Unit(".2f"),
     "times": Unit(".1f", suffix=" times"),
     "BLEU": Unit(".1f", suffix=" BLEU"),
 }
