@@ -11,7 +11,13 @@ from fixtures.rows import make_decay, make_tokenformer
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_blocks
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import read_arms
-from formerlab.report.claims.readme_findings import README_CLAIMS, README_ORDER, findings_table, readme_findings
+from formerlab.report.claims.readme_findings import (
+    CONTRADICTED_CLAIMS,
+    README_CLAIMS,
+    README_ORDER,
+    findings_table,
+    readme_findings,
+)
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
@@ -111,10 +117,26 @@ def rows_of(table):
     return [line for line in table.splitlines() if line.startswith("| ")][2:]
 
 
-def test_the_readme_counts_every_claim_once():
-    (sentence,) = [line for line in readme_findings(verdicts_by_scale(ROOT)).splitlines() if line.startswith("Of ")]
-    measured, exact = (list(map(int, re.findall(r"\d+", part))) for part in sentence.split(". "))
-    assert (measured[0], exact[0]) == (sum(measured[1:]), sum(exact[1:])) == (46, 16)
+def test_the_readme_counts_every_claim_once_and_names_the_contradicted_ones(verdicts):
+    """CONTRADICTED_CLAIMS has a short name for each contradicted claim, and no other names."""
+    by_scale = verdicts_by_scale(ROOT)
+    (line,) = [line for line in readme_findings(by_scale).splitlines() if line.startswith("Of ")]
+    counts, _, named = line.partition(" Contradicted: ")
+    measured, exact = counts.split(". ")
+    groups = re.findall(r"(\d+) are [\w ]+ \((.*?)\)", measured)
+    groups.append(re.fullmatch(r"Of (\d+) claims [\w ,]+: (.*)\.", exact).groups())
+    assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, listed in groups)
+    assert [int(total) for total, _ in groups] == [35, 5, 6, 16]
+    assert measured.startswith("Of 46 claims about trained models, 35 are of the papers (")
+    contradicted = {
+        verdict.claim.id
+        for verdict in best_verdicts(by_scale)
+        if (verdict.claim.kind, verdict.outcome) == ("measured", "contradicts")
+    }
+    assert named == "; ".join(words for name, words in CONTRADICTED_CLAIMS.items() if name in contradicted) + "."
+    assert contradicted == CONTRADICTED_CLAIMS.keys()
+    agreeing = [replace(verdict, outcome="agrees") for verdict in verdicts]
+    assert "Contradicted" not in readme_findings({"laptop": agreeing})
 
 
 def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():
@@ -176,7 +198,11 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     by_scale = {"overnight": verdicts}
     marked = {row.split("**")[1] for row in rows_of(findings_table(by_scale)) if " †<br>(before: *" in row}
     assert marked == {README_CLAIMS[name].claim for name in altered} < {line.claim for line in README_CLAIMS.values()}
-    marked = {row.removeprefix("| ").split(" | ")[0] for row in rows_of(readme_findings(by_scale)) if " † |" in row}
+    marked = {
+        row.removeprefix("| ").split(" | ")[0]
+        for row in rows_of(readme_findings(by_scale))
+        if " †<br>(before: *" in row
+    }
     assert marked == {README_CLAIMS[name].brief for name in altered} - {""}
 
 
@@ -185,6 +211,8 @@ def test_the_cells_of_both_tables_of_findings_are_short():
         assert len(line.claim.split()) <= 20
         assert max(len(cell.split()) for cell in (line.number, line.published)) <= 15
         assert len(line.objection.split()) <= 27
+        assert len(line.short_objection.split()) <= 10
+        assert bool(line.short_objection) == bool(line.brief)
         assert max(len(cell.split()) for cell in (line.brief, line.result)) <= 16
 
 

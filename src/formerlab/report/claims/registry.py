@@ -82,6 +82,9 @@ class Claim(ClaimsSection):
     """Name of the claim; its prefix is the study."""
     kind: Literal["exact", "measured"]
     """exact: evaluated by arithmetic; measured: evaluated on trained models."""
+    origin: Literal["paper", "third-party", "derived", "own"]
+    """Who makes the claim: one of the four papers, another paper or report, or this project. derived: it follows from a
+    paper's formulas."""
     statement: str
     source: str
     published: str

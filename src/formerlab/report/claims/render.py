@@ -188,14 +188,15 @@ def verdict_card(verdict: Verdict) -> str:
 
 def outcome_counts(evaluated: Sequence[Verdict]) -> str:
     """Return the number of claims with each verdict in words, separately for measured and exact claims."""
-    sentences = []
-    for kind in KINDS:
-        of_kind = [verdict for verdict in evaluated if verdict.claim.kind == kind]
-        of_kind.sort(key=lambda verdict: ORDER.index(verdict.outcome))
-        counts = Counter(outcome_text(verdict.outcome, verdict.items) for verdict in of_kind)
-        listed = "; ".join(f"{text} {count}" for text, count in counts.items())
-        sentences += [f"Of {len(of_kind)} claims {KINDS[kind]}: {listed}."] if listed else []
-    return " ".join(sentences)
+    by_kind = [(KINDS[kind], [verdict for verdict in evaluated if verdict.claim.kind == kind]) for kind in KINDS]
+    return " ".join(f"Of {len(group)} claims {title}: {count_outcomes(group)}." for title, group in by_kind if group)
+
+
+def count_outcomes(evaluated: Sequence[Verdict]) -> str:
+    """Return the number of claims with each verdict, in the order of ORDER: "agrees 3; contradicts 1"."""
+    in_order = sorted(evaluated, key=lambda verdict: ORDER.index(verdict.outcome))
+    counts = Counter(outcome_text(verdict.outcome, verdict.items) for verdict in in_order)
+    return "; ".join(f"{text} {count}" for text, count in counts.items())
 
 
 def _verdict_cells(verdict: Verdict) -> dict[str, str]:
