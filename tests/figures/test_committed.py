@@ -30,10 +30,12 @@ def test_verdicts_name_their_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
     results = Results(ROOT / "results" / "cached" / "overnight")
     sparse, persists = "denseformer-sparse-keeps-the-gain", "denseformer-gain-persists-with-training"
-    verdicts = claim_verdicts(results, "denseformer", sparse, persists, "denseformer-better-than-deeper")
+    simpler = "denseformer-beats-simpler-skips"
+    verdicts = claim_verdicts(results, "denseformer", sparse, persists, simpler, "denseformer-better-than-deeper")
     assert {claim: verdict.word for claim, verdict in verdicts.items()} == {
-        sparse: "no verdict",
+        sparse: "cannot tell",
         persists: "agrees",
+        simpler: "no verdict",
         "denseformer-better-than-deeper": "not tested",
     }
     assert "long-dwa-1x1-8" in verdicts[persists].runs
