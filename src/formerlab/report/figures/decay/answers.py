@@ -167,7 +167,7 @@ def _describe_set(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     name_zero(axes, "right")
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
-    axes.text(0.03, 0.04, rows["_verdicts"].iloc[0], transform=axes.transAxes, fontsize=7)
+    axes.text(0.03, 0.04, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7)
 
 
 _draw_alpha_accuracy = layout(
@@ -212,11 +212,11 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         table["task"].map(full["accuracy"]).mul(100).map("; full cache {:.0f} %".format, na_action="ignore").fillna("")
     )
     verdicts = claim_verdicts(results, STUDY, *_ALPHA_CLAIMS)
-    words = "\n".join(f"{name}: {verdicts[claim].word}" for claim, name in _ALPHA_CLAIMS.items())
+    words = "; ".join(f"{name}: {verdicts[claim].word}" for claim, name in _ALPHA_CLAIMS.items())
     return table.assign(
         **(100 * table[minus_h2o]).add_prefix("_"),
         _title=names + ":\n" + questions.map("{:.0f} questions".format) + accuracy,
-        _verdicts=names.eq(_MEAN).map({True: words, False: ""}),
+        verdicts=names.eq(_MEAN).map({True: words, False: ""}),
         _order=~table["task"].str.startswith(MEAN_LABEL),
         _series=policy_labels(table["policy"]).where(plotted),
         _data_set="",

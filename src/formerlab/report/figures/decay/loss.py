@@ -123,7 +123,7 @@ def name_zero(axes: Axes, side: Literal["left", "right"] = "left") -> None:
 def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     name_zero(axes)
-    axes.text(0.25, 0.02, rows["_verdict"].iloc[0], transform=axes.transAxes, fontsize=7)
+    axes.text(0.25, 0.02, rows["verdict"].iloc[0], transform=axes.transAxes, fontsize=7)
     axes.text(0.78, 0.98, rows["_beyond"].iloc[0], transform=axes.transAxes, ha="right", va="top", fontsize=7,
               color=GREEN)  # fmt: skip
 
@@ -164,5 +164,5 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
         _linestyle=half.map({True: "", False: "-"}),
         _half=half,
         _few=-alphas,
-        _verdict=table["budget"].isin((0.1, 0.2)).map({True: words, False: ""}),
+        verdict=table["budget"].isin((0.1, 0.2)).map({True: words, False: ""}),
     )

@@ -33,7 +33,7 @@ def _finish_mask(axes: Axes, rows: DataFrame) -> None:
         for value in rows[name].dropna().unique():
             axes.text(1.02, at, f"{name}\n{value:.3f}", color=color, ha="right", va="top", fontsize=7,
                       transform=axes.transAxes)  # fmt: skip
-    for verdict in rows["_verdict"].dropna().unique():
+    for verdict in rows["verdict"].dropna().unique():
         axes.text(1.02, 0.56, f"claim\n{verdict}", ha="right", va="top", fontsize=7, transform=axes.transAxes)
     missed = rows[rows["_ideal"] & rows["_seen"].eq(0)]
     axes.scatter(missed["key"], missed["query"], marker="s", s=2.4, color=BLACK, linewidths=0)
@@ -85,5 +85,5 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     values = table.set_index(table["model"].replace("A2SF(alpha=0.1)", "Decay 0.2"))["value"].astype(float)
     rows = label_and_sort(rows).sort_values(["budget", "query"], kind="stable")
     verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
-    rows["_verdict"] = rows["configuration"].map({"Decay 0.2": verdict})
+    rows["verdict"] = rows["configuration"].map({"Decay 0.2": verdict})
     return rows.assign(published=rows["configuration"].map(values).where(rows["budget"].eq(0.2)), source="ours")

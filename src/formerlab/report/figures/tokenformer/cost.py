@@ -189,13 +189,13 @@ def _mark_stages(axes: Axes, rows: DataFrame) -> None:
     write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)
     for run, x in rows.drop_duplicates("tokens_per_new_parameter")[["run", "tokens_per_new_parameter"]].to_numpy():
         write(x, 0.89, run.rpartition("-")[2], ha="center")
-    axes.text(0.03, 0.03, rows["_verdicts"].iloc[0], transform=axes.transAxes, fontsize=7)
+    axes.text(0.03, 0.03, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7)
 
 
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-* annealed-scratch-*",
       needs="annealed-trained-on-*", draw=layout(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
-          title="Below 0, growing helps", finish=_mark_stages,
+          title="Below 0: better than no growth", finish=_mark_stages,
           xlabel="stage: tokens per new parameter", ylabel="loss minus parent trained\nfurther (nats)"),
     width=NARROW, height=2.2
 ))  # fmt: skip
@@ -222,5 +222,5 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
     verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
-    words = "\n".join(f"{name}: {verdicts[claim].word}" for claim, name in _CLAIMS.items())
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), _verdicts=words)
+    words = "; ".join(f"{name}: {verdicts[claim].word}" for claim, name in _CLAIMS.items())
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=words)
