@@ -7,8 +7,8 @@ Implementations: `ours` (an average is one call of a native kernel, and so are a
 `loop` (x = x + alpha X_j). All variants have the same blocks, weights and batch; only the mixer differs. A round runs
 every variant once; the order rotates from round to round. A ratio compares times of the same round. The benchmark
 prints the median over rounds and its 95 % interval by order statistics. `step` is a training step. `alone` is the
-forward and backward pass of the mixer, with x + 1 as a block. `saved` counts the bytes of saved activations, without
-parameters and the text.
+forward and backward pass of the mixer, where every block is replaced by x + 1. `saved` counts the bytes of saved
+activations, excluding parameters and input tokens.
 """
 
 import argparse
@@ -86,7 +86,7 @@ class Bench:
         self.optimizers[name].zero_grad(set_to_none=True)
 
     def alone(self, name: str) -> None:
-        """Run the forward and backward pass of a mixer, with x + 1 as every block."""
+        """Run the forward and backward pass of a mixer, where every block is replaced by x + 1."""
         mixer = self.mixers[name]
         x, history = mixer.begin(self.stream)
         for index in range(1, self.blocks + 1):

@@ -7,7 +7,8 @@ tensors. Both columns are for steps without compilation; compiled steps also sto
 `saved`: bytes of activations that the compiled forward pass saves, per token, block and channel, in small models with
 the mixers of the published models.
 `moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
-the bytes of the plain model. The plan estimates the hours of a depth mixer from its estimate of these bytes.
+the bytes of the plain model. The plan computes the training hours of a depth mixer from its own estimate of these
+bytes.
 `launches` has two counts: kernel launches per decoded token without compilation, and kernels per layer of a compiled
 static step (`cache/static.py`) after inductor's fusion for a CPU (a norm takes two). The plan does not estimate
 launches.
@@ -88,7 +89,7 @@ def tracked_bytes(run: Run) -> int:
 
 @contextmanager
 def lowering(graph, inputs, *, is_inference: bool = False) -> Iterator[GraphLowering]:
-    """Yield the graph of kernels that inductor generates for `graph`, within the contexts that inductor needs."""
+    """Lower `graph` with inductor and yield the GraphLowering inside the required context managers."""
     record_original_output_strides(graph)
     with V.set_fake_mode(TracingContext.get().fake_mode):
         if is_inference:

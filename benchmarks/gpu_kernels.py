@@ -96,7 +96,9 @@ VARIATIONS: list[dict[str, Any]] = [
 
 
 def pruning(options: Options) -> Lines:
-    """Yield the times of a simulated pruned layer and of full attention. A chain is one of 32 heads of one sequence."""
+    """Yield the times of a simulated pruned layer and of full attention. A chain is one (sequence, head) pair; a
+    sequence has 32 heads.
+    """
     engine = load_triton() if GPU else load_numba()
     for change in VARIATIONS:
         sizes = BASE | change
@@ -151,7 +153,8 @@ def decoding(options: Options) -> Lines:
     """Yield the time per decoding step (one token of every sequence), in ms.
 
     Our model decodes with transformers' DynamicCache, a full cache and a pruned cache, and with static steps of the
-    last two. transformers' model decodes with its DynamicCache.
+    last two. transformers' model decodes with its DynamicCache and its StaticCache; for StaticCache the first call,
+    with compilation, is also timed.
     """
     size = full_or_rehearsal(
         {"prompt": 1024, "rounds": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2}

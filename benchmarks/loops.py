@@ -1,4 +1,4 @@
-"""Baselines for training benchmarks: a minimal decoder, translator and training loop, and our `train()`, step by step.
+"""Baselines for training benchmarks: a minimal decoder, translator and training loop, and `train()`, a step per call.
 
 The decoder has nanoGPT's architecture: one projection for query, key and value, torch's attention, learned positions,
 LayerNorm and GeLU. The loop samples a batch, runs the forward and backward pass, clips gradients, and takes a step of

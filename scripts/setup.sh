@@ -34,7 +34,7 @@ make_environment() {
     "$python" -m venv "$environment"
 }
 
-# Hide pip's warnings about the build of other packages and about missing locations in its configuration.
+# Hide pip's deprecation warnings about builds, and its warnings about configured locations that do not exist.
 pip_install() {
     "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" \
         2> >(grep --invert-match --extended-regexp '^ *DEPRECATION: |^WARNING: Location .* is ignored' >&2)

@@ -128,7 +128,7 @@ def commands() -> str:
 
 
 def configuration() -> str:
-    """Return the page of every key of config.yaml, scales, studies and runs, with default, type and meaning."""
+    """Return a page that lists every key of config.yaml, scales, studies and runs with default, type and meaning."""
     introduction = "Every key with its default. A section whose title begins with `kind` lists the keys of one variant."
     lines = ["# Configuration", "", introduction, ""]
     written = list[type[Spec]]()

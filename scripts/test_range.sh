@@ -27,7 +27,7 @@ for line in sum(extras, project["dependencies"]):
 print("sqlalchemy<2.1")  # old releases of mlflow import names that 2.1 removed
 PYTHON
         ;;
-    newest) # pip finds the newest torch, so that the constraints of its configuration apply
+    newest) # let pip choose the newest torch, so that constraints in its configuration apply
         pip install --quiet --dry-run --ignore-installed --no-deps --report - 'torch>=2.8' |
             "$python" -c 'import json, sys; print("torch==" + json.load(sys.stdin)["install"][0]["metadata"]["version"])' >"$pins"
         ;;

@@ -112,8 +112,8 @@ def timing_memory(stage):
 def memory(stage, first):
     """Return a function that returns the host memory of a job in MiB.
 
-    The memory is `first(wildcards)`, and grows by half of it after each out-of-memory kill by Slurm, to at most three
-    times `first(wildcards)`.
+    The first request is `first(wildcards)`. Each out-of-memory kill by Slurm adds half of it, up to three times the
+    first request.
     """
 
     def requested(wildcards, attempt):

@@ -17,7 +17,7 @@ ARROWS = {"↓": "↓: lower is better", "↑": "↑: higher is better"}
 
 
 class Column(NamedTuple):
-    """How tables show a column: its numbers are multiplied by `factor` and have `places` decimals, if given.
+    """Display settings of a column: its numbers are multiplied by `factor` and have `places` decimals, if given.
 
     `null` is the value of the column if there is no effect.
     """
@@ -154,7 +154,7 @@ UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabyte
 
 
 def column(name: str) -> Column:
-    """Return how tables show a column. The heading of an unlisted column has its unit in brackets."""
+    """Return the display settings of a column. The heading of an unlisted column has its unit in brackets."""
     if name in COLUMNS or "(" in name:
         return COLUMNS.get(name) or Column(name.replace("_", " "))
     words = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")
@@ -214,7 +214,7 @@ def verdict_words(verdict: Any, letters: dict[str, str] | None = None) -> str:
 
 def _text(name: str, value: float, places: int, least: float = 0) -> str:
     """Return a number, or "" for NaN. A number that rounds to the column's `null`, but differs from it by more than
-    `least`, gets as many further decimals as show the difference.
+    `least`, gets more decimals until it differs from `null`.
     """
     if math.isnan(value):
         return ""

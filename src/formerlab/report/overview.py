@@ -1,4 +1,4 @@
-"""The small figures at the top of README, one per study, which it shows 290 pixels wide."""
+"""The small figures at the top of README, for decay, tokenformer and denseformer; README shows them 290 pixels wide."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
     """Return a function that draws a row per `label` with a point per `series`: `value` and the ends of its interval.
 
     `_style` names the plot style of a series. Published points are hollow on a tinted background. `left` is the space
-    for the labels in inches. A line marks no difference: 0, or 1 for a `ratio`, whose axis is logarithmic.
+    for the labels in inches. A vertical line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic.
     """
 
     def render(rows: DataFrame) -> Figure:

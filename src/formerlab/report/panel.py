@@ -6,7 +6,8 @@ of a forest plot is the threshold of a claim, drawn as a dashed line. Values bet
 may be infinite, meet the claim and are shaded. Rows with a `seed` are the values of single seeds, which are dots or
 thin lines beside their mean. `source` is `ours` or `published`. In line and band panels, rows without an x are
 horizontal lines; forest plots omit them. Rows without a series are not drawn. Published values are on a tinted
-background. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
+background. A figure is at most 7 inches wide with 8-point text (notes and numbers in panels: 7 points), and names its
+data set and models.
 
 Some columns are only for the figure: `_style` overrides the name by which the plot style of a series is looked up;
 `_color`, `_marker`, `_linestyle` and `_markerfacecolor` replace entries of the plot style.

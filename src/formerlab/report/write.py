@@ -311,9 +311,9 @@ def _blocks(
 
 
 def _origin(entry: CatalogueEntry, results: Results, shown: Collection[str], names: Collection[str]) -> list[str]:
-    """Return a line that names the models of the runs in `shown`, or in `names` if it is empty, or no line without
-    models. For a released model, it gives the bits of the weights and the window lengths of its main run and of the
-    runs in `shown`.
+    """Return a one-line list: the released models of the study, with the bits of the weights and the window lengths of
+    the main run and of the runs in `shown`, or else the sizes of our trained runs in `shown` (in `names` if `shown` is
+    empty). Return an empty list without either.
     """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")

@@ -169,9 +169,8 @@ def still_learning(runs: ArmRuns) -> float:
 
 
 def _gain_after(curve: DataFrame, fraction: float, arm: str) -> tuple[float, float]:
-    """Start at the last evaluation at or before `fraction` of the run.
-
-    Return the fraction of the run that follows it, and the decrease of the loss from it to the end in nats.
+    """Return the remaining fraction of the run and the decrease of the validation loss in nats, both from the last
+    evaluation at or before `fraction` of the run. Raise MissingRowsError without such an evaluation.
     """
     steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
     early = np.flatnonzero(steps <= fraction * steps[-1])
@@ -220,7 +219,7 @@ def examples(runs: ArmRuns) -> float:
 
 
 def rate_inside(runs: ArmRuns) -> float:
-    """Return 1 if the learning rate is the best of its search, which has rates within a factor of 2 below and above it.
+    """Return 1 if the rate is the best of its search, which has a rate within a factor of 2 on each side, otherwise 0.
 
     Two rates are compared over the seeds that both have, or by their means if they share no seed.
     """

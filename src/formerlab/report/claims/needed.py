@@ -34,9 +34,9 @@ _CLAUSE = re.compile(r"(?:(lo|hi|mean)\()?(\w+)\)? (<=|>=|<|>|==) (.+)")
 
 
 def needed(items: Sequence[Item]) -> str:
-    """Return what the numbers of a claim need to be for the claim to agree; limits that differ by item name the item.
+    """Return the limits that the numbers must meet for the verdict `agrees`.
 
-    Clauses that no pattern matches are left out.
+    If limits differ by item, each begins with its item. Clauses that no pattern matches are left out.
     """
     by_text: dict[str, list[str]] = {}
     for item in filter(_is_known, items):

@@ -100,7 +100,7 @@ class RunMetric:
     """One metric of a run, by seed."""
 
     name: str
-    """The metric and the run. Metrics with equal names have equal values."""
+    """Metric and run, used as identity: two RunMetrics with one name are the same."""
     values: Series = field(compare=False)
     units: DataFrame | None = field(default=None, compare=False)
     """The metric by seed (rows) and unit of the held-out split (columns), such as documents. For the logarithm of a

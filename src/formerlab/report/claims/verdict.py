@@ -207,7 +207,7 @@ def evaluate(claim: Claim, rows: ClaimRows | None, numbers: Numbers, scale: str)
 def combine_outcomes(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
     """Return the first of contradicts, fails, not_tested, cannot_tell, agrees and holds that an item has.
 
-    If `combine` is "tested", items that are not tested are skipped. Return not_tested without counted items.
+    If `combine` is "tested", items that are not tested are skipped. Return `not_tested` if no item counts.
     """
     counted = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
     order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")

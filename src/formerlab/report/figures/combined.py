@@ -1,4 +1,4 @@
-"""Do the three ideas add up? Studied here only: arXiv:2410.23168 x arXiv:2402.02622 x arXiv:2407.20485."""
+"""Figure of the combined study of arXiv:2410.23168, arXiv:2402.02622 and arXiv:2407.20485."""
 
 from functools import partial
 
@@ -52,10 +52,10 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     parameters. Above: the change of the held-out loss by each of them, averaged over the models with and without the
     others; H2O and Decay (alpha 0.2, no recent tokens) keep 40 % of the tokens. Below: the interactions, the part of
     the joint effect that is not the sum of the single effects. Tokens x averages is the effect of averages with
-    parameter tokens minus the same with linear layers, on the whole test text. Interactions with a cache, and the main
-    effects of caches, are on fewer windows. Differences are paired by seed. To see: if the interval of an interaction
-    includes zero, these seeds do not show that one change alters the effect of the other. The intervals are not
-    corrected for multiple comparisons. No paper combines the three.
+    parameter tokens minus the effect of averages with linear layers, on the whole test text. Interactions with a cache,
+    and the main effects of caches, are on fewer windows. Differences are paired by seed. To see: if the interval of an
+    interaction includes zero, these seeds do not show that one change alters the effect of the other. The intervals are
+    not corrected for multiple comparisons. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (

@@ -1,4 +1,4 @@
-"""Figures of the two studies of language models: searches for learning rates.
+"""Figure `rates`: learning rate searches of the studies denseformer and tokenformer.
 
 A search is a family of runs that differ in `optimizer.lr` alone. The chosen rate has the lowest validation loss at the
 last step, as the mean over seeds. Arms of claims that are the best of several runs use the same rule.
@@ -119,7 +119,9 @@ def at_the_edge(rows: DataFrame) -> list[str]:
 
 
 def _write_search(axes: Axes, at: int, zero: int, search: DataFrame) -> None:
-    """Frame the best rate of row `at` in column `zero`, mark an edge of the grid, and write the columns beside it."""
+    """In row `at`, frame the best rate (column `zero`), mark it if it is an edge of the grid, and write the text
+    columns.
+    """
     first, middle = search.iloc[0], at + 0.5
     for inside in search.loc[search["chosen"], "inside"]:
         axes.add_patch(Rectangle((zero, at), 1, 1, fill=False, edgecolor=BLACK))
@@ -187,7 +189,7 @@ def draw_rates(data: DataFrame) -> Figure:
 SEARCH = ["panel", "family", "scale"]
 """Columns that identify a search."""
 LONG_RUNS = "overnight"
-"""The searches choose the learning rates of this scale. Its own searches are over whole runs."""
+"""Scale whose learning rates the searches choose. Searches at this scale use full-length runs."""
 
 
 def _searched_fraction(rows: DataFrame, records: dict[Any, dict[str, Any]], used: Results) -> Series:

@@ -104,7 +104,7 @@ def transformer_training(results: Results, runs: list[str]) -> DataFrame:
     """Validation loss of four variants minus the base model during training, beside the differences at the end of the
     paper's training (Table 3 of arXiv:1706.03762). Paired by seed, from a third of our steps on. To see: in three of
     four variants the advantage over the base model shrinks towards the paper's value, so differences between short runs
-    are no differences between trained models.
+    overstate differences between trained models.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[3 * curves["step"] >= curves["step"].max()]
@@ -167,7 +167,7 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
     for axis, side in ((panel.yaxis, "query"), (panel.xaxis, "key")):
         tokens = rows.drop_duplicates(side).sort_values(side)[f"{side}_token"].tolist()
         if side == "query" and rows["part"].iloc[0] == "cross":
-            tokens = [*tokens[1:], _END]  # the decoder reads a piece to write the one after it
+            tokens = [*tokens[1:], _END]  # the decoder input is shifted by one: row i predicts piece i + 1
         labels = ["</s>" if token == _END else token.replace(" ", "\u2423") for token in map(str, tokens)]
         axis.set_ticks(range(len(tokens)), labels)
     panel.tick_params(axis="x", rotation=90)

@@ -86,7 +86,7 @@ def needles(results: Results) -> DataFrame:
 
     The full cache is repeated for every budget. The column `by_text` has a digit per example, 1 if the needle was
     found. The column `decides` is "no" for a task on which the full cache scores below MIN_FULL_SCORE_PERCENT, or was
-    not measured: such a task cannot compare policies.
+    not measured: such a task is not used to compare policies.
     """
     files, records = [results.rows_of(file, "") for file in NEEDLES], []
     columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples", "by_text"]

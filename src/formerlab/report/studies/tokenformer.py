@@ -90,9 +90,7 @@ def runs_with_ancestors(losses: DataFrame) -> DataFrame:
 
 
 def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
-    """Drop grown models and parents trained further whose learning rate differs from the rate of the run that the study
-    or scale file registers for the stage length.
-    """
+    """Keep, for each stage length, only the registered runs among grown models and parents trained further."""
     claim = registered_arms("tokenformer-growth-beats-continuing", scale)
     prefixes = {"grown": "annealed-random-sqrt", "continued": "annealed-trained-on"}
     runs = {
@@ -106,8 +104,8 @@ def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return losses on comparable text, at the learning rates that the claims use.
 
-    If any run that starts from a parent ends at learning rate 0, drop the runs from a parent that do not (TokenFormer,
-    arXiv:2410.23168, section 4.1).
+    If any run that starts from a parent ends at learning rate 0, keep only such runs among the runs with a parent
+    (TokenFormer, arXiv:2410.23168, section 4.1).
     """
     losses = with_registered_rates(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:

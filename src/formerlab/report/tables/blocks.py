@@ -68,7 +68,7 @@ def with_pooled(
 
 @lru_cache(maxsize=4)
 def _shared_rows(results: Results, study: str) -> dict[Any, Any]:
-    """Return the cache of rows that the claims of a study share: the rows of a table and its notes need the same."""
+    """Return the cache of rows of a study, so that the claims of a table and of its notes read the rows once."""
     return {}
 
 

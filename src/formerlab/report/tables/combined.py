@@ -41,7 +41,9 @@ BEYOND = "beyond the sum"
 
 
 def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the losses in nats per token, a row per seed that has all twelve and a column per run and policy."""
+    """Return the losses in nats per token, a row per seed with losses of all twelve cells and a column per run and
+    policy.
+    """
     rows = results.rows("prune.csv", STUDY, runs)
     rows = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].eq("full")])
     columns = pd.MultiIndex.from_product([MODELS, ["full", *PRUNED]], names=["run", "policy"])
@@ -65,7 +67,9 @@ def effects(cells: DataFrame) -> DataFrame:
 
 
 def levels(cells: DataFrame) -> DataFrame:
-    """Return a row per cell over seeds: its loss, and the loss minus the loss with the full cache and with H2O."""
+    """Return a row per cell over seeds: its loss, and the loss minus the loss with the full cache; cells of Decay also
+    have the loss minus the loss with H2O.
+    """
     return DataFrame(
         {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
         | estimate("loss_nats", student(cells[run, policy]))
@@ -133,7 +137,7 @@ _MARGINS = {
         *("parameter tokens without averages", "parameter tokens with averages", "interaction"),
     ),
 }
-"""The rows whose losses or effects the 2 x 2 table shows, by row of that table."""
+"""For each row of the 2 x 2 table: the names of the rows that fill its columns."""
 _WITHOUT, _WITH, _MINUS = "without averages (nats) ↓", "with averages (nats) ↓", "with minus without (nats) ↓"
 
 

@@ -317,8 +317,8 @@ def _answer_patterns(rows: DataFrame) -> str:
 
 
 def losses_of_shared_seeds(results: Results) -> DataFrame:
-    """Return the held-out losses; the arms of the claim on sparse averages have only the seeds that all of them have,
-    as the claim pairs these.
+    """Return the held-out losses; the arms of the claim on sparse averages are restricted to their common seeds, which
+    the claim pairs.
     """
     losses = held_out_losses(results, STUDY)
     named = {*arm_runs(_SPARSE, results.scale).values()}

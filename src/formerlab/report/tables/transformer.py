@@ -94,8 +94,8 @@ def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
 
 
 def _beside_published(rows: DataFrame) -> DataFrame:
-    """Return our rows with the published differences of the same changes. The published value of one head is minus the
-    value of the model with as many heads as our base model.
+    """Return our rows with the published differences of the same changes. For one head, the published difference is to
+    the published model with our base's number of heads.
     """
     paper, names = published_variations().set_index("run"), ["published_nats", "published_bleu"]
     heads = rows.loc[rows["run"].str.endswith("base"), "heads"].dropna().unique()
@@ -191,7 +191,7 @@ def _exponents(rows: DataFrame) -> DataFrame:
 
 
 def _ranges(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return the exponents beside the published ones, then the lengths of paths, below the measured ranges."""
+    """Return exponents beside the published ones (the heading has the measured ranges), and path lengths."""
     if rows["source"].eq("published").any():
         return {}
     first, theory = rows.iloc[0], THEORY.set_index("layer")

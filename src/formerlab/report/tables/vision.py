@@ -1,6 +1,6 @@
 """Accuracy of the vision study, for its tables and figures (Tokenformer, arXiv:2410.23168, section 4.2).
 
-The baseline of all tables, the linear probe, is logistic regression on the pixels.
+The baseline of the table, called linear probe, is logistic regression on the pixels.
 """
 
 import json

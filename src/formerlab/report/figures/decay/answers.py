@@ -159,7 +159,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 
 _ALPHA_CLAIMS = {"decay-small-alpha-better": "small alpha is better", "decay-past-helps-beyond-last-row": "0.2 beats 0"}
-"""Claims on the mean of the suites, with the short form in which the figure names them."""
+"""Claims on the mean of the suites, with their short labels in the figure."""
 
 
 def _describe_set(axes: Axes, rows: DataFrame) -> None:

@@ -29,9 +29,9 @@ STUDY = "decay"
 STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
 """Plot styles of pruned caches, the smaller one first."""
 SHORT = "needle_single_512"
-"""Drawn task on texts of 512 tokens; the CSV also has the task with four numbers in a text."""
+"""Plotted task with texts of 512 tokens; the CSV also has the task with four numbers in a text."""
 SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either (cross)": "white"}
-"""Colours of single numbers."""
+"""Colour of the square of a hidden number, by outcome."""
 
 
 def _notes(rows: DataFrame) -> list[str]:
@@ -157,8 +157,8 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     text (passkey retrieval, arXiv:2305.16300), one text per length and position; a number is found if every token is
     the most probable one. Right: twenty texts of 512 tokens with one number, by RULER's rules. A column is the same
     text in all rows. The CSV has exact intervals over the twenty texts (0 found is consistent with up to 17 %),
-    log-probabilities of the numbers in long texts, and a task with four numbers, of which the question names one: there
-    the full cache finds most numbers and H2O few. To see: which rows look like the full cache.
+    log-probabilities of the numbers in long texts, and a task with four numbers and a question about one; in it the
+    full cache finds most numbers and H2O few. To see: which rows look like the full cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)

@@ -42,7 +42,7 @@ _TEXTS = "Dso"
 
 
 _LEAST_BUDGET = 0.1
-"""Smallest drawn budget. The CSV and decay_table have 5 % of the tokens, on one text."""
+"""Smallest plotted cache budget. The CSV and decay_table have 5 % of the tokens, on one text."""
 
 
 def _mark_policies(axes: Axes, rows: DataFrame) -> None:
@@ -79,10 +79,9 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     means that half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives
     a quarter of the budget to recent keys. The full cache has the lowest loss that a policy can have. A policy
     without a mark for a text was not run on that text. Two policies are paired on the windows on which both were
-    evaluated. A claim on protected random eviction has no verdict: even the full cache is not as far below it as
-    the claim asks. The CSV also has a cache of 5 % and random eviction without protection, and decay_table has
-    further policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone
-    goes.
+    evaluated. The claim on protected random eviction has no verdict: its threshold exceeds even the advantage of the
+    full cache. The CSV also has a cache of 5 % and random eviction without protection, and decay_table has further
+    policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
     table = table[table["configuration"].isin([*KINDS, "H2O", "Random", "Local"]) & table[MINUS_H2O].notna()]

@@ -27,7 +27,7 @@ FOLLOWED = (
 )  # fmt: skip
 """Tokens whose scores are plotted: index, label, grey, marker and line. Policies have colours."""
 FONT_SIZE = 10
-"""Size of the text in points. The first page shows this figure at half its size."""
+"""Size of the text in points."""
 
 Numbers: TypeAlias = NDArray[np.float64]
 

@@ -71,7 +71,7 @@ def _nth(number: int) -> str:
 
 
 def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
-    """Draw blocks in a row, the averages after them, one of which is orange, and an arrow to each next block."""
+    """Draw blocks in a row, a dot for each average (one is orange), and arrows between consecutive blocks."""
     after = sorted(set(rows["after_block"]))
     for block in range(layers + 1):
         box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)

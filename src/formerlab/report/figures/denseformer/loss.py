@@ -47,8 +47,8 @@ def _models(results: Results, runs: Sequence[str]) -> tuple[DataFrame, DataFrame
 
 
 def _minus(models: DataFrame, losses: DataFrame, a: str, b: str, name: str, shared: Sequence[str]) -> DataFrame:
-    """Return a row per model and per seed with the loss and the `shared` columns, and with the loss of the run in
-    column `a` minus the loss of the run in column `b` as `name`; it is 0 if they are one run.
+    """Return a row per model and per seed: the loss, the `shared` columns, and `name`, the loss of the run in column
+    `a` minus the loss of the run in column `b`. `name` is 0 if both are one run.
     """
     shared = ["source", "variant", "layers", "tokens", *shared]
     means = means_by_run(losses).drop(columns=["source", "variant", "layers", "tokens"])
@@ -71,8 +71,9 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers 1x1 against depth, after Table 1 of DenseFormer
     (arXiv:2402.02622), minus the loss of the shallowest Transformer of the same text, paired by seed, for the texts
     with models of several depths. To see: which depth the Transformer needs to reach the loss of a DenseFormer. In the
-    paper a DenseFormer of 48 blocks is about as good as a Transformer of 72. Ours are not clearly better if they are
-    deeper, so no depth is found. Published: 378 to 676 million parameters (OpenWebText2, 40k steps).
+    paper a DenseFormer of 48 blocks is about as good as a Transformer of 72. Our Transformers do not improve clearly
+    with depth, so the figure gives no equivalent depth. Published: 378 to 676 million parameters (OpenWebText2, 40k
+    steps).
     """
     models, losses = _models(results, runs)
     group = ["regime", "tokens"]
@@ -245,8 +246,8 @@ def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     """Sparse averages over depth, by dilation k x period p: the fraction of the gain of the dense average (1x1) of
-    equal depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Losses minus the loss of 1x1,
-    with their intervals, are those of the table denseformer_patterns, divided by the mean gain of 1x1 over the
+    equal depth that they lose, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). The table
+    denseformer_patterns has the losses minus 1x1 with intervals; here they are divided by the mean gain of 1x1 over the
     Transformer. Green: less than a quarter, as the claim on 4x5 asks. Published: Tables 1 and 4, as differences of ln
     perplexity. To see: which bars are to the right of the green range. The time of 4x5 is in denseformer_tradeoff.
     """

@@ -46,16 +46,16 @@ _PUBLISHED = (
     ("Fig 3", "grown, 30B a stage"),
 )
 _CSV_ONLY = WAYS_TO_GROW["grown: zero keys, tau kept"]
-"""Series whose costs are in the CSV only. tokenformer_stage_length shows its losses."""
+"""Series whose costs only the CSV has; tokenformer_stage_length shows its losses."""
 _SHORTER = f"-(?:{'|'.join(LENGTHS[:-1])})"
-"""Runs of the shorter stages, which tokenformer_envelope has."""
+"""Runs of the shorter stages; the table tokenformer_envelope lists them."""
 _FURTHER = "parent trained further, equal FLOPs"
 _losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
 
 
 def _write_models(axes: Axes, rows: DataFrame) -> None:
-    """Draw an arrow from the parent to the grown model, and from a model with a ratio of costs to the Transformers of
-    equal loss. Name the parent and the sizes of Transformers.
+    """Draw a dotted arrow from the parent to the grown model, and a double arrow, labelled with the cost ratio, from a
+    model to the Transformers of equal loss. Name the parent and the sizes of Transformers.
     """
     write = partial(axes.annotate, textcoords="offset points", fontsize=7)
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
@@ -176,7 +176,7 @@ _CLAIMS = {
     "tokenformer-growth-beats-continuing": "grown below 0",
     "tokenformer-growth-gap-shrinks-with-stage": "grown falls",
 }
-"""Claims on the grown model, with the short form in which the figure names them."""
+"""Claims on the grown model, with their short labels in the figure."""
 
 
 def _mark_stages(axes: Axes, rows: DataFrame) -> None:

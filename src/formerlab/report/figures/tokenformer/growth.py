@@ -139,10 +139,11 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     the number of training tokens. A panel is a test text and the learning rate at the end of training. One Transformer
     is modern (RMSNorm, SwiGLU), the other is classic (as GPT-2). Every run has its own full schedule, and each model
     has the best learning rate (lowest validation loss) of the rates that were run. Differences are paired by seed; a
-    change is the difference after the longest training minus the difference after the shortest training. Runs with
-    rates to zero were trained on novels, so they have no pooled interval and no dots on books. Published: the paper
-    (arXiv:2410.23168, Table 6) and a third party. To see: whether the gap shrinks, stays or changes its sign as both
-    train longer. ‡: the Student t interval of these seeds includes zero.
+    change is the difference after the longest training minus the difference after the shortest training. Runs whose
+    learning rate falls to zero belong to data set `novels` (trained on the books, tested on the novels); on the test
+    books they have no pooled interval and no dots. Published: the paper (arXiv:2410.23168, Table 6) and a third party.
+    To see: whether the gap shrinks, stays or changes its sign as both train longer. ‡: the Student t interval of these
+    seeds includes zero.
     """
     table = tokenformer_modern.rows(results, runs)
     if table.empty:

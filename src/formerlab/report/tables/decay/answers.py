@@ -105,7 +105,7 @@ def _by_set(rows: DataFrame) -> DataFrame:
 
 
 def _by_condition(rows: DataFrame) -> DataFrame:
-    """Return a row for the mean of the sets under each other budget, prompt and precision."""
+    """Return a row for the mean of the sets for every further condition (budget, prompt or precision)."""
     conditions = [rows[:0]]
     for prefix, words in _CONDITIONS.items():
         means = rows[rows["run"].str.startswith(prefix) & rows["set"].eq(_MEAN)]
@@ -115,7 +115,9 @@ def _by_condition(rows: DataFrame) -> DataFrame:
 
 
 def _side_by_side(rows: DataFrame) -> DataFrame:
-    """Return a row per run and set with the accuracy of Full, what H2O loses, and Decay minus H2O, as published."""
+    """Return a row per run and set, at the published settings: the accuracy of Full, the accuracy that H2O loses, and
+    Decay minus H2O.
+    """
     published = rows[is_published_setting(rows)]
     renamed = dict(zip(*map(expand_columns, ("minus_h2o[]", "decay_minus_h2o[]")), strict=True))
     table = published[published["policy"].eq("decay")].rename(columns=renamed)

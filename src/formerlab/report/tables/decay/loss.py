@@ -51,8 +51,8 @@ def _heading(rows: DataFrame) -> str:
 def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the rows of each model and text that can be compared, by heading.
 
-    They are on the most windows of the text, and their caches are as large as H2O's. The full cache has a row for each
-    budget, paired with H2O.
+    Only runs with the largest number of windows and caches within 1 % of H2O's size are kept. The full cache has a row
+    for each budget, paired with H2O.
     """
     rows, texts = rows.assign(model=rows["run"].map(model_label)), {}
     for _, group in rows.groupby(["model", "text"], sort=False):

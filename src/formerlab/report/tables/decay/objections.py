@@ -1,4 +1,6 @@
-"""Table of the fraction of H2O's lost accuracy that Decay wins back, by scoring, by group of sets, and for others."""
+"""Table of the fraction of H2O's lost accuracy that Decay wins back, by scoring and group of sets, and for other alphas
+and H2O variants.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +53,8 @@ def _label(task: str) -> str:
 def _groups(above_chance: Mapping[str, bool]) -> dict[str, list[str]]:
     """Return the tasks of each mean by its name, given for every task whether the full cache is above chance.
 
-    The means are over the article's sets (without them, over all), over those above chance, and over _COSTLY.
+    The means are over the article's sets (or all sets if the article's are missing), over its sets above chance, and
+    over _COSTLY.
     """
     tasks = {task.removesuffix(LOCAL_SUFFIX): task for task in above_chance}
     of_article = {suite: tasks[suite] for suite in SUITES if suite in tasks}
@@ -71,8 +74,8 @@ def _fraction(
 ) -> dict[Any, Any]:
     """Return the contrast `gain` divided by the contrast `loss`, with its interval; empty if the loss may be zero.
 
-    The resamples are ordered by the angle of (loss, gain), which is the order of the ratios, and which also orders the
-    few resamples without a loss.
+    The resamples are ordered by the angle of (loss, gain). This is the order of the ratios, and stays defined if a
+    resample has loss <= 0.
     """
     lost = means.contrast(loss)
     if not lost.low > 0:
@@ -114,7 +117,7 @@ def _compared(rows: DataFrame, decay: str = "Decay 0.2", h2o: str = "H2O") -> li
 
 
 def _best_alpha(rows: DataFrame) -> float:
-    """Return the alpha with the highest mean accuracy on the article's sets; without them, on all."""
+    """Return the alpha with the highest mean accuracy on the article's sets, or on all sets if these are missing."""
     (suites, *_) = _groups(dict.fromkeys(rows["task"].unique(), True)).values()
     means = rows[rows["task"].isin(suites)].groupby(["alpha", "task"])["value"].mean().groupby("alpha").mean()
     return float(means.index[int(means.argmax())])
