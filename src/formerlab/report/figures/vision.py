@@ -58,7 +58,7 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
     columns=1, order="_rank"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
+    """Differences in top-1 accuracy on test images, after Tables 2 and 4 of Tokenformer (arXiv:2410.23168), a panel
     for each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
     single run. Bold: rows that a claim uses, with its verdict. Green: the range that the claim asks for. Claims are
     about ratios of error rates; the limit is computed at the error rate of the model that is subtracted. A model equals

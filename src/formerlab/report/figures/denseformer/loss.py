@@ -90,7 +90,7 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.sort_values(["source", "layers"], kind="stable", ignore_index=True)
     for panel, points in rows[rows["_series"].eq(TRANSFORMER) & rows["part"].eq("mean")].groupby("_panel"):
         if points[f"{_DEEPER}_low"].iloc[-1] < 0 < points[f"{_DEEPER}_high"].iloc[-1]:
-            rows["_panel"] = rows["_panel"].replace(panel, f"{panel}: no clear gain from depth")
+            rows["_panel"] = rows["_panel"].replace(panel, f"{panel}: Transformers without clear gain")
     return rows
 
 
@@ -173,12 +173,12 @@ def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
-    number of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text. The rows are the pairs
-    of the table denseformer_table. Every run has its own full schedule. Bold: rows that a claim uses, with its verdict.
-    Dashed: a quarter of a published gain, the smallest mean that meets the claim. Thick bars include the variance
-    between seeds, pooled over similar runs, and the variance due to the choice of texts if there are at least 20.
-    Published: Tables 1 and 2, as differences of ln perplexity. To see: whether the gain grows with depth, and whether
-    it lasts when both train longer or only makes the first steps easier.
+    number of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text, the modern backbone or
+    the rate of the Transformer. The rows are the pairs of the table denseformer_table. Every run has its own full
+    schedule. Bold: rows that a claim uses, with its verdict. Dashed: a quarter of a published gain, the smallest mean
+    that meets the claim. Thick bars include the variance between seeds, pooled over similar runs, and the variance due
+    to the choice of texts if there are at least 20. Published: Tables 1 and 2, as differences of ln perplexity. To see:
+    whether the gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
     """
     pairs = tables.denseformer_table.rows(results, runs)
     if "plain" not in pairs:

@@ -130,11 +130,11 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The cost of a
     grown model includes all its ancestors. The Tokenformer from scratch and the parent trained further have the cost of
     the grown model; marks of equal cost are shifted sideways. The black line joins the Transformers from scratch with
-    the lowest loss at their cost. Hollow: the largest grown model of the paper against its Transformers of 300B tokens.
-    To see: growing saves cost if its mark is to the left of the black line. The table tokenformer_envelope has the
-    other stages, growth with zero keys and all Transformers. The published models are a thousand times larger, and
-    their Transformers are single models. If the learning rates of some runs fell to zero, only these runs are shown.
-    All losses are on one test text.
+    the lowest loss at their cost on one schedule, which ends at a tenth of the peak rate; stages end at zero. Hollow:
+    the largest grown model of the paper against its Transformers of 300B tokens. To see: growing saves cost if its mark
+    is to the left of the black line. The table tokenformer_envelope has the other stages, growth with zero keys and all
+    Transformers. The published models are a thousand times larger, and their Transformers are single models. If the
+    learning rates of some stages fell to zero, only these stages are shown. All losses are on one test text.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER))
