@@ -101,7 +101,7 @@ README_CLAIMS = {
         "The paper's proof keeps the scale of the smaller model; then nothing changes. `formerlab.grow` does this by "
         "default.",
         float, "", "z.1f",
-        brief="**[Tokenformer](docs/existing_models.md#pattention-in-place-of-nnlinear)**, grown by tokens with "
+        brief="**[Tokenformer](docs/verdicts.md)**, grown by tokens with "
         "zero keys, has unchanged outputs",
         result="a logit changes by {} standard deviations; by 0 with the smaller model's scale of scores",
         short_objection="The paper's proof keeps that scale, as `grow` does"),
