@@ -32,7 +32,7 @@ class SyntheticRows(ClaimRows):
         group = np.stack([values, np.ones_like(values)], axis=-1)
         return Examples((group,), tuple(range(len(values))), {"task": tuple(map(str, range(values.shape[1])))})
 
-    def realised_budget(self, arm, metric):
+    def cache_size(self, arm, metric):
         return 0.4
 
 
