@@ -191,11 +191,11 @@ def _answer_pairs(rows: DataFrame) -> str:
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Do averages over depth lower the loss?
 
-    - Gain: test loss of plain minus test loss of 1x1 (averages over all earlier blocks), paired by seed; after Tables 1
-    and 2 of DenseFormer (arXiv:2402.02622).
+    - Gain: test loss of plain minus test loss of 1x1, paired by seed; after Tables 1 and 2 of DenseFormer
+    (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs, if any.
-    - Doubt: the gain depends on the learning rates, and a 5-gram model is better than all models. Models of 24 blocks
-    ran on two processors, which differ by 0.005 nats.
+    - Doubt: the gain depends on the learning rates, and a 5-gram model is better than all models. Two processors
+    differ by 0.005 nats.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     items = registered_arms(_EQUAL_DEPTH, results.scale).items.values()
@@ -361,7 +361,7 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
     - Test loss minus the loss of 1x1, paired by seed, after Tables 4 and 7 of DenseFormer (arXiv:2402.02622, with 48
-    blocks). In mHC (manifold-constrained Hyper-Connections), the weights are doubly stochastic.
+    blocks). mHC: manifold-constrained Hyper-Connections.
     - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch, as its seeds differ more.
     - Doubt: two processors differ by about 0.005 nats, so the best schemes cannot be ordered.
     """
@@ -446,8 +446,8 @@ _MEMORY = "denseformer-memory-negligible"
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     """How much slower is a DenseFormer than the plain Transformer of equal depth?
 
-    - Time and memory of 1x1 (averages over all earlier blocks) and 4x5 (every fourth, after every fifth block) divided
-    by time and memory of the plain Transformer, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622).
+    - Time and memory of 1x1 and 4x5 divided by time and memory of the plain Transformer, after
+    Tables 1 and 6 of DenseFormer (arXiv:2402.02622).
     - Values: ratios of medians. Brackets: quartiles of the ratio within each repetition, which need not include the
     value. Verdicts are on memory.
     - Doubt: ours are small models on a CPU, the paper's on a GPU.

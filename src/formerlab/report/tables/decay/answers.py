@@ -145,11 +145,10 @@ def _answer_suites(rows: DataFrame) -> str:
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O?
 
-    - After Fig. 4a and Table 2 of the Decay article. Its prompts differ; LLaMA's alpha is unknown. The mean weights
-    five sets equally; with five examples, COPA replaces ARC.
+    - After Fig. 4a and Table 2 of the Decay article, which has other prompts. The mean weights five sets equally.
     - Brackets: 95 % interval over questions, for this one model.
-    - Doubt: sets on which Full is at chance show nothing. Of the alphas without recent tokens, the table shows 0, 0.2
-    and the best; the CSV has more, and caches of other sizes.
+    - Doubt: sets on which Full is at chance show nothing. Of the alphas without recent tokens, 0, 0.2 and the best
+    are here; the CSV has more.
     """
     rows = load_answers(results, STUDY, runs)
     rows = rows.assign(task=rows["task"].str.replace("_leading|_5_shots", "", regex=True))

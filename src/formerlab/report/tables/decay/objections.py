@@ -166,7 +166,7 @@ def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay win back the accuracy that H2O loses?
 
     - Accuracies are paired by question, and sets have equal weights. Rows: groups of sets on which H2O clearly loses
-    accuracy, by scoring; WinoGrande allows one scoring. The CSV has every set. Cache sizes are means over all sets.
+    accuracy, by scoring; The CSV has every set. Cache sizes are means over all sets.
     - Brackets: 95 % interval over questions, for this one model.
     - Doubt: the fraction is not registered; ARC-e, SciQ and BLiMP were singled out after the result.
     """

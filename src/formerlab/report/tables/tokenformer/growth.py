@@ -126,8 +126,7 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     - Test loss of the grown model minus the loss of another model with equal FLOPs. Random keys with tau = sqrt(n) are
     the published way to grow.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: the parent trained further hardly learns in any stage, and after the longest it has 0.003 nats less at rate
-    2.0e-5; the model from scratch read other books.
+    - Doubt: the parent trained further hardly learns in any stage; the model from scratch read other books.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -302,8 +301,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     - Ratio: FLOPs, with all ancestors, over FLOPs of a Transformer of equal loss, interpolated between those marked
     "used"; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the Transformers that are used end at a tenth of the peak rate, and most have one seed; stages end at zero
-    and on new books.
+    - Doubt: the Transformers that are used end at a tenth of the peak rate, stages at zero.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:

@@ -241,11 +241,11 @@ def _answer_gaps(rows: DataFrame) -> str:
 def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer worse than a Transformer of equal size?
 
-    - Loss of the Tokenformer minus the loss of a Transformer of equal width and parameters, after Table 6 of
+    - Loss of the Tokenformer minus the loss of a Transformer of equal size, after Table 6 of
     Tokenformer (arXiv:2410.23168).
     - Brackets: 95 % interval over seeds, with the variance of similar runs (test books, rate to zero: without). A
-    change is over the seeds that both differences share.
-    - Doubt: the seeds alone decide little. Rates are the best of a grid, mostly of short searches.
+    change is over shared seeds.
+    - Doubt: seeds alone decide little. Rates are the best of a grid, mostly of short searches.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)[["run", "arm", "chosen", "tokenformer"]]
