@@ -259,6 +259,11 @@ def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
         labels[name].set_fontweight("bold")
 
 
+def write_claim_words(axes: Axes, rows: DataFrame) -> None:
+    """Write the column `verdicts` (`blocks.claim_words`) of the first row at the lower left, a line per claim."""
+    axes.text(0.03, 0.03, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7)
+
+
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
     """Set y limits that cut very long bars, which `mark_outside` marks, with a margin of 6 % of the range."""
     values, sides = rows[panel.y].dropna().astype(float), ("_low", "_high", "_pooled_low", "_pooled_high")

@@ -125,6 +125,12 @@ def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, Clai
     return {claim: _claim_verdict(results, study, claim, arms.get(claim)) for claim in claims or arms}
 
 
+def claim_words(results: Results, study: str, names: Mapping[str, str]) -> str:
+    """Return the verdict on each claim of `names` after its short name: `a: agrees; b: no verdict`."""
+    verdicts = claim_verdicts(results, study, *names)
+    return "; ".join(f"{name}: {verdicts[claim].word}" for claim, name in names.items())
+
+
 def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | None) -> ClaimVerdict:
     claim = next((claim for claim in read_claims().claims if claim.id == name), None)
     if claim is None or (claim.kind == "measured" and arms is None):

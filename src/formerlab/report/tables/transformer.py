@@ -180,7 +180,9 @@ def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
 
 
 def _exponents(rows: DataFrame) -> DataFrame:
-    """Return a row per layer and size (n or d): the published exponent, the counted one, and those of the times."""
+    """Return a row per layer and size (n or d): the exponents of the published count, of our count and of the
+    times.
+    """
     theory, parts = THEORY.set_index("layer"), list[DataFrame]()
     for axis, words in {"n": "length n", "d": "width d"}.items():
         part = rows.set_axis(rows.columns.str.replace(f"_exponent_{axis}", "_exponent"), axis=1)

@@ -9,6 +9,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha, name_zero
+from formerlab.report.marks import write_claim_words
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
 from formerlab.report.studies.pruning import (
@@ -22,7 +23,7 @@ from formerlab.report.studies.pruning import (
 )
 from formerlab.report.studies.questions import MEAN_LABEL, SUITES, accuracies, chance_accuracy, load_answers, task_label
 from formerlab.report.style import BLACK, GREEN, GREY, NARROW, ink
-from formerlab.report.tables.blocks import claim_verdicts
+from formerlab.report.tables.blocks import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -167,7 +168,7 @@ def _describe_set(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     name_zero(axes, "right")
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
-    axes.text(0.03, 0.04, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7)
+    write_claim_words(axes, rows)
 
 
 _draw_alpha_accuracy = layout(
@@ -211,8 +212,7 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     accuracy = (
         table["task"].map(full["accuracy"]).mul(100).map("; full cache {:.0f} %".format, na_action="ignore").fillna("")
     )
-    verdicts = claim_verdicts(results, STUDY, *_ALPHA_CLAIMS)
-    words = "; ".join(f"{name}: {verdicts[claim].word}" for claim, name in _ALPHA_CLAIMS.items())
+    words = claim_words(results, STUDY, _ALPHA_CLAIMS)
     return table.assign(
         **(100 * table[minus_h2o]).add_prefix("_"),
         _title=names + ":\n" + questions.map("{:.0f} questions".format) + accuracy,

@@ -20,7 +20,7 @@ def decay_overview(results: Results, runs: list[str]) -> DataFrame:
     rows = rows[rows["_name"].eq("mean of five") & rows["series"].eq("Decay")]
     published = rows["source"].eq("published")
     return DataFrame({
-        "source": rows["source"],
+        **rows[["source", "verdict"]],
         "label": rows["_model"].str.replace("-Instruct|-chat", "", regex=True),
         "series": published.map({True: "the paper (no intervals)", False: "ours, with 95 % interval"}),
         "value": rows["_minus_h2o"],

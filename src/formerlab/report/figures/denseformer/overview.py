@@ -26,7 +26,7 @@ def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
     values = {end: 100 * np.expm1(-rows[f"difference_nats{column}"])
               for end, column in (("value", ""), ("low", "_pooled_high"), ("high", "_pooled_low"))}  # fmt: skip
     return DataFrame({
-        **rows[["source", "run"]],
+        **rows[["source", "run", "verdict"]],
         "label": label.where(ours, rows["_label"].str.partition(",")[0] + ", the paper"),
         "series": ours.map({True: "ours, with 95 % interval", False: "the paper (no intervals)"}),
         **values,

@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.marks import mark
+from formerlab.report.marks import mark, write_claim_words
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import TRANSFORMER, differences, format_count, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
@@ -32,7 +32,7 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
-from formerlab.report.tables.blocks import claim_verdicts, with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, claim_words, with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 
@@ -189,7 +189,7 @@ def _mark_stages(axes: Axes, rows: DataFrame) -> None:
     write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)
     for run, x in rows.drop_duplicates("tokens_per_new_parameter")[["run", "tokens_per_new_parameter"]].to_numpy():
         write(x, 0.89, run.rpartition("-")[2], ha="center")
-    axes.text(0.03, 0.03, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7)
+    write_claim_words(axes, rows)
 
 
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-* annealed-scratch-*",
@@ -221,6 +221,4 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     if rows.empty:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-    verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
-    words = "; ".join(f"{name}: {verdicts[claim].word}" for claim, name in _CLAIMS.items())
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=words)
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=claim_words(results, STUDY, _CLAIMS))

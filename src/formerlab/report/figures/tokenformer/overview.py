@@ -24,8 +24,7 @@ def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     published = rows["source"].eq("published")
     label = rows["series"].eq(PARENT).map({True: "before growth", False: "after growth"})
     return DataFrame({
-        "source": rows["source"],
-        "run": rows["run"],
+        **rows[["source", "run", "verdict"]],
         "label": label.mask(published, "the paper, 1.4B"),
         "series": published.map({True: "the paper (no interval)", False: "ours, with 95 % interval"}),
         "value": rows["flops_ratio"],
