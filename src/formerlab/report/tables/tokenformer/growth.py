@@ -65,7 +65,7 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
     """
     losses = with_registered_rates(losses, results.scale)
     stages = stage_pairs(losses, results.runs(STUDY).drop_duplicates("run").set_index("run"))
-    stages = stages.reindex(columns=["run", "rival", "tokens_per_new_parameter"])
+    stages = stages.reindex(columns=["run", "rival", "tokens_per_new_parameter"]).astype({"run": losses["run"].dtype})
     runs = losses.drop_duplicates("run")
     scratch, grown = runs[runs["variant"].eq(TOKENFORMER) & runs["init.id"].isna()], runs[runs["variant"].eq(_GROWN)]
     pairs = grown.merge(scratch, on=["parameters", "regime"], suffixes=("", "_scratch"))
