@@ -132,9 +132,10 @@ def _offset_x(panel: "Panel", points: DataFrame, means: DataFrame, shift: float 
     mean_x, x = to_axis(means[panel.x].astype(float)), to_axis(points[panel.x].astype(float))
     span = float(np.ptp(mean_x)) or 1.0
     series_at = means.groupby(np.round(mean_x / (0.012 * span)), sort=False)[panel.by].unique()
-    most_series, gaps = int(series_at.map(len).max()), [gap for gap in np.diff(np.unique(mean_x)) if gap > 0.03 * span]
     spacing = 0.035 if f"{panel.y}_pooled_low" in means else 0.02  # thick bars are wider
-    step = min(spacing * span, 0.7 * min(gaps, default=span) / most_series)
+    gaps = np.abs(np.subtract.outer(np.asarray(x), np.asarray(mean_x)))
+    gaps = np.where(gaps > 0.03 * span, gaps, span).min(axis=1)  # from each point to the nearest other x
+    step = np.minimum(spacing * span, 0.7 * gaps / int(series_at.map(len).max()))
     series = [list(series_at.get(near, [])) for near in np.round(x / (0.012 * span))]
     order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0
              for names, name in zip(series, points[panel.by], strict=True)]  # fmt: skip
@@ -167,8 +168,8 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
         if panel.kind == "forest" or style["linestyle"] == "":  # one group per point: not connected
             lines = range(len(points))
         curve = so.Line(color=style["color"], marker=style["marker"], linestyle=style["linestyle"] or "-",
-                        fillcolor=style.get("markerfacecolor", style["color"]), linewidth=1.4, pointsize=4.5,
-                        edgewidth=1)  # fmt: skip
+                        fillcolor=style.get("markerfacecolor", style["color"]), linewidth=1.4,
+                        pointsize=6.5 if style["marker"] == "*" else 4.5, edgewidth=1)  # fmt: skip
         plot = plot.add(curve, data=points.assign(_line=lines), group="_line", **shared)
     if len(seeds) and panel.kind == "band":
         plot = plot.add(so.Line(linewidth=0.5, alpha=0.6), data=seeds, color="_series", group="seed", **shared)

@@ -93,7 +93,7 @@ _GROUPS = {
     "h2o variant=local_statistics": _style(VERMILION, ">"),
     "streaming_llm positions=reindexed": _style("#A6A6A6", "h"),
     "Transformer, full budget; Transformer, 300B tokens": _style(BLACK, "o", "--"),
-    "Transformer, tokens of a stage": _style(GREY, "X", ":"),
+    "Transformer, tokens of a stage; Transformer, rate to 0": _style(GREY, "X", ":"),
     "Transformer from scratch; Transformer, not grown; self-attention": _style(BLACK, "o"),
     "Tokenformer from scratch": _style(BLUE, "s", "--"),
     "grown, half the tokens; grown, 15B a stage": _style(BLUE, "v", ":"),
@@ -140,8 +140,8 @@ def box(axes: Axes, x: float, y: float, width: float, height: float, words: str 
 
 def arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], **style: Any) -> None:
     """Draw an arrow between two points."""
-    drawn: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9} | style
-    axes.add_patch(FancyArrowPatch(begin, end, shrinkA=0, shrinkB=0, **drawn))
+    drawn: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9}
+    axes.add_patch(FancyArrowPatch(begin, end, **drawn | {"shrinkA": 0, "shrinkB": 0} | style))
 
 
 class Label(NamedTuple):

@@ -4,12 +4,14 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame
+from matplotlib.axes import Axes
+from pandas import DataFrame, Index, Series
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import estimate, held_out_losses
-from formerlab.report.style import GREY, NARROW
+from formerlab.report.style import GREY
+from formerlab.report.tables.blocks import in_words
 from formerlab.report.tables.combined import (
     BEYOND,
     INTERACTION,
@@ -38,24 +40,31 @@ def _main_effects(effects: DataFrame) -> DataFrame:
     return pd.concat(rows).assign(kind="main", run="pattention-dwa", _panel="main")
 
 
-_effects = partial(Panel, "effect_nats", "_label", by="_label", kind="forest", zero=0.0, same_limits="x",
-                   xlabel="nats per token (left: better)")  # fmt: skip
+def _limit_small_effects(axes: Axes, rows: DataFrame) -> None:
+    """Set the limits from all rows but the one with the longest interval."""
+    reach = rows.filter(like="effect_nats_").abs().max(axis=1).nlargest(2).min()
+    if reach > 0:
+        axes.set_xlim(-1.1 * reach, 1.1 * reach)
+
+
+_effects = partial(Panel, "effect_nats", "_label", by="_label", kind="forest", zero=0.0,
+                   xlabel="nats (left: better)")  # fmt: skip
 
 
 @plot(reads="test.csv prune.csv", draw=layout(
-    _effects(where={"_panel": "main"}, title="Effect on the loss"),
-    _effects(where={"_panel": "beyond"}, title="Beyond the sum of effects"),
-    width=NARROW, columns=1, order="_order"
+    _effects(where={"_panel": "models"}, title="Averages and parameter tokens"),
+    _effects(where={"_panel": "caches"}, title="Pruned caches\n(another scale)", finish=_limit_small_effects),
+    order="_order"
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     """Parameter tokens, averages over depth and a pruned cache together, at equal training tokens and about equal
-    parameters. Above: the change of the held-out loss by each of them, averaged over the models with and without the
-    others; H2O and Decay (alpha 0.2, no recent tokens) keep 40 % of the tokens. Below: the interactions, the part of
-    the joint effect that is not the sum of the single effects. Tokens x averages is the effect of averages with
-    parameter tokens minus the effect of averages with linear layers, on the whole test text. Interactions with a cache,
-    and the main effects of caches, are on fewer windows. Differences are paired by seed. To see: if the interval of an
-    interaction includes zero, these seeds do not show that one change alters the effect of the other. The intervals are
-    not corrected for multiple comparisons. No paper combines the three.
+    parameters: the change of the held-out loss by each of them, averaged over the models with and without the others.
+    H2O and Decay (alpha 0.2, no recent tokens) keep 40 % of the tokens. Grey: the interactions, the part of the joint
+    effect that is not the sum of the single effects. Tokens x averages is the effect of averages with parameter tokens
+    minus the effect of averages with linear layers. Left: on the whole test text. Right: on fewer windows. Differences
+    are paired by seed. To see: if the interval of an interaction includes zero, these seeds do not show that one change
+    alters the effect of the other. The intervals are not corrected for multiple comparisons: of so many, one may
+    exclude zero by chance. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (
@@ -68,17 +77,19 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     whole = rows["kind"].eq("effect") | rows.get("_panel", rows["name"]).eq("main")
     rows["text"] = whole.map({True: "whole test text", False: "windows of the pruning test"})
     of_cache = rows["name"].str.contains("|".join(PRUNED.values()))
+    values = Series([in_words(row, "effect_nats") for _, row in rows.iterrows()], rows.index).where(rows["seed"].isna())
     label = rows["name"].str.removesuffix(f", {BEYOND}").replace(INTERACTION, "parameter tokens with averages")
+    interaction = rows["name"].eq(INTERACTION) | rows["kind"].eq("interaction")
     for words, short in _SHORT.items():
-        label = label.mask(~rows["kind"].eq("main"), label.str.replace(words, short))
-    styles = {"averages": "DenseFormer 1x1", "parameter tokens": "Tokenformer"} | {v: k for k, v in PRUNED.items()}
-    beyond = rows["name"].eq(INTERACTION) | rows["kind"].eq("interaction") & of_cache
-    main = whole & rows["kind"].eq("main") | rows["name"].isin(PRUNED.values())
+        label = label.mask(interaction, label.str.replace(words, short))
+    styles = {name: "DenseFormer 1x1" for name in ("averages", *PAIRS) if name.startswith("averages")}
+    styles |= {"parameter tokens": "Tokenformer"} | {v: k for k, v in PRUNED.items()}
+    names = [*styles, INTERACTION]
     return rows.assign(
-        _panel=np.select([beyond, main], ["beyond", "main"], "none"),
-        _label=label,
-        _order=label.str.count("x") + ~rows["name"].isin([INTERACTION, *styles]) + of_cache,
-        _color=rows["name"].map(dict.fromkeys(rows.loc[beyond, "name"], GREY)),
-        _marker=rows["name"].map(dict.fromkeys(rows.loc[beyond, "name"], "D")),
+        _panel=np.select([of_cache, whole & rows["name"].isin(names)], ["caches", "models"], "none"),
+        _label=label + "\n" + values.groupby([label, rows["text"]]).transform("first"),
+        _order=label.str.count(" x ") * len(names) + Index(names).get_indexer(rows["name"]),
+        _color=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], GREY)),
+        _marker=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], "D")),
         _style=rows["name"].map(styles),
     )

@@ -41,10 +41,6 @@ _TEXTS = "Dso"
 """Marker of each text, the text with the most budgets first."""
 
 
-_LEAST_BUDGET = 0.1
-"""Smallest plotted cache budget. The CSV and decay_table have 5 % of the tokens, on one text."""
-
-
 def _mark_policies(axes: Axes, rows: DataFrame) -> None:
     """Name the line at zero, shade the better side, and colour names and marks by policy."""
     axes.annotate("H2O", (0, 0), (2, 2), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
@@ -58,7 +54,7 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
         bars.set_color([colours[round(bar[0][1])] for bar in cast("LineCollection", bars).get_segments()])
     for point in (line for line in axes.get_lines() if np.size(line.get_ydata()) == 1):
         colour = colours[round(float(np.ravel(point.get_ydata())[0]))]
-        point.set(markerfacecolor=colour, markeredgecolor="white", markeredgewidth=0.3, markersize=4)
+        point.set(markerfacecolor=colour, markeredgecolor="white", markeredgewidth=0.3, markersize=3.5)
     for colour, label in zip(colours, axes.get_yticklabels(), strict=True):
         label.set_color(ink(colour))
     left, right = axes.get_xlim()
@@ -69,9 +65,9 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
     Panel(MINUS_H2O, "_policy", by="text", kind="forest", facet="_panel", zero=0.0, name="legend", share_y=True,
-          where={"configuration": [*KINDS]}, same_limits="x", xlabel="loss minus H2O (nats;\nshaded: better)",
+          where={"configuration": [*KINDS]}, xlabel="loss minus H2O\n(nats; own scale;\nshaded: better)",
           finish=_mark_policies),
-    notes=minus_h2o_notes, columns=3, order="_rank budget _row"
+    notes=minus_h2o_notes, columns=4, order="_rank budget _row"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step
@@ -80,8 +76,8 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     a quarter of the budget to recent keys. The full cache has the lowest loss that a policy can have. A policy
     without a mark for a text was not run on that text. Two policies are paired on the windows on which both were
     evaluated. The claim on protected random eviction has no verdict: its threshold exceeds even the advantage of the
-    full cache. The CSV also has a cache of 5 % and random eviction without protection, and decay_table has further
-    policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone goes.
+    full cache. Each panel has its own scale. The CSV also has random eviction without protection, and decay_table has
+    further policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
     table = table[table["configuration"].isin([*KINDS, "H2O", "Random", "Local"]) & table[MINUS_H2O].notna()]
@@ -94,7 +90,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
         source="ours",
         _marker=table["text"].map(dict(zip(texts, _TEXTS, strict=False))),
         _color=GREY,
-        _panel=("Cache of " + table["budget"].map(pruning.budget_text)).where(table["budget"].ge(_LEAST_BUDGET)),
+        _panel="Cache of " + table["budget"].map(pruning.budget_text),
         _rank=table["configuration"].map({name: rank for rank, name in enumerate(KINDS)}),
         _policy=table["configuration"].replace("Full", "Full cache"),
     )

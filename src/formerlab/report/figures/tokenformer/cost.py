@@ -50,6 +50,7 @@ _CSV_ONLY = WAYS_TO_GROW["grown: zero keys, tau kept"]
 _SHORTER = f"-(?:{'|'.join(LENGTHS[:-1])})"
 """Runs of the shorter stages; the table tokenformer_envelope lists them."""
 _FURTHER = "parent trained further, equal FLOPs"
+_AT_ZERO = "Transformer, rate to 0"
 _losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
 
 
@@ -58,16 +59,17 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
     model to the Transformers of equal loss. Name the parent and the sizes of Transformers.
     """
     write = partial(axes.annotate, textcoords="offset points", fontsize=7)
-    means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
+    means = rows[rows["seed"].isna()].dropna(subset="_at").drop_duplicates("run").set_index("run")
     for run, point in means[means["parent"].isin(means.index) & means["series"].ne(_FURTHER)].iterrows():
         ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
-        arrow(axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":")
+        arrow(axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":", shrinkB=5)
     for x, y, ratio, relative in means.dropna(subset="_ratio")[["_at", "loss_nats", "_ratio", "_relative"]].to_numpy():
-        arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>")
+        arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=5)
         write(f"{ratio:.2g} times\nthe cost", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
               color=GREY)  # fmt: skip
-    for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
-        write(PARENT, (x, y), (0, 7), ha="center", color=ink(plot_style(PARENT)["color"]))
+    for x, y, cost in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats", "_relative"]].to_numpy():
+        words = f"{PARENT}: cost {cost:.2f}\n(a verdict needs at most {CLAIMED_RATIO})"
+        write(words, (x, y), (0, 8), ha="center", color=ink(plot_style(PARENT)["color"]))
     lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "parameters_non_embedding", "seeds"]]
     for nth, (x, y, size, seeds) in enumerate(lowest.to_numpy(float)):
         words = f"{format_count(size, 3)} parameters, {seeds:.0f} seed{'s' if seeds > 1 else ''}"
@@ -75,8 +77,11 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
             write(words.replace(", ", ",\n"), (x, y), (-3, -4), color=BLACK, ha="right", va="top")
         else:
             write(f"{_LOWEST},\n{words}", (x, y), (9, -6), color=BLACK)
+    at_zero = means.loc[means["series"].eq(_AT_ZERO), ["_at", "loss_nats", "parameters_non_embedding"]]
+    for x, y, size in at_zero.to_numpy(float)[-1:]:
+        write(f"{format_count(size, 3)},\nrate to 0", (x, y), (-4, -2), color=ink(GREY), ha="right", va="top")
     low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.13 * (high - low), high)
+    axes.set_ylim(low - 0.1 * (high - low), high)
 
 
 def _write_ratios(axes: Axes, rows: DataFrame) -> None:
@@ -95,7 +100,7 @@ def draw_cost(data: DataFrame) -> Figure:
     data.attrs["marks"] = {"bars", "dots"}
     notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
     top = bool(len(ratios)) * (0.25 * len(ratios) + 0.85)
-    height = top + 3.6
+    height = top + 3.8
     figure = Figure((WIDEST, height), label=" ".join(notes))
     note = f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}"
     figure.text(0.012, 0.03 / height, fill(note, 130), color=GREY, fontsize=7)
@@ -108,17 +113,18 @@ def draw_cost(data: DataFrame) -> Figure:
                  xlabel="FLOPs, ancestors included (left is cheaper)")  # fmt: skip
         _write_ratios(axes, ratios)
     for panel, source, x, wide, words in (
-        (_losses("_relative", log="x", finish=_write_models, title="Ours", unit="_line"), "ours",
+        (_losses("_relative", log="x", finish=_write_models, unit="_line",
+                 title="Ours: rate of black and parent ends at 0.1, of others at 0"), "ours",
          0.8, 2.9, "training cost with all ancestors\n(FLOPs, largest Transformer = 1)"),
         (_losses("_relative", log="x", name="inside", title="", ylabel="ln perplexity", finish=_write_models),
          "published", 5.2, 1.72, "training cost (TPU v4 hours,\nlargest Transformer = 1)"),
     ):  # fmt: skip
         rows = data[data["source"].eq(source) & data["_series"].notna()]
-        axes = figure.add_axes((x / WIDEST, 0.86 / height, wide / WIDEST, 2.4 / height))
+        axes = figure.add_axes((x / WIDEST, 0.86 / height, wide / WIDEST, 2.6 / height))
         labels = mark(axes, panel, rows, {})[0] if len(rows) else []
         axes.set(xlabel=words, ylabel=panel.ylabel)
         axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
-        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 14)
+        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST, _AT_ZERO)], 14)
     return figure
 
 
@@ -130,9 +136,10 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The cost of a
     grown model includes all its ancestors. The Tokenformer from scratch and the parent trained further have the cost of
     the grown model; marks of equal cost are shifted sideways. The black line joins the Transformers from scratch with
-    the lowest loss at their cost on one schedule, which ends at a tenth of the peak rate; stages end at zero. Hollow:
-    the largest grown model of the paper against its Transformers of 300B tokens. To see: growing saves cost if its mark
-    is to the left of the black line. The table tokenformer_envelope has the other stages, growth with zero keys and all
+    the lowest loss at their cost on one schedule, which ends at a tenth of the peak rate; stages end at zero. Grey: the
+    smallest Transformer, trained to a rate of zero on few and on many tokens, which no ratio uses. Hollow: the largest
+    grown model of the paper against its Transformers of 300B tokens. To see: growing saves cost if its mark is to
+    the left of the black line. The table tokenformer_envelope has the other stages, growth with zero keys and all
     Transformers. The published models are a thousand times larger, and their Transformers are single models. If the
     learning rates of some stages fell to zero, only these stages are shown. All losses are on one test text.
     """
@@ -144,6 +151,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         frames.append(lowest.assign(_series=_LOWEST).drop(columns="lowest"))
         arms = registered_arms(_CLAIM, results.scale).arms.values()
         ratios = tokenformer_envelope.rows(results, runs).assign(source="ours", part="ratio")
+        at_zero = ratios[ratios["envelope"].eq("ends at rate zero")].assign(part="mean", series=_AT_ZERO, lent=True)
+        frames.append(at_zero.reindex(columns=lowest.columns).assign(_series=_AT_ZERO, flops_ratio=np.nan))
         claimed = ratios[ratios["run"].isin([arm.run for arm in arms])]
         ratios["series"] = ratios["run"].map(rows.drop_duplicates("run").set_index("run")["series"])
         ratios = ratios[ratios["run"].isin({*claimed["run"], *claimed["parent"]})].dropna(

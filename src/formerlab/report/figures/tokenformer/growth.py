@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
@@ -23,6 +23,7 @@ from formerlab.report.studies.tokenformer import (
     STUDY,
     mean_curves,
 )
+from formerlab.report.style import PUBLISHED_INK
 from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate
 from formerlab.report.tables.tokenformer.models import published_gaps, tokenformer_modern
 from formerlab.results.read import Results
@@ -109,28 +110,26 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 
 _SHIFTS = {"classic": 0.88, "modern": 1.14}
 """Factors that move the marks of the two Transformers apart on the axis of tokens."""
+_CLASSIC = "#80B4D8"
+"""Light blue of the Tokenformer minus a classic Transformer."""
 
 
-def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
-    """Write the verdicts and the published names beside the marks, and the change with longer training below them."""
+def _finish_gap(axes: Axes, rows: DataFrame) -> None:
+    """Label the numbers of tokens, or name the published values."""
     tokens = np.unique(rows["tokens"].dropna())
     axes.set_xticks(tokens, map(format_count, tokens))
-    axes.set_xlim(*((0.2 * tokens.min(), 2 * tokens.max()) if len(tokens) else (0.7, 2.5)))
+    axes.set_xlim(*((0.4 * tokens.min(), 2 * tokens.max()) if len(tokens) else (0.7, 2.5)))
     axes.minorticks_off()
-    for x, y, words, marker in rows[["_tokens", "difference_nats", "_words", "_marker"]].dropna().to_numpy():
-        side = -1 if marker == "X" and len(tokens) else 1
-        axes.annotate(words, (x, y), (7 * side, 0), textcoords="offset points", va="center", fontsize=7,
-                      ha="left" if side > 0 else "right")  # fmt: skip
-    for words in rows["_change"].dropna().unique():
-        axes.set_ylim(bottom=axes.get_ylim()[0] - 0.06)
-        axes.text(0.02, 0.02, words, transform=axes.transAxes, fontsize=7)
+    for y, name in rows.loc[rows["source"].eq("published"), ["difference_nats", "_name"]].to_numpy():
+        axes.annotate(name, (0.03, y), (0, 2), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                      color=PUBLISHED_INK, fontsize=7)  # fmt: skip
 
 
 @plot(reads="eval.csv test.csv lender_test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
     Panel("_tokens", "difference_nats", by="_series", facet="_panel", log="x", zero=0.0, name="legend", share_y=True,
-          same_limits="y", xlabel="{_xlabel}", finish=_write_verdicts,
+          same_limits="y", xlabel="{_xlabel}", finish=_finish_gap,
           ylabel="loss, Tokenformer minus\nTransformer (nats; above 0,\nthe Tokenformer is worse)"),
     columns=4, height=2.2
 ))  # fmt: skip
@@ -151,29 +150,34 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     table = table.dropna(subset="arm").rename(columns={"run": "rival", "tokenformer": "run"})
     losses, ends = held_out_losses(results, STUDY, runs), expand_columns("difference_nats[]+")
     changes, verdicts = table["rival"].isna(), table["verdict"].str.partition(" (")[0].replace("", None)
+    values = Series([in_words(row, "difference_nats") for _, row in table.iterrows()], table.index)
+    evaluated = verdicts.radd(": ").fillna("")
+    words = table["tokens"].map(format_count, "ignore") + ", above 0" + evaluated + values.str.extract("([‡§]?)$")[0]
+    words = words.where(verdicts.notna()).mask(changes, "change (" + table["arm"] + ")" + evaluated + "\n" + values)
+    words = words.dropna().groupby(table["regime"]).agg("\n".join)
     pairs = table[~changes & table["regime"].isin(losses["regime"])]
     seeds = differences(losses, pairs[["regime", "arm", "tokens", "run", "rival"]], "run", "rival")
-    words = "change (" + table["arm"] + ")" + verdicts.radd(": ").fillna("") + "\n"
-    words += [in_words(row, "difference_nats").replace(" [", "\n[") for _, row in table.iterrows()]
     table = table.assign(
         source="ours",
         part=changes.map({True: "change", False: "mean"}),
         verdict=verdicts,
-        _words=verdicts.mask(changes),
-        _change=table["regime"].map(words[changes].set_axis(table.loc[changes, "regime"])),
+        _xlabel="training tokens" + table["regime"].map(words).radd("\n").fillna(""),
         _panel=table["regime"].map(lambda regime: regime_label(regime, results.scale)),
     )
     table["_panel"] = table["_panel"].str.replace(", cosine learning rate", ": rate")
-    seeds = seeds[seeds["part"].eq("seed")].merge(table[["regime", "_panel"]].drop_duplicates())
+    seeds = seeds[seeds["part"].eq("seed")].merge(table[["regime", "_panel", "_xlabel"]].drop_duplicates())
     published = published_gaps().assign(source="published", part="published", _panel="124M parameters")
-    published["_words"] = published["run"].str.removesuffix(", 124M")
+    published["_name"] = published["run"].str.removesuffix(", 124M") + ": " + published["arm"]
+    published["_xlabel"] = ""
     rows = pd.concat([seeds, table, published], ignore_index=True)
     columns = ["source", "regime", "arm", "tokens", "run", "rival", "part", "seed", "seeds", *ends, "verdict"]
-    shown: DataFrame = rows[[*columns, "_words", "_change", "_panel"]].assign(
-        _series=("minus a " + rows["arm"] + " Transformer").where(rows["part"].ne("change")),
-        _tokens=rows["tokens"].fillna(1) * rows["arm"].map(_SHIFTS),
+    lengths = rows.groupby("arm")["tokens"].nunique()
+    few = rows["arm"].map(lengths < lengths.max()).map({True: " (short runs only)", False: ""})
+    shown: DataFrame = rows[[*columns, "_name", "_panel", "_xlabel"]].assign(
+        _series=("minus a " + rows["arm"] + " Transformer" + few).where(rows["part"].ne("change")),
+        _tokens=rows["tokens"] * rows["arm"].map(_SHIFTS),
         _marker=rows["arm"].map({"classic": "X", "modern": "s"}),
-        _xlabel=rows["source"].map({"ours": "training tokens", "published": ""}),
+        _color=rows["arm"].map({"classic": _CLASSIC}),
         _style=TOKENFORMER,
     )
     return shown
