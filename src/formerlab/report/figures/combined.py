@@ -88,7 +88,7 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         _panel=np.select([of_cache, whole & rows["name"].isin(names)], ["caches", "models"], "none"),
         _label=label + "\n" + values.groupby([label, rows["text"]]).transform("first"),
-        _order=label.str.count(" x ") * len(names) + Index(names).get_indexer(rows["name"]),
+        _order=label.str.count(" x ") * len(names) + Index(names).get_indexer(Index(rows["name"])),
         _color=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], GREY)),
         _marker=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], "D")),
         _style=rows["name"].map(styles),
