@@ -8,6 +8,7 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
+from formerlab.commands import readme
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_blocks
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import read_arms
@@ -57,11 +58,17 @@ def verdicts(tmp_path_factory):
     return evaluate_results(Results(root), read_arms(ROOT, "overnight"))
 
 
+@pytest.fixture(scope="module")
+def by_scale():
+    """The verdicts on the committed rows, evaluated once because this takes seconds."""
+    return verdicts_by_scale(ROOT)
+
+
 @pytest.mark.parametrize("scale", LISTED_VERDICTS)
-def test_committed_rows_have_the_listed_verdicts(scale):
+def test_committed_rows_have_the_listed_verdicts(by_scale, scale):
     """Claims that are missing in the registered lists and in NEWER_VERDICTS have no rows or are not tested."""
     root = ROOT / "results/cached" / scale
-    verdicts = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
+    verdicts = by_scale.get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
     verdict_by_claim = {verdict.claim.id: verdict for verdict in verdicts}
     for claim, text in (LISTED_VERDICTS[scale] | NEWER_VERDICTS.get(scale, {})).items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
@@ -117,9 +124,8 @@ def rows_of(table):
     return [line for line in table.splitlines() if line.startswith("| ")][2:]
 
 
-def test_the_readme_counts_every_claim_once_and_names_the_contradicted_ones(verdicts):
+def test_the_readme_counts_every_claim_once_and_names_the_contradicted_ones(verdicts, by_scale):
     """CONTRADICTED_CLAIMS has a short name for each contradicted claim, and no other names."""
-    by_scale = verdicts_by_scale(ROOT)
     (line,) = [line for line in readme_findings(by_scale).splitlines() if line.startswith("Of ")]
     counts, _, named = line.partition(" Contradicted: ")
     measured, exact = counts.split(". ")
@@ -167,9 +173,8 @@ def test_both_tables_of_findings_are_sorted_by_verdict_with_a_stable_order(verdi
     assert briefs
 
 
-def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition():
+def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition(by_scale):
     """README, the page of verdicts and claims.csv show the reason. Only README states the condition."""
-    by_scale = verdicts_by_scale(ROOT)
     untested = [verdict for verdict in best_verdicts(by_scale) if verdict.outcome == "not_tested"]
     measured = {verdict.claim.id for verdict in untested if any(item.quantities for item in verdict.items)}
     words = {verdict.claim.id: verdict_frame([verdict])["verdict"].iloc[0] for verdict in untested}
@@ -223,12 +228,12 @@ def test_the_readme_has_a_claim_of_each_paper():
     }
 
 
-def test_cards_show_numbers_in_the_unit_of_their_label():
+def test_cards_show_numbers_in_the_unit_of_their_label(by_scale):
     """Rows have fractions of questions and logarithms of ratios.
 
     Cards show percentage points and ratios, as published.
     """
-    cards = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
+    cards = {verdict.claim.id: verdict for verdict in best_verdicts(by_scale)}
     formats = {"decay-beats-h2o": "{:.1f} [{:.1f}, {:.1f}] points", "vision-gelu-over-exp": "{:.2f} [{:.2f}, {:.2f}];"}
     for (name, form), convert in zip(formats.items(), (lambda x: 100 * x, math.exp), strict=True):
         (item,) = cards[name].items
@@ -258,6 +263,7 @@ def test_generated_blocks_replace_only_the_text_between_markers(tmp_path):
         with_blocks(page, "new")
 
 
-def test_generated_blocks_are_up_to_date():
+def test_generated_blocks_are_up_to_date(by_scale, monkeypatch):
     """Run `make readme` if rows, a scale or the evaluation changed."""
+    monkeypatch.setattr(readme, "verdicts_by_scale", lambda root: by_scale)
     assert list(outdated(ROOT)) == []
