@@ -431,9 +431,10 @@ def _by_operation(rows: DataFrame) -> dict[str, DataFrame]:
 def _answer_speeds(rows: DataFrame) -> str:
     forward = rows[rows["measure"].eq(FORWARD) & rows["variant"].str.startswith("DenseFormer")]
     times = [
-        f"{row['variant'].removeprefix('DenseFormer ')}, {in_words(row, 'time_ratio')}" for _, row in forward.iterrows()
+        f"{in_words(row, 'time_ratio')} times as long with {row['variant'].removeprefix('DenseFormer ')}"
+        for _, row in forward.iterrows()
     ]
-    return f"Forward pass, time divided by the time of plain: {'; '.join(times)}." if times else ""
+    return f"A forward pass takes {' and '.join(times)} as with plain." if times else ""
 
 
 _MEMORY = "denseformer-memory-negligible"

@@ -153,7 +153,7 @@ def published_differences() -> DataFrame:
 
 
 def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per compared pair with both accuracies. Without pairs, return all models."""
+    """Return a table per question with a row per compared pair. Without pairs, return all models."""
     if rows["source"].eq("published").any():
         return {}
     asked, trained = (rows.dropna(subset=name) for name in ("question", "parameters_non_embedding"))
@@ -165,14 +165,14 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     )
     heading += "".join(f"; {name} {level:.1f} %" for name, level in probe[["model", "top1_percent"]].to_numpy())
     by_run = trained.set_index("run")
-    of_family = by_run.index.str.startswith(("score-", "norm-", "grown-", "trained-on", "tokenformer-s"))
     names = by_run["model"].str.replace("( \\(|[:;]).*", "", regex=True)
-    names = names.mask(of_family, "Tokenformer, " + names) + ", " + by_run["parameters_non_embedding"].map(count)
+    names += ", " + by_run["parameters_non_embedding"].map(count)
     costs = by_run["flops_cumulative"].map(lambda flops: f", {number('flops', flops, 1)} FLOPs")
     with_costs, is_growth = names.str.replace(", equal FLOPs", "") + costs, asked["question"].eq(GROWTH)
     for position, column in (("first", "run"), ("second", "compared_with")):
         level = asked[column].map(by_run["top1_percent"])
         labels = asked[column].map(names).mask(is_growth, asked[column].map(with_costs))
+        labels = labels.mask(asked["question"].eq(SCORES), labels.str.replace("Tokenformer", "L2 norm, then GeLU"))
         asked = asked.assign(**{position: labels, f"top1_{position}": level})
     published = published_differences()  # ratios in rows are first over second
     ratios = published[published["run"].str.contains("-B/")].set_index(["question", "model"])["error_ratio"]
@@ -180,7 +180,9 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     ratio, low, high = expand_columns("error_ratio[]")
     asked[[ratio, low, high]] = 1 / asked[[ratio, high, low]].to_numpy()
     columns = ["first", "second", "top1_first", "top1_second", *expand_columns(f"{COMPARED}[]+ error_ratio[]")]
-    return {heading: asked[[*columns, "error_ratio_b", "verdict"]]}
+    blocks = asked[["question", *columns, "error_ratio_b", "verdict"]].groupby("question", sort=False)
+    tables = {str(question).partition(",")[0]: block.drop(columns="question") for question, block in blocks}
+    return {f"{name}{'' if number else f'; {heading}'}": block for number, (name, block) in enumerate(tables.items())}
 
 
 def _answer(rows: DataFrame) -> str:

@@ -191,7 +191,8 @@ def _own_and_common(rows: DataFrame) -> dict[str, DataFrame]:
     rows = rows[rows["budget"] == rows["budget"].iloc[0]]
     common = rows["common alphas"].dropna().iloc[0]
     heading = f"{model_label(str(rows['run'].iloc[0]))}, cache of {pruning.budget_text(rows['budget'].iloc[0])}"
-    shown = rows.assign(**{"own alphas": rows["own alphas"].fillna("by set")})
+    sets = rows["task"] + rows["questions"].map(" ({:.0f})".format, na_action="ignore").fillna("")
+    shown = rows.assign(task=sets, **{"own alphas": rows["own alphas"].fillna("by set")})
     columns = ["task", "own alphas", *expand_columns("acc_own acc_common acc_h2o gain[]"), "verdict"]
     return {f"{heading}; common alphas of the halves: {common}": shown[columns]}
 
@@ -211,8 +212,8 @@ def _answer_tasks(rows: DataFrame) -> str:
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task?
 
-    - Accuracy of Decay with an alpha for each set and with one alpha for all, chosen on one half of the questions and
-    evaluated on the other. Own alphas: the choices of the halves.
+    - Accuracy of Decay with an alpha for each set (its questions) and with one alpha for all, chosen on one half of the
+    questions and evaluated on the other. Own alphas: of the halves.
     - Brackets: 95 % interval over questions; for the mean, alpha is chosen again in every resample.
     - Doubt: halves often disagree on the best alpha.
     """

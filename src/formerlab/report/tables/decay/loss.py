@@ -191,7 +191,9 @@ def _choices(rows: DataFrame) -> dict[str, DataFrame]:
     rows = rows[rows["configuration"].isin(_CHOICES)]
     if rows.empty:
         return {}
-    alphas = rows[rows["alphas"].str.fullmatch(r"[\d.]+", na=False)].groupby("configuration")["alphas"].agg(", ".join)
+    chosen = rows[rows["alphas"].str.fullmatch(r"[\d.]+", na=False)]
+    alphas = chosen["alphas"] + " at " + chosen["budget"].map(budget_text)
+    alphas = alphas.groupby(chosen["configuration"]).agg(", ".join)
     table = _by_budget(rows).sort_values("configuration", key=lambda names: names.map(_CHOICES.index))
     names = [f"{name} ({alphas[name]})" if name in alphas else name for name in table["configuration"]]
     return {_heading(rows): table.assign(configuration=names).rename(columns={"configuration": "choice of alpha"})}
@@ -227,7 +229,7 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
 
     - Loss of Decay without recent tokens minus the loss of H2O, by cache budget in percent of the tokens. A head takes
     the alpha whose attention is nearest to ideal attention.
-    - Brackets: 95 % interval over windows, for this one model; in the first column the alphas by budget.
+    - Brackets: 95 % interval over windows, for this one model; in the first column the chosen alphas.
     - Doubt: alphas known afterwards are chosen by the reported loss itself.
     """
     keys, choice = ["run", "budget"], ["run", "budget", "configuration"]

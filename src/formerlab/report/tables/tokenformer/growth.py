@@ -252,8 +252,9 @@ _WAYS = WAYS_TO_GROW | {f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained fur
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the parent with its grown and further trained models, then models from scratch; or the published costs."""
     if rows["source"].eq("published").any():
-        ratio = f"the last row costs {rows['flops_ratio'].max():.2f} at equal loss"
-        heading = f"OpenWebText; 30B tokens a stage, Transformer from 300B; {ratio}"
+        last = rows.dropna(subset="flops_ratio").iloc[-1]
+        costs = f"{last['size']} costs {last['flops_ratio']:.2f} times a Transformer of equal loss (our estimate)"
+        heading = f"OpenWebText; 30B tokens a stage, Transformer from 300B; {costs}"
         return {heading: rows.drop(columns="flops_ratio").dropna(axis=1, how="all")}
     at_zero = rows["parent"].isna() & rows["schedule"].str.endswith(" to 0")
     ours = rows[rows["variant"].isin(_WAYS) & ~at_zero].replace({"variant": _WAYS})
@@ -263,7 +264,8 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     ours, scratch = (
         part.assign(teraflops=part["flops_cumulative"] / 1e12, tokens_read=part["tokens"]) for part in (ours, scratch)
     )
-    ours = ours.assign(_cost=ours["teraflops"].round(-1)).sort_values(["_cost", "variant"])
+    order = [*dict.fromkeys(_WAYS.values())]
+    ours = ours.sort_values("teraflops").sort_values("variant", key=lambda names: names.map(order.index), kind="stable")
     text = rows.loc[rows["envelope"].eq("yes"), "regime"].iloc[0].partition(", ")[0]
     shown = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "least_ratio"]
     scratch = scratch.assign(
@@ -298,10 +300,10 @@ def _answer_ratios(rows: DataFrame) -> str:
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """Does growth need fewer FLOPs than training from scratch?
 
-    - Ratio: FLOPs, with all ancestors, over FLOPs of a Transformer of equal loss, interpolated between those marked
+    - Ratio: FLOPs, with ancestors, over FLOPs of a Transformer of equal loss, interpolated between those marked
     "used"; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the Transformers that are used end at a tenth of the peak rate, stages at zero.
+    - Doubt: the used Transformers end at a tenth of the peak rate, stages at zero; some have one seed.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:

@@ -205,9 +205,10 @@ def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """
     if rows["source"].eq("published").all():
         bits = published("openai/parameter-golf").set_index("model")["value"].astype(float)
-        other = f"{bits['TokenFormer MLP only']:.4f} against {bits['baseline']:.4f} bits per byte"
+        other = f"{bits['TokenFormer MLP only']:.4f} with parameter tokens in MLPs, {bits['baseline']:.4f} without"
         names = {"run": "published by", "perplexity": "Transformer, perplexity ↓"}
-        return {f"a third source has {other}, 17M parameters": rows.rename(columns=names)}
+        heading = f"a third source, openai/parameter-golf, 17M parameters, in bits per byte: {other}"
+        return {heading: rows.rename(columns=names)}
     gaps = rows[rows["arm"].notna()].sort_values(["arm", "tokens"], ascending=[False, True])  # changes have no tokens
     keys, parts = ["text", "end of rate", "arm"], gaps["regime"].str.partition(", ")
     gaps = gaps.assign(**{"text": parts[0], "end of rate": parts[2].str.removeprefix("cosine learning rate to ")})
