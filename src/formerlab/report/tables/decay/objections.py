@@ -166,10 +166,11 @@ def _answer(rows: DataFrame) -> str:
 def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay win back the accuracy that H2O loses?
 
-    - Accuracies are paired by question; sets have equal weights. Only groups of sets on which H2O clearly loses accuracy
-    (the CSV has all). Scoring: total probability, unless named.
+    - Accuracies are paired by question; sets have equal weights. Only groups of sets on which H2O clearly loses
+    accuracy (the CSV has all). Scoring: total probability, unless named.
     - Brackets: 95 % interval over questions, for this one model.
-    - Doubt: fractions of few points are uncertain and not registered; ARC-e, SciQ and BLiMP were chosen after the result.
+    - Doubt: fractions of few points are uncertain and not registered; ARC-e, SciQ and BLiMP were chosen after the
+    result.
     """
     rows = pruning.nearest_budget_rows(results.rows("prune_questions.csv", STUDY, runs))
     table = []
