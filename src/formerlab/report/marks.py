@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
@@ -248,12 +249,13 @@ def _forest(
 
 
 def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
-    """Write the column `verdict` at the right end of the rows of a forest plot, and make their labels bold.
+    """Write the column `verdict` in a white strip right of a forest plot, and make the labels of these rows bold.
 
     `label` is the column with the labels of the rows.
     """
     labels, (low, high) = {text.get_text(): text for text in axes.get_yticklabels()}, axes.get_xlim()
     axes.set_xlim(low, high + 0.2 * (high - low))
+    axes.add_patch(Rectangle((5 / 6, 0), 1 / 6, 1, transform=axes.transAxes, color="white", linewidth=0, zorder=1))
     for name, verdict in rows.reindex(columns=[label, "verdict"]).dropna().drop_duplicates().to_numpy():
         at, across = (0.99, list(labels).index(name)), axes.get_yaxis_transform()
         axes.text(*at, verdict.replace(" ", "\n"), ha="right", va="center", fontsize=7, transform=across)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.style import BLACK, HOLLOW, PUBLISHED_GROUND, plot_style
+from formerlab.report.style import BLACK, GREY, HOLLOW, PUBLISHED_GROUND, plot_style
 
 SIZE = (2.7, 2.5)
 """Width and height in inches."""
@@ -22,20 +22,23 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
 
     def render(rows: DataFrame) -> Figure:
         figure, labels = Figure(SIZE), list(rows["label"].unique())[::-1]
-        series = list(rows["series"].unique())
-        width, height, below = *SIZE, 0.48 + 0.17 * len(series)
+        series, handles = list(rows["series"].unique()), {}
+        width, height, below = *SIZE, 0.48 + 0.17 * (len(series) + ("limit" in rows))
         axes = figure.add_axes((left / width, below / height, 0.97 - left / width, 0.9 - below / height))
         axes.axvline(float(ratio), color=BLACK, linewidth=0.9, zorder=1)
-        for name, points in rows.groupby("series", sort=False):
+        for limit in rows.get("limit", rows["value"][:0]).dropna().unique():
+            axes.axvline(limit, color=GREY, linestyle="--", linewidth=1, zorder=1)
+            handles["limit of the claim"] = axes.get_lines()[-1]
+        for (name, style_name), points in rows.groupby(["series", "_style"], sort=False):
             heights = points["label"].map(labels.index).astype(float)
             for at in heights[points["source"].eq("published")]:
                 axes.axhspan(at - 0.5, at + 0.5, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
             if rows["label"].duplicated().any():  # series of one row are above each other
                 heights += 0.3 * ((len(series) - 1) / 2 - series.index(name))
-            style = plot_style(points["_style"].iloc[0]) | {"linestyle": "", "markersize": 5, "elinewidth": 1.6}
+            style = plot_style(style_name) | {"linestyle": "", "markersize": 5, "elinewidth": 1.6}
             hollow = HOLLOW if points["source"].eq("published").all() else {}
             bars = (points["value"] - points["low"]).fillna(0), (points["high"] - points["value"]).fillna(0)
-            axes.errorbar(points["value"], heights, xerr=bars, label=name, **style | hollow)
+            handles[name] = axes.errorbar(points["value"], heights, xerr=bars, **style | hollow)
         axes.set_yticks(range(len(labels)), labels)
         axes.set(ylim=(-0.6, len(labels) - 0.4))
         if ratio:
@@ -45,8 +48,8 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
         axes.set_xlabel(xlabel, loc="right")
         axes.tick_params(length=0, labelsize=TEXT)
         figure.text(0.02, 0.985, title, va="top", fontsize=TEXT + 0.5)
-        figure.legend(loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0, handletextpad=0.4, labelspacing=0.3,
-                      fontsize=TEXT)  # fmt: skip
+        figure.legend(handles.values(), handles, loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0,
+                      handletextpad=0.4, labelspacing=0.3, fontsize=TEXT)  # fmt: skip
         return figure
 
     return render

@@ -1,5 +1,6 @@
 """Structure, weights and flow of averages over depth (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
+import re
 from functools import partial
 from textwrap import fill
 from typing import Any
@@ -145,14 +146,10 @@ def _draw_thirds(axes: Axes, rows: DataFrame) -> None:
     if of_run.empty or len(blocks) < 3:
         return
     count = len(blocks) // 3
-    for third, ends, right in zip(THIRDS, (blocks[:count], blocks[:-1][-count:]), (0, 1), strict=True):
+    for third, ends in zip(THIRDS, (blocks[:count], blocks[:-1][-count:]), strict=True):
         mean, low, high = of_run.iloc[0].reindex(expand_columns(f"{third}[]"))
         axes.fill_between([ends[0] - 0.5, ends[-1] + 0.5], low, high, color=GREY, alpha=0.35, linewidth=0, zorder=3)
         axes.hlines(mean, ends[0] - 0.5, ends[-1] + 0.5, color=BLACK, linewidth=2, zorder=4)
-        words = f"{third.partition('_')[0]}: {mean:.2f} [{low:.2f}, {high:.2f}]".replace("-", "\N{MINUS SIGN}")
-        axes.text(0.99, 0.98 - 0.09 * right, words, transform=axes.transAxes, ha="right", va="top", fontsize=7)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.1 * (high - low))
     axes.text(0.02, 0.02, "paper: above 0\nfirst, below 0 last", transform=axes.transAxes, **_PAPER)
 
 
@@ -163,7 +160,9 @@ PUBLISHED_MOMENT = 100 * 5000 / 40_000
 def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(PUBLISHED_MOMENT, color=PUBLISHED_INK, linestyle=":", linewidth=1)
     axes.text(0.98, 0.04, "dotted: the paper\nhas its pattern", transform=axes.transAxes, ha="right", **_PAPER)
-    axes.text(0.98, 0.34, f"dashed: {rows['_moment'].iloc[-1]}", transform=axes.transAxes, ha="right", fontsize=7)
+    lines = {line: blocks for line, blocks in rows[["_linestyle", "_moment"]].to_numpy()}
+    words = "\n".join(f"{name}: {lines[line]}" for line, name in (("-", "solid"), ("--", "dashed")) if line in lines)
+    axes.text(0.98, 0.27, words, transform=axes.transAxes, ha="right", fontsize=7)
 
 
 def _correlations_with_end(rows: DataFrame) -> DataFrame:
@@ -185,24 +184,28 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
 
 @plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     _weights(where={"part": "mean"}),
-    Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Correlation with the end",
-          name="none", xlabel="training steps (%)", finish=_mark_published_moment),
+    Panel("_r", "_model_name", by="_model_name", style="variant", kind="forest", where={"part": "run"}, zero=0.0,
+          title="Seeds agree (right)", xlabel="correlation r of two seeds"),
     Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, same_limits="y",
-          xlabel="average after block i", ylabel="weight of the embedding", finish=_draw_thirds),
-    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; r: correlation "
-                        "of pairs of seeds; grey: mean of the first and the last third; intervals: 95 %."],
+          xlabel="average after block i{_thirds}", ylabel="weight of the embedding", finish=_draw_thirds),
+    Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Early pattern",
+          name="none", xlabel="training steps (%)", ylabel="correlation with the end",
+          finish=_mark_published_moment),
+    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; grey: mean of "
+                        "the first and the last third; intervals: 95 %."],
     columns=3, height=1.6, order="_rank destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622. Row i is the average
     after block i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text is shown; the CSV has
-    all schemes. Training starts from 1 on the diagonal. r is the mean correlation of the off-diagonal weights of two
-    seeds (Fisher's z, jackknife over seeds). Upper right: the correlation of the off-diagonal weights of a seed with
-    its weights at the end; the paper has its final pattern after 5000 of 40,000 steps (dotted). Below: the weight of
-    the embedding by seed, and its mean over the first and the last third of the averages. The last third excludes the
-    last average. The claim asks that the first mean is above zero and the second below. To see: whether the pattern of
-    the paper appears in all seeds, and when. It has weight on the diagonal and just beside it, and a column at X_0 that
-    is positive early and negative late. It also has a triangle of large weights over the last blocks.
+    all schemes. Training starts from 1 on the diagonal. Upper right: r, the mean correlation of the off-diagonal
+    weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the correlation of the off-diagonal weights of
+    a seed with its weights at the end; the paper has its final pattern after 5000 of 40,000 steps (dotted). Lower left:
+    the weight of the embedding by seed, and its mean over the first and the last third of the averages. The last third
+    excludes the last average. The claim asks that the first mean is above zero and the second below. To see: whether
+    the pattern of the paper appears in all seeds, and when. It has weight on the diagonal and just beside it, and a
+    column at X_0 that is positive early and negative late. It also has a triangle of large weights over the last
+    blocks.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     models = compared_runs(results, runs).drop_duplicates("run")
@@ -227,13 +230,17 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     blocks = rows["layers"].map("{:.0f} blocks".format)
     shown = "1x1, " * (not dense.any()) + rows.pop("_text") + ", " + blocks
     by_run = DataFrame(of_runs).set_index("run")
-    alike = ", r = " + by_run.apply(in_words, axis=1, name="_r")
-    alike, claim_words = (words.str.replace(r"(?<!,) ", "\N{NO-BREAK SPACE}", regex=True)
-                     for words in (alike, ", claim: " + by_run["verdict"]))  # fmt: skip
+    of_thirds = [f"\n{third.partition('_')[0]} " + by_run.apply(in_words, axis=1, name=third) for third in THIRDS]
+    thirds = of_thirds[0] + of_thirds[1]
+    least = re.search(r"Blocks.*needed: at least (\d+)", " ".join(claim.reasons))
+    claim_words = ", claim: " + by_run["verdict"] + (f", needs {least[1]} blocks" if least else "")
+    claim_words = claim_words.str.replace(r"(?<!,) ", "\N{NO-BREAK SPACE}", regex=True)
     counts = seeds.groupby("run")["seed"].nunique().map(", {}\N{NO-BREAK SPACE}seeds".format)
     rows = rows.assign(
         source="ours",
-        _title=(shown + rows["run"].map(alike)).where(dense | (not dense.any())),
+        _title=shown.where(dense | (not dense.any())),
+        _model_name=shown.str.replace(", ", ",\n").where(dense),
+        _thirds=rows["run"].map(thirds),
         _model=(shown + rows["run"].map(counts + claim_words.reindex(counts.index).fillna(""))).where(dense & ~moment),
         _moment=blocks.where(moment),
         _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),

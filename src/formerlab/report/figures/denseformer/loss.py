@@ -166,21 +166,20 @@ def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=_write_verdicts,
-          title="Transformer minus 1x1", xlabel="nats per token (right: better)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; rate: of the Transformer, "
-                        f"otherwise 0.01 for both; {_BARS}; bold: a claim rests on the row; green: it asks for a mean "
-                        "in this range; tinted: published."],
-    width=NARROW, columns=1
+    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=_write_verdicts,
+          same_limits="x", xlabel="Transformer minus 1x1\n(nats; right: 1x1 better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; green: the claim "
+                        "asks for a mean in this range."],
+    width=NARROW, columns=1, order="_rank layers tokens"
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
-    number of training tokens (arXiv:2402.02622), paired by seed; rows also name the test text, the modern backbone or
-    the rate of the Transformer. The rows are the pairs of the table denseformer_table. Every run has its own full
-    schedule. Bold: rows that a claim uses, with its verdict. Dashed: a quarter of a published gain, the smallest mean
-    that meets the claim. Thick bars include the variance between seeds, pooled over similar runs, and the variance due
-    to the choice of texts if there are at least 20. Published: Tables 1 and 2, as differences of ln perplexity. To see:
-    whether the gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
+    number of training tokens (arXiv:2402.02622), paired by seed. The rows are the pairs of the table denseformer_table.
+    Every run has its own full schedule, and a peak rate of 0.01 unless the row says otherwise. Dashed: a quarter of a
+    published gain, the smallest mean that meets the claim. Thick bars include the variance between seeds, pooled over
+    similar runs, and the variance due to the choice of texts if there are at least 20. Published: Tables 1 and 2, as
+    differences of ln perplexity. To see: whether the gain grows with depth, and whether it lasts when both train longer
+    or only makes the first steps easier.
     """
     pairs = tables.denseformer_table.rows(results, runs)
     if "plain" not in pairs:
@@ -203,21 +202,30 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     limit = rows["run"].map(limits).mask(rows["verdict"].isna())
     other = rows["verdict"].isna() & rows["run"].isin(limits)
     modern = rows["setting"].eq("modern")
-    last = rows["_text"].mask(other, "rate " + rows["plain_learning_rate"].map("{:g}".format)).mask(modern, "modern")
-    labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ", " + last
+    least = rows["verdict"].str.extract(r"Blocks of .*needed: at least (\d+)")[0]
+    notes = ("Transformer's rate " + rows["plain_learning_rate"].map("{:g}".format)).where(other)
+    notes = notes.mask(modern, "modern").str.cat("; needs " + least + " blocks", na_rep="").replace("", None)
+    labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ", " + rows["_text"]
+    claimed = rows.groupby(["run", "plain"])["verdict"].transform("count").gt(0)
     rows = rows.assign(
-        _label=labels,
+        _label=labels + ("\n" + notes).fillna(""),
+        _panel=claimed.map({True: "Rows of a claim", False: "Other rows"}),
+        _rank=(~claimed).astype(int),
         _brief=~other & ~modern,
         **{column: rows[column].mask(seeds) for column in expand_columns("difference_nats[]+")[3:]},
         verdict=rows["verdict"].str.extract(r"^([^(;:]+[^ (;:])")[0].mask(seeds),
         difference_nats_limit=limit,
         difference_nats_met=np.where(limit.notna(), np.inf, np.nan),
     ).drop(columns=["setting", "plain_learning_rate"])
-    rows = rows.sort_values("difference_nats_limit", kind="stable")  # claims first
     label = published["layers"].map("{:.0f} blocks, ".format) + published["regime"]
     published = published.assign(
-        _label=label, _brief=published.index.isin(first.index), difference_nats=published["gain_nats"], part="published"
-    )[["source", "layers", "_label", "_brief", "difference_nats", "part"]]
+        _label=label,
+        _brief=published.index.isin(first.index),
+        difference_nats=published["gain_nats"],
+        part="published",
+        _panel="ln perplexity",
+        _rank=2,
+    )[["source", "layers", "_label", "_brief", "difference_nats", "part", "_panel", "_rank"]]
     return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE)
 
 

@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.marks import mark, write_claim_words
+from formerlab.report.marks import mark
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import TRANSFORMER, differences, format_count, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
@@ -182,30 +182,34 @@ PUBLISHED_TOKENS_PER_NEW_PARAMETER = (27, 260)
 
 _GROWN, _SCRATCH = "annealed-random-sqrt", "annealed-scratch"
 _CLAIMS = {
-    "tokenformer-growth-beats-continuing": "grown below 0",
-    "tokenformer-growth-gap-shrinks-with-stage": "grown falls",
+    "tokenformer-growth-beats-continuing": "below 0",
+    "tokenformer-growth-gap-shrinks-with-stage": "falls",
 }
-"""Claims on the grown model, with their short labels in the figure."""
+"""Claims on the model grown as published, with their short labels in the figure."""
 
 
 def _mark_stages(axes: Axes, rows: DataFrame) -> None:
-    """Shade the stages of the paper, name our stages, and write the verdicts on the model grown as published."""
-    axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
+    """Hatch the stages of the paper, and name our stages and the line at zero."""
+    axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, facecolor="none", edgecolor=PUBLISHED_INK, hatch="///", alpha=0.2,
+                 linewidth=0, zorder=0)  # fmt: skip
     axes.set_xlim(0.65 * rows["tokens_per_new_parameter"].min(), 330)
     axes.set_xticks(ticks := (10, 30, 100, 300), map(str, ticks))
     axes.set_ylim(top=axes.get_ylim()[1] + 0.07)
-    write = partial(axes.text, transform=axes.get_xaxis_transform(), va="top", fontsize=7)
+    write = partial(axes.text, transform=axes.get_xaxis_transform(), va="top", fontsize=7,
+                    bbox={"color": "white", "pad": 0.5})  # fmt: skip
     write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)
     for run, x in rows.drop_duplicates("tokens_per_new_parameter")[["run", "tokens_per_new_parameter"]].to_numpy():
         write(x, 0.89, run.rpartition("-")[2], ha="center")
-    write_claim_words(axes, rows)
+    axes.text(
+        310, 0, "parent trained\nfurther", ha="right", va="bottom", fontsize=7, color=ink(plot_style(_FURTHER)["color"])
+    )
 
 
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-* annealed-scratch-*",
       needs="annealed-trained-on-*", draw=layout(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
           title="Below 0: better than no growth", finish=_mark_stages,
-          xlabel="stage: tokens per new parameter", ylabel="loss minus parent trained\nfurther (nats)"),
+          xlabel="stage: tokens per new parameter\n{verdicts}", ylabel="loss minus parent trained\nfurther (nats)"),
     width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
@@ -214,7 +218,7 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     paired by seed; below zero, growing helps. The square is the Tokenformer of the grown size from scratch, for the
     FLOPs of the long stage and of the parent; it read other text than the parent. A thick bar is the interval that the
     claim uses, a thin bar Student's interval of these seeds; the page of verdicts has the conditions that are not met.
-    Marks of one stage are shifted sideways. The shaded range has the stages of the paper, 27 to 260 tokens. Every
+    Marks of one stage are shifted sideways. The hatched range has the stages of the paper, 27 to 260 tokens. Every
     learning rate falls to zero. tokenformer_table has the short stage on books. To see: whether growing needs a longer
     stage to help.
     """

@@ -48,7 +48,7 @@ _DRAWN = [name for run, name in ARMS.items() if "ungrown" not in run and "hyperc
 
 def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
     """Set the limits from the rows after the first step. The difference at the first step is much larger."""
-    later = rows.loc[rows["_item"].ne(ITEMS["first_step"])].filter(like="tokens_minus_net2net_nats")
+    later = rows.loc[~rows["_item"].str.startswith(ITEMS["first_step"])].filter(like="tokens_minus_net2net_nats")
     ends = [0.0, *later.to_numpy(float).ravel()]
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     if high > low:
@@ -56,14 +56,14 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=layout(
-    Panel("step", "loss_nats", by="_series", kind="band", zero=0.0, name="legend", where={"part": "relative"},
+    Panel("step", "_relative", by="_series", kind="band", zero=0.0, name="legend", where={"part": "relative"},
           title="Below 0, growing helps", xlabel="step on the second domain",
           ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim: tokens minus Net2Net below 0 ({verdict})", finish=_limit_to_later_steps,
+          zero=0.0, title="Claim, tokens minus Net2Net: all below 0 ({verdict})", finish=_limit_to_later_steps,
           xlabel="loss (nats; left: tokens better)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: 95 % Student t interval over seeds; bars: 95 % interval "
-                        "with the spread of similar runs, as used for verdicts."],
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands (series of the claim): 95 % Student t interval over "
+                        "seeds; bars: 95 % interval with the spread of similar runs, as used for verdicts."],
     wanted=_DRAWN, order="_order step", height=2.1
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
@@ -73,8 +73,8 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero. The CSV has the
     losses. To see: a model whose growth preserves its function starts at zero. Copies (the Net2Net of 2015, and
     HyperCloning) do so by construction. Padding with new blocks, the paper's form of Net2Net, does not. The curve of
-    HyperCloning is not drawn, since it coincides with the Net2Net of 2015. The curves omit step 0; the legend has the
-    values before the first step. The paper prints no values.
+    HyperCloning is not drawn, since it coincides with the Net2Net of 2015. Bands are drawn for the two series of the
+    claim. The curves omit step 0; the legend has the values before the first step. The paper prints no values.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -88,6 +88,11 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     starts = rows[rows["part"].eq("relative") & rows["step"].eq(0)].set_index("run")["loss_nats"]
     first = rows["run"].map(starts.map(", starts at {:+.2f}".format).str.replace("[+-](0.00)$", r"\1", regex=True))
     rows["_series"] = (rows["variant"] + first.fillna("")).where(rows["step"].gt(0) & rows["variant"].isin(_DRAWN))
+    of_claim = rows["run"].isin(["continued-tokenformer", "continued-net2net-pad"])
+    rows = rows.assign(
+        _relative=rows["loss_nats"],
+        **{f"_relative{end}": rows[f"loss_nats{end}"].where(of_claim) for end in ("_low", "_high")},
+    )
     reader, registered = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_CLAIM, results.scale)
     signs = {"tokenformer": 1.0, "tokenformer_ungrown": -1.0, "rival": -1.0, "rival_ungrown": 1.0}
     verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
@@ -95,12 +100,13 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
         if value:
+            words = "{:.2f} [{:.2f}, {:.2f}]".format(*value.values())
             value["tokens_minus_net2net_nats"] = value.pop("tokens_minus_net2net_nats_pooled")
             row = {
                 "source": "ours",
                 "part": "claim",
                 "run": "continued-tokenformer",
-                "_item": label,
+                "_item": f"{label}\n{words}".replace("-", "\N{MINUS SIGN}"),
                 "_order": 9,
                 "verdict": verdict,
             }
