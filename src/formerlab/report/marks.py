@@ -133,10 +133,9 @@ def _offset_x(panel: "Panel", points: DataFrame, means: DataFrame, shift: float 
     mean_x, x = to_axis(means[panel.x].astype(float)), to_axis(points[panel.x].astype(float))
     span = float(np.ptp(mean_x)) or 1.0
     series_at = means.groupby(np.round(mean_x / (0.012 * span)), sort=False)[panel.by].unique()
-    spacing = 0.035 if f"{panel.y}_pooled_low" in means else 0.02  # thick bars are wider
     gaps = np.abs(np.subtract.outer(np.asarray(x), np.asarray(mean_x)))
     gaps = np.where(gaps > 0.03 * span, gaps, span).min(axis=1)  # from each point to the nearest other x
-    step = np.minimum(spacing * span, 0.7 * gaps / int(series_at.map(len).max()))
+    step = np.minimum(0.035 * span, 0.7 * gaps / int(series_at.map(len).max()))
     series = [list(series_at.get(near, [])) for near in np.round(x / (0.012 * span))]
     order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0
              for names, name in zip(series, points[panel.by], strict=True)]  # fmt: skip

@@ -15,7 +15,7 @@ from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat, write_verdicts
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import differences, held_out_losses, seed_count, validation_losses
-from formerlab.report.style import GREY, HOLLOW, NARROW, PUBLISHED_GROUND, PUBLISHED_INK, WIDEST, plot_style
+from formerlab.report.style import GREY, HOLLOW, NARROW, PUBLISHED_GROUND, PUBLISHED_INK, VERMILION, WIDEST, plot_style
 from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
@@ -148,18 +148,20 @@ def draw_attention(data: DataFrame) -> Figure:
     heads, sharp = sorted(data["head"].unique()), clearest_head(data)["head"]
     figure = Figure((WIDEST, 4.4), layout="constrained")
     note = (f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence: the head that attends most "
-            "clearly to a word in every row. Small panels: queries down, keys across.")  # fmt: skip
+            "clearly to a word in every row (framed). Small panels: queries down, keys across.")  # fmt: skip
     figure.set_label(note)
     left, right = figure.subfigures(1, 2, width_ratios=(9, 4))  # type: ignore[misc]
     large, small = left.subplots(), right.subplots(len(heads), len(_ATTENTIONS), squeeze=False)
     for line, head in zip(small, heads, strict=True):
         for panel, attention in zip(line, _ATTENTIONS, strict=True):
+            if (attention, head) == ("cross", sharp):  # the head of the large panel
+                panel.spines[:].set(visible=True, color=VERMILION, linewidth=2)
             _draw_map(panel, data[data["part"].eq(attention) & data["head"].eq(head)])
             panel.set(xticks=[], yticks=[], title=attention if head == heads[0] else "")
         line[0].set_ylabel(f"head {head + 1}")
     image = _draw_map(large, data[data["part"].eq("cross") & data["head"].eq(sharp)])
     large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1:.0f}",
-              xlabel="source piece", ylabel="target piece")  # fmt: skip
+              xlabel="source piece", ylabel="target piece that is predicted")  # fmt: skip
     left.colorbar(image, ax=large, label="fraction of the attention", fraction=0.04)
     left.supxlabel(fill(note, 80), x=0.01, ha="left", color=GREY, fontsize=7)
     return figure
@@ -181,7 +183,8 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
     one head of the last layer. Of the first four heads of all seeds, it attends most clearly to one source word per
-    target word. A row is a target piece, a column a source piece. Small: the four heads of this seed in the encoder, in
+    target word. A row is the target piece that is predicted (the CSV names the piece before it, which is the query), a
+    column a source piece. Small: the four heads of this seed in the encoder, in
     the decoder and from decoder to encoder (cross). To see: which source piece each target piece is translated from,
     across the different word orders of the two languages.
     """
@@ -205,7 +208,7 @@ def _draw_published_slopes(axes: Axes, rows: DataFrame) -> None:
 
 _measured = partial(
     Panel, y="_milliseconds", by="_measured", style="_operation", kind="band", log="xy", ticks="{:g}".format,
-    ylabel="time of a call (ms)", finish=_draw_published_slopes
+    same_limits="y", ylabel="time of a call (ms)", finish=_draw_published_slopes
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha, name_zero
+from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha
 from formerlab.report.marks import write_claim_words
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
@@ -22,7 +22,7 @@ from formerlab.report.studies.pruning import (
     pruning_sample,
 )
 from formerlab.report.studies.questions import MEAN_LABEL, SUITES, accuracies, chance_accuracy, load_answers, task_label
-from formerlab.report.style import BLACK, GREEN, GREY, NARROW, ink
+from formerlab.report.style import BLACK, GREY, NARROW, ink
 from formerlab.report.tables.blocks import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
@@ -74,15 +74,11 @@ REGAINED_FRACTION = 0.17
 
 
 def _mark_sets(axes: Axes, rows: DataFrame) -> None:
-    """Print the mean in bold with its interval, print sets at chance level in grey, and draw a line between the sets of
-    the article and other sets.
+    """Print the mean in bold with its interval and the verdict, print sets at chance level in grey, and draw a line
+    between the sets of the article and other sets.
     """
     labels = axes.get_yticklabels()
     first = rows[rows["_minus_h2o_limit"].notna()]
-    for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
-        words = f"{value:z.1f} [{low:z.1f}, {high:z.1f}]".replace("-", "\N{MINUS SIGN}")
-        for x, text, side in ((high + 0.3, words, "left"), (low - 0.3, first["verdict"].iloc[0], "right")):
-            axes.text(x, len(labels) - 0.75, text, fontsize=7, ha=side, va="bottom", color=ink(GREEN))
     for label in labels:
         label.set_fontweight("bold" if label.get_text() == _MEAN else "normal")
         label.set_color(ink("#8C8C8C") if label.get_text().endswith("(chance)") else BLACK)
@@ -91,13 +87,17 @@ def _mark_sets(axes: Axes, rows: DataFrame) -> None:
     ]
     if any(unpublished) and not all(unpublished):
         axes.axhline(sum(unpublished) - 0.5, color=GREY, linewidth=0.6)
+    for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
+        words = f"{_MEAN}\n{value:z.1f} [{low:z.1f}, {high:z.1f}]\n{first['verdict'].iloc[0]}"
+        words = words.replace("-", "\N{MINUS SIGN}")
+        axes.set_yticks(axes.get_yticks(), [words if text == _MEAN else text for text in map(Text.get_text, labels)])
 
 
 _draw_accuracy = layout(
     Panel("_minus_h2o", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "pair"}, name="legend",
           title="Decay 0.2 minus H2O", xlabel="accuracy (points;\nright: Decay is better)", finish=_mark_sets),
     Panel("_difference", "_name", by="_arm", kind="forest", zero=0.0, where={"_panel": "level"},
-          title="Mean of five minus full cache (orange: H2O, green: Decay)", xlabel="accuracy (points)"),
+          title="Mean of five minus full cache (vermilion: H2O, green: Decay)", xlabel="accuracy (points)"),
     notes=_accuracy_notes, wanted=("H2O", "Decay"), columns=1, width=NARROW, order="source run _order"
 )  # fmt: skip
 
@@ -109,7 +109,7 @@ def draw_accuracy(data: DataFrame) -> Figure:
     data = data.assign(_marker=markers, _short=data["_model"], _model=names)
     pairs = data[data["policy"].eq("decay") | data["source"].eq("published") & data["series"].eq("Decay")]
     levels = data[data["_name"].eq(_MEAN)].dropna(subset="_series").query("_series != 'Local'")
-    models = levels["_short"].str.replace("-Instruct", "").str.replace("-chat", "")
+    models = levels["_short"].str.replace("-Instruct", "")
     levels = levels.assign(_panel="level", _name=models, _arm=levels["_series"] + ", " + models)
     return _draw_accuracy(pd.concat([pairs.assign(_panel="pair"), levels], ignore_index=True))
 
@@ -164,9 +164,8 @@ _ALPHA_CLAIMS = {"decay-small-alpha-better": "small alpha is better", "decay-pas
 
 
 def _describe_set(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published alpha, name the line at zero, and write the verdicts on the mean."""
+    """Mark the published alpha, and write the verdicts on the mean."""
     mark_alpha(axes, rows)
-    name_zero(axes, "right")
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
     write_claim_words(axes, rows)
 

@@ -1,6 +1,6 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -108,16 +108,11 @@ _HIGHEST = 0.1
 """Largest difference on the curves of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
 
-def name_zero(axes: Axes, side: Literal["left", "right"] = "left") -> None:
-    """Write above the line at zero that it is H2O."""
-    x = float(side == "right")
-    axes.annotate("H2O", (x, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", ha=side,
-                  va="bottom", color=ink(VERMILION), fontsize=7)  # fmt: skip
-
-
 def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
+    """Mark the published alpha, name the line at zero, and write the verdict and the values far above."""
     mark_alpha(axes, rows)
-    name_zero(axes)
+    axes.annotate("H2O", (0, 0), (1, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                  color=ink(VERMILION), fontsize=7)  # fmt: skip
     axes.text(0.25, 0.02, rows["verdict"].iloc[0], transform=axes.transAxes, fontsize=7)
     axes.text(0.78, 0.98, rows["_beyond"].iloc[0], transform=axes.transAxes, ha="right", va="top", fontsize=7,
               color=GREEN)  # fmt: skip

@@ -24,14 +24,17 @@ def _masks_note(rows: DataFrame) -> list[str]:
     return [f"cache of {budget_text(rows['budget'].min())}; first {rows['key'].max() + 1} tokens of the held-out text, "
             f"layer {layer + 1}, head {head + 1}; colour: seen by the policy and by Ideal; pale: only by the policy; "
             "black: only by Ideal; cosine: similarity of the attention to Ideal's, mean over all heads and "
-            f"{windows} windows; published: LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
+            f"{windows} windows or as printed; published: LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
 
 
 def _finish_mask(axes: Axes, rows: DataFrame) -> None:
     """Mark the keys of Ideal that the policy evicted, and write the cosine similarities."""
     for at, name, color in ((1.0, "cosine", BLACK), (0.78, "published", PUBLISHED_INK)):
         for value in rows[name].dropna().unique():
-            axes.text(1.02, at, f"{name}\n{value:.3f}", color=color, ha="right", va="top", fontsize=7,
+            words = f"{name}\n{value:.3f}"
+            if name == "cosine" and rows["_fewer_windows"].iloc[0]:
+                words += f"\n{rows['windows'].iloc[0]:.0f} windows"
+            axes.text(1.02, at, words, color=color, ha="right", va="top", fontsize=7,
                       transform=axes.transAxes)  # fmt: skip
     for verdict in rows["verdict"].dropna().unique():
         axes.text(1.02, 0.56, f"claim\n{verdict}", ha="right", va="top", fontsize=7, transform=axes.transAxes)
@@ -46,7 +49,7 @@ def draw_masks(data: DataFrame) -> Figure:
     rank = data["configuration"].map({name: rank for rank, name in enumerate(WANTED)})
     data = data.assign(_rank=rank.fillna(len(WANTED)), _style=kinds, _seen=data["kept"].map(list))
     data = data[data["budget"].eq(data["budget"].min()) & (rank.notna() | ~kinds.isin(["ideal", *POLICIES]))]
-    data["cosine"] = data["cosine"].where(data["windows"].eq(data["windows"].max()))  # others cannot be compared
+    data["_fewer_windows"] = data["windows"].lt(data["windows"].max())
     cells = data.assign(key=data["kept"].map(lambda kept: range(len(kept)))).explode(["key", "_seen"])
     ideal = cells[cells["policy"].eq("ideal")].set_index(["query", "key"])["_seen"].eq("1")
     cells["_ideal"] = [ideal.get(cell, False) for cell in zip(cells["query"], cells["key"], strict=True)]

@@ -9,7 +9,7 @@ from formerlab.results.read import Results
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", needs="released-*", draw=overview(
-    "Decay minus H2O, 40 % of the KV cache", "accuracy, points (right: better)", 1.05
+    "Decay minus H2O, 40 % of the KV cache", "accuracy, points (right: better)", 1.27
 ))  # fmt: skip
 def decay_overview(results: Results, runs: list[str]) -> DataFrame:
     """Decay minus H2O in brief: the mean accuracy of five suites with a cache of 40 %, with the 95 % interval over
@@ -21,7 +21,7 @@ def decay_overview(results: Results, runs: list[str]) -> DataFrame:
     published = rows["source"].eq("published")
     return DataFrame({
         **rows[["source", "verdict"]],
-        "label": rows["_model"].str.replace("-Instruct|-chat", "", regex=True),
+        "label": rows["_model"].str.replace("-Instruct", ""),
         "series": published.map({True: "the paper (no intervals)", False: "ours, with 95 % interval"}),
         "value": rows["_minus_h2o"],
         "low": rows["_minus_h2o_low"],
