@@ -1,6 +1,7 @@
 """The small figures at the top of README, for decay, tokenformer and denseformer; README shows them 290 pixels wide."""
 
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib.figure import Figure
 from pandas import DataFrame
@@ -22,14 +23,15 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
 
     def render(rows: DataFrame) -> Figure:
         figure, labels = Figure(SIZE), list(rows["label"].unique())[::-1]
-        series, handles = list(rows["series"].unique()), {}
+        series, handles = list(rows["series"].unique()), dict[str, Any]()
         width, height, below = *SIZE, 0.48 + 0.17 * (len(series) + ("limit" in rows))
         axes = figure.add_axes((left / width, below / height, 0.97 - left / width, 0.9 - below / height))
         axes.axvline(float(ratio), color=BLACK, linewidth=0.9, zorder=1)
         for limit in rows.get("limit", rows["value"][:0]).dropna().unique():
             axes.axvline(limit, color=GREY, linestyle="--", linewidth=1, zorder=1)
             handles["limit of the claim"] = axes.get_lines()[-1]
-        for (name, style_name), points in rows.groupby(["series", "_style"], sort=False):
+        for _, points in rows.groupby(["series", "_style"], sort=False):
+            name, style_name = points[["series", "_style"]].iloc[0]
             heights = points["label"].map(labels.index).astype(float)
             for at in heights[points["source"].eq("published")]:
                 axes.axhspan(at - 0.5, at + 0.5, color=PUBLISHED_GROUND, linewidth=0, zorder=0)

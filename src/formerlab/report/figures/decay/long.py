@@ -114,16 +114,17 @@ def draw_passkey(data: DataFrame) -> Figure:
     squares["_column"] = step * squares["_text"] + 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
     models = ", ".join(filter(None, data["run"].fillna("").map(model_label).unique()))
     caches = f"; caches of {' or '.join(_sizes(data))} of the text" * bool(_sizes(data))
-    note = f"{models}{caches}; a column is one text with one hidden number; rows: policies that were run."
+    note = f"{models}{caches}; a column is one text with one hidden number."
     panels = {str(name): rows for name, rows in squares.groupby("_task", sort=False)}
-    tall = max(rows["configuration"].nunique() for rows in panels.values())
+    order = [*policy_comparison.POLICIES, *squares["configuration"]]
+    names = sorted(squares["configuration"].unique(), key=order.index)
+    kinds = squares.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
+    tall = len(names)
     figure = Figure((WIDEST, 1.5 + 0.17 * tall), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
     widths = [6.2 + rows["_column"].max() for rows in panels.values()]
     grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
     for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=True):
-        order = [*policy_comparison.POLICIES, *rows["configuration"]]
-        names = sorted(rows["configuration"].unique(), key=order.index)
         rows = rows.assign(_row=rows["configuration"].map(names.index))
         sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=24,
                         edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
@@ -131,6 +132,8 @@ def draw_passkey(data: DataFrame) -> Figure:
         axes.scatter(missed["_column"], missed["_row"], marker="x", s=10, color=GREY, linewidths=0.6)
         for row, found in rows.groupby("_row")["_hit"]:
             axes.text(width - 4.9, row, f"{found.eq('1').sum()} of {len(found)}", va="center", fontsize=7)
+        for row in {*range(tall)} - {*rows["_row"]}:
+            axes.text(0, row, "not run", va="center", fontsize=7, color=GREY)
         positions, lengths = (rows.groupby(by)["_column"].mean() for by in ("depth", ["_column", "length"]))
         below = "thousand tokens,\nposition of number" if len(positions) else f"texts 1 to {rows['_text'].max() + 1}"
         axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(tall - 0.4, -0.6), xlabel=below)
@@ -142,7 +145,6 @@ def draw_passkey(data: DataFrame) -> Figure:
         sns.despine(ax=axes, left=True, bottom=True)
         handles, labels = axes.get_legend_handles_labels()
         axes.get_legend().remove()
-        kinds = rows.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
         for label in axes.get_yticklabels():
             colour = LIGHT_GREEN if "half" in label.get_text() else plot_style(kinds[label.get_text()])["color"]
             label.set_color(ink(colour))
