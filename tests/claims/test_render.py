@@ -13,7 +13,7 @@ from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, w
 from formerlab.errors import UserError
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.claims.readme_findings import (
-    CONTRADICTED_CLAIMS,
+    KEY,
     README_CLAIMS,
     README_ORDER,
     findings_table,
@@ -22,10 +22,12 @@ from formerlab.report.claims.readme_findings import (
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
+    ORIGINS,
     SIGNS,
     best_verdicts,
     outcome_counts,
     verdict_card,
+    verdict_cards,
     verdict_frame,
     verdicts_page,
 )
@@ -124,25 +126,36 @@ def rows_of(table):
     return [line for line in table.splitlines() if line.startswith("| ")][2:]
 
 
-def test_the_readme_counts_every_claim_once_and_names_the_contradicted_ones(verdicts, by_scale):
-    """CONTRADICTED_CLAIMS has a short name for each contradicted claim, and no other names."""
+def test_the_readme_counts_every_claim_once(by_scale):
     (line,) = [line for line in readme_findings(by_scale).splitlines() if line.startswith("Of ")]
-    counts, _, named = line.partition(" Contradicted: ")
-    measured, exact = counts.split(". ")
-    groups = re.findall(r"(\d+) are [\w ]+ \((.*?)\)", measured)
-    groups.append(re.fullmatch(r"Of (\d+) claims [\w ,]+: (.*)\.", exact).groups())
-    assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, listed in groups)
-    assert [int(total) for total, _ in groups] == [35, 5, 6, 16]
-    assert measured.startswith("Of 46 claims about trained models, 35 are of the papers (")
+    measured, exact = (list(map(int, re.findall(r"\d+", part))) for part in line.split(". "))
+    assert (measured[0], exact[0]) == (46, 16)
+    assert (sum(measured[1:]), sum(exact[1:])) == (46, 16)
+
+
+def test_the_page_of_verdicts_counts_every_claim_about_trained_models_by_origin(by_scale):
+    origins = {claim.origin for claim in read_claims().claims if claim.kind == "measured"}
+    assert origins == ORIGINS.keys()
+    lines = re.findall(r"^- [\w ]+, (\d+) claims: (.*)$", verdict_cards(by_scale), re.MULTILINE)
+    assert [int(total) for total, _ in lines] == [35, 5, 6]
+    assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, listed in lines)
+
+
+def test_the_readme_has_a_row_for_each_claim_of_a_paper_that_is_contradicted(by_scale):
     contradicted = {
         verdict.claim.id
         for verdict in best_verdicts(by_scale)
-        if (verdict.claim.kind, verdict.outcome) == ("measured", "contradicts")
+        if (verdict.claim.kind, verdict.claim.origin, verdict.outcome) == ("measured", "paper", "contradicts")
     }
-    assert named == "; ".join(words for name, words in CONTRADICTED_CLAIMS.items() if name in contradicted) + "."
-    assert contradicted == CONTRADICTED_CLAIMS.keys()
-    agreeing = [replace(verdict, outcome="agrees") for verdict in verdicts]
-    assert "Contradicted" not in readme_findings({"laptop": agreeing})
+    assert contradicted
+    assert contradicted <= {name for name, line in README_CLAIMS.items() if line.brief}
+
+
+def test_the_key_of_the_readme_explains_each_sign_of_the_table(by_scale):
+    table, key = readme_findings(by_scale).split("\n\n")[:2]
+    words = [row.split(" | ")[2] for row in rows_of(table)]
+    signs = {word[0] for word in words} | {"†" for word in words if "†" in word}
+    assert signs == {line[2] for line in key.splitlines()} == KEY.keys()
 
 
 def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():

@@ -27,6 +27,8 @@ RULES = (
     'tested" means that there is no run. Exact claims hold or fail.'
 )
 CONDITION_NOT_MET = "no verdict: condition not met"
+ORIGINS = {"paper": "the four papers", "third-party": "third parties", "own": "our own"}
+"""Origins of the claims about trained models."""
 
 
 class Unit(NamedTuple):
@@ -165,7 +167,7 @@ def verdict_cards(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         return f"{SIGNS[verdict.outcome]} {_sentence(outcome_text(verdict.outcome, verdict.items))}"
 
     verdicts = sorted(best_verdicts(by_scale), key=lambda verdict: (ORDER.index(verdict.outcome), title(verdict)))
-    blocks = [RULES, outcome_counts(verdicts)]
+    blocks = [RULES, outcome_counts(verdicts), _counts_by_origin(verdicts)]
     for heading, group in groupby(verdicts, key=title):
         blocks += [f"### {heading}", "\n".join(map(verdict_card, group))]
     return "\n\n".join(blocks)
@@ -190,6 +192,16 @@ def outcome_counts(evaluated: Sequence[Verdict]) -> str:
     """Return the number of claims with each verdict in words, separately for measured and exact claims."""
     by_kind = [(KINDS[kind], [verdict for verdict in evaluated if verdict.claim.kind == kind]) for kind in KINDS]
     return " ".join(f"Of {len(group)} claims {title}: {count_outcomes(group)}." for title, group in by_kind if group)
+
+
+def _counts_by_origin(evaluated: Sequence[Verdict]) -> str:
+    """Return the number of claims about trained models with each verdict, by origin, as a list."""
+    groups = {
+        words: [verdict for verdict in evaluated if (verdict.claim.kind, verdict.claim.origin) == ("measured", origin)]
+        for origin, words in ORIGINS.items()
+    }
+    lines = [f"- {words}, {len(group)} claims: {count_outcomes(group)}" for words, group in groups.items() if group]
+    return "\n".join(["The claims about trained models, by origin:", "", *lines])
 
 
 def count_outcomes(evaluated: Sequence[Verdict]) -> str:
