@@ -15,7 +15,7 @@ from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
 from formerlab.report.studies.policy_comparison import labelled
 from formerlab.report.studies.pruning import configuration_label
-from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, ResampledMeans, task_label
+from formerlab.report.studies.questions import COSTLY, LOCAL_SUFFIX, SUITES, ResampledMeans, task_label
 from formerlab.report.tables.blocks import in_words
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
@@ -26,8 +26,6 @@ _SCORINGS = {
     "acc_norm": "probability per character",
     "acc_mutual_info": "mutual information",
 }
-_COSTLY = ("arc_easy", "sciq", "blimp")
-"""Sets on which H2O clearly loses accuracy; they were singled out after the result."""
 _PUBLISHED = "the article's five sets"
 _REGISTERED = "as registered"
 
@@ -54,7 +52,7 @@ def _groups(above_chance: Mapping[str, bool]) -> dict[str, list[str]]:
     """Return the tasks of each mean by its name, given for every task whether the full cache is above chance.
 
     The means are over the article's sets (or all sets if the article's are missing), over its sets above chance, and
-    over _COSTLY.
+    over COSTLY.
     """
     tasks = {task.removesuffix(LOCAL_SUFFIX): task for task in above_chance}
     of_article = {suite: tasks[suite] for suite in SUITES if suite in tasks}
@@ -64,8 +62,8 @@ def _groups(above_chance: Mapping[str, bool]) -> dict[str, list[str]]:
     above = [task for task in of_article.values() if above_chance[task]]
     if above and len(above) < len(of_article):
         groups[f"of these, above chance: {', '.join(map(_label, above))}"] = above
-    if {*_COSTLY} <= {*tasks}:
-        groups[", ".join(map(_label, _COSTLY))] = [tasks[task] for task in _COSTLY]
+    if {*COSTLY} <= {*tasks}:
+        groups[", ".join(map(_label, COSTLY))] = [tasks[task] for task in COSTLY]
     return groups
 
 
