@@ -153,15 +153,16 @@ class ClaimRegistry(ClaimsSection):
                 notes.append(f"{name} changed in version{'s' * (len(later) > 1)} {', '.join(map(str, later))}")
         return "; ".join(notes)
 
-    def former_outcome(self, claim: Claim) -> str:
-        """Return the outcome before the latest version that changed the verdict on existing results.
+    def former_outcome(self, claim: Claim, outcome: str) -> str:
+        """Return the last registered outcome that differs from the present `outcome`, or an empty string.
 
-        Return an empty string if no version changed it. A renamed outcome does not count.
+        Versions register the outcomes that they changed on existing results. A renamed outcome does not count.
         """
         texts = [by_claim.get(claim.id, "") for change in self.changes for by_claim in change.verdicts.values()]
         words = [re.findall(r"\w+", text)[:2] for text in texts if text]
         outcomes = [[FORMER_OUTCOMES.get(word, word) for word in pair] for pair in words]
-        return next((old for old, new in reversed(outcomes) if old != new), "")
+        changed = [word for old, new in outcomes if old != new for word in (old, new)]
+        return next((word for word in reversed(changed) if word != outcome), "")
 
 
 @cache
