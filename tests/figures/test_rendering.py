@@ -461,6 +461,7 @@ def test_translation_scores_are_corpus_scores(tmp_path):
         ("denseformer_sparsity", "minus_dense_nats", ["run"]),
         ("transformer_differences", "loss_minus_base_nats", ["run"]),
         ("transformer_training", "validation_minus_base_nats", ["run", "step"]),
+        ("vision_training", "validation_minus_vit_nats", ["run", "step"]),
         ("tokenformer_gap", "difference_nats", ["regime", "run", "rival"]),
     ],
 )

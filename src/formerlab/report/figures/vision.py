@@ -1,5 +1,7 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
+import json
+
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
@@ -7,7 +9,8 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.marks import write_verdicts
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import differences, seed_notes
+from formerlab.report.runs import differences, load_runs, seed_count, seed_notes, validation_losses
+from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
 from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.results.read import Results
@@ -21,7 +24,6 @@ GROUPS = {
     "floor": "",
 }
 """Groups of runs that answer one question."""
-_SCRATCH = {"final size from scratch, twice the FLOPs": "from scratch (twice the FLOPs) minus parent"}
 _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
@@ -63,9 +65,8 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     single run. Bold: rows that a claim uses, with its verdict. Green: the range that the claim asks for. Claims are
     about ratios of error rates; the limit is computed at the error rate of the model that is subtracted. A model equals
     the ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of
-    zero. Growth has no claim. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is
-    worse than GeLU, and whether a grown model beats its parent that was trained further for equal FLOPs. The
-    accuracies, and growth minus the parent, are in the CSV and in the table vision_table.
+    zero. To see: whether a Tokenformer with as many parameters reaches the ViT, and whether exp is worse than GeLU. The
+    accuracies, and pairs with grown models, are in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -85,18 +86,39 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     claims = claim_verdicts(results, tables.STUDY).values()
     pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
     words = [next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in pairs]
-    growth = rows["question"].eq(tables.GROWTH)
-    of_parent = growth & rows["compared_with"].eq("tokenformer-small") & rows["run"].ne("tokenformer")
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
-        _label=rows["model"].str.replace("\n", " ").replace(_SCRATCH),
-        _question=rows["question"].mask(growth, "Growth"),
-        _series=("the paper, " + size).fillna("ours").mask(of_parent),
+        _label=rows["model"].str.replace("\n", " "),
+        _question=rows["question"].mask(rows["question"].eq(tables.GROWTH)),
+        _series=("the paper, " + size).fillna("ours"),
         _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
         verdict=Series(words, rows.index, dtype=object),
         **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": limits.where(limits.isna(), np.inf)},
     )
+
+
+@plot(reads="eval.csv", runs="vit tokenformer-matched", needs="tokenformer-matched", draw=layout(
+    Panel("epoch", "validation_minus_vit_nats", by="_series", kind="line", zero=0.0, name="none", xlabel="epoch",
+          ylabel="validation loss minus\nloss of the ViT (nats)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % Student t interval of these seeds; below 0, "
+                        "the Tokenformer is better."],
+    columns=1, width=NARROW
+))  # fmt: skip
+def vision_training(results: Results, runs: list[str]) -> DataFrame:
+    """Validation loss of the Tokenformer minus the loss of a ViT with as many parameters during training, from the
+    second epoch on; paired by seed. To see: whether the lead shrinks, so that longer training could reverse it.
+    """
+    curves = validation_losses(results, tables.STUDY, runs)
+    read = load_runs(results, tables.STUDY, runs)["read"].dropna()
+    pair = DataFrame({"run": ["tokenformer-matched"], "compared_with": "vit"})
+    steps = [differences(losses, pair, "run", "compared_with", "validation_minus_vit_nats").assign(step=step)
+             for step, losses in curves[curves["step"] > 0].groupby("step")]  # fmt: skip
+    rows = pd.concat(steps, ignore_index=True) if steps else DataFrame()
+    if rows.empty or read.empty:
+        return DataFrame()
+    epochs = rows["step"] / rows["step"].max() * json.loads(read.iloc[0])[-1]["epochs_cumulative"]
+    return rows.assign(epoch=epochs.round(1), _series="ours", _style="Tokenformer").query("epoch >= 2")
 
 
 LEAST_RATIO = 1.05
