@@ -13,7 +13,7 @@ from types import FrameType
 
 from formerlab.commands import demo, huggingface, parts, plan, reproduce, results, stages, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError, missing_package
-from formerlab.files import NoRoom, is_disk_full
+from formerlab.files import DiskFull, is_disk_full
 
 GROUPS = {
     "projects": ("init", "demo", "plan", "status", "ui"),
@@ -90,7 +90,7 @@ def let_signals_interrupt() -> None:
 def _user_error(error: Exception) -> str | None:
     """Return a message if an error of another library is a mistake of the user, otherwise None."""
     if is_disk_full(error):
-        return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
+        return str(DiskFull(Path(getattr(error, "filename", None) or "a file")))
     if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give this user access to it, or choose another folder"
     if isinstance(error, OSError) and error.errno in MISPLACED and error.filename is not None:

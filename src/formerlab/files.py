@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = 1.0
 """Time in seconds to wait for a lock, which `is_locked` of another process holds for a moment."""
 
 
-class NoRoom(UserError, OSError):
+class DiskFull(UserError, OSError):
     """The disk is full; existing files are untouched."""
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class NoRoom(UserError, OSError):
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; rename it to `path` on success and remove it on failure.
 
-    Raises NoRoom if the disk is full.
+    Raises DiskFull if the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
@@ -56,7 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except Exception as error:
         if is_disk_full(error):
-            raise NoRoom(path) from None
+            raise DiskFull(path) from None
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -133,7 +133,7 @@ class GatedCheckout(Checkout):
         self.wait_for_end()
         for run in runs:
             assert self.file_hashes(self.results / run) == self.uninterrupted_hashes(run)
-            assert f"continuing after step {GATE}" in (self.root / f"logs/smoke/train/{run}.log").read_text()
+            assert f"last.pt after step {GATE}" in (self.root / f"logs/smoke/train/{run}.log").read_text()
 
     def slurm_logs(self, run):
         """Return the Slurm logs of the jobs of a run, oldest first."""

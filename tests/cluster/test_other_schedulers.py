@@ -148,7 +148,7 @@ def test_interrupted_and_killed_calls_resume_from_the_checkpoint(checkout):
     exit_status, log = SchedulerCall(checkout).wait_for_end()
     assert exit_status == 0, log
     assert len(submitted(jobs)) == 3
-    assert f"continuing after step {GATE}" in (checkout.root / f"logs/smoke/train/{RUN}.log").read_text()
+    assert f"last.pt after step {GATE}" in (checkout.root / f"logs/smoke/train/{RUN}.log").read_text()
     assert checkout.file_hashes(checkout.results / RUN) == checkout.uninterrupted_hashes(RUN)
 
 

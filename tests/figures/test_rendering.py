@@ -24,7 +24,7 @@ from fixtures.rows import write as add_rows
 from matplotlib.figure import Figure
 
 from formerlab.errors import UserError
-from formerlab.files import NoRoom, write_text
+from formerlab.files import DiskFull, write_text
 from formerlab.plan.show import failed_entries
 from formerlab.report import write
 from formerlab.report.catalogue import catalogue, expand_columns
@@ -177,11 +177,11 @@ def test_a_failure_keeps_the_earlier_files(tmp_path, monkeypatch):
 
 def test_a_full_disk_stops_rendering(tmp_path, monkeypatch):
     def full(*_, **__):
-        raise NoRoom(tmp_path / "out/decay_table.csv")
+        raise DiskFull(tmp_path / "out/decay_table.csv")
 
     make_decay(tmp_path / "results")
     monkeypatch.setattr(write, "write", full)
-    with pytest.raises(NoRoom, match="is the disk full"):
+    with pytest.raises(DiskFull, match="is the disk full"):
         draw_each(["decay_table"], tmp_path / "results", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

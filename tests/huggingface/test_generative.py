@@ -97,7 +97,7 @@ def test_a_group_of_the_harness_is_answered_task_by_task(folder, birds, tmp_path
         (["--policies", "decoy"], "--policies"),
         (["--policies", "ideal"], "deal"),
         (["--budgets", "0"], "--budgets"),
-        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: gives less than one key for a prompt"),
+        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: gives fewer than one key for a prompt"),
         ([*WORDS, "--policies", "h2o protect=prompt", "--budgets", "64"], "budget 64: H2O retains a prompt of 9"),
         ([*WORDS, "--chat-template"], "the tokenizer has no chat template"),
         ([*WORDS, "--policies", "head_adaptive(h2o)"], "evicts in simulation only"),

@@ -74,7 +74,7 @@ def test_a_protected_prompt_is_answered_in_batches_and_needs_a_large_enough_budg
         ("the cat", {"max_gen_toks": tiny_models.CONTEXT}, 1.0, "max_gen_toks: 64 leaves no room for a prompt"),
         ("the cat sat " * 30, {}, 1.0, "a prompt of .* tokens and max_gen_toks=20 exceed the context of 64"),
         ("the cat", {}, 0, "budget 0: give a count of keys"),
-        ("the cat", {}, 0.01, "budget 0.01: gives less than one key for a prompt"),
+        ("the cat", {}, 0.01, "budget 0.01: gives fewer than one key for a prompt"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(model, fast, prompt, options, budget, message):

@@ -144,7 +144,7 @@ def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, comm
     assert not (out / "run.json").exists()
     again = processes.run(*command[:4])
     assert again["status"] == 0
-    assert "continuing after step 6" in again["output"]
+    assert "last.pt after step 6" in again["output"]
     assert hashes(out) == uninterrupted_hashes
     assert not (out / ".train.state.json").exists()
 
@@ -206,7 +206,7 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(
         assert not (out / unwritten_file).exists()
     again = processes.run(*command)
     assert again["status"] == 0, again["output"]
-    assert ("continuing after step 6" in again["output"]) == (unwritten_file == CHECKPOINT)
+    assert ("last.pt after step 6" in again["output"]) == (unwritten_file == CHECKPOINT)
     assert hashes(out) == uninterrupted_hashes
 
 
@@ -223,5 +223,5 @@ def test_the_previous_checkpoint_replaces_a_damaged_or_missing_one(
     output = capsys.readouterr().err
     assert (f"{path}: damaged" in output) == damaged
     assert ("resuming from the previous checkpoint, previous.pt" in output) == damaged
-    assert "continuing after step 3" in output
+    assert "last.pt after step 3" in output
     assert hashes(tmp_path) == uninterrupted_hashes

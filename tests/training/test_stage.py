@@ -82,7 +82,7 @@ def test_a_run_stopped_twice_is_bit_identical(data, tmp_path, monkeypatch, capsy
     interrupted(monkeypatch, 7, run, data, interrupted_run)
     assert not (interrupted_run / "run.json").exists()
     second = trained(run, data, interrupted_run)
-    assert "continuing after step 7" in capsys.readouterr().err
+    assert "last.pt after step 7" in capsys.readouterr().err
     assert hashes(interrupted_run) == hashes(uninterrupted)
     assert {path.name for path in interrupted_run.iterdir()} == {path.name for path in uninterrupted.iterdir()}
     assert second["final"] == first["final"]

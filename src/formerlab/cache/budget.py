@@ -48,9 +48,9 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
     """Return the number of keys retained between steps: a count unchanged, a fraction as round_half_up(fraction *
     length) (the official implementations round down).
 
-    A fraction of 1.0 returns UNLIMITED, so nothing is pruned, including tokens that are generated later. The product is
-    computed from the printed decimal fraction: 0.29 of 50 is 14.5 and rounds up to 15, but binary floating point gives
-    14. The result may be 0 for a very short sequence, whose queries then see only their own key.
+    A fraction of 1.0 returns UNLIMITED: the cache retains all keys, also those of tokens that are generated later. The
+    product is computed from the printed decimal fraction: 0.29 of 50 is 14.5 and rounds up to 15, but binary floating
+    point gives 14. The result may be 0 for a very short sequence, whose queries then see only their own key.
 
     Raises UserError for a count below 1 or a fraction outside (0, 1].
     """

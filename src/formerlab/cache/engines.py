@@ -36,7 +36,7 @@ def simulate_eviction(policy: Eviction, prompt: Prompt, engine: Engine | None = 
 
 
 def choose_engine(policy: Eviction, prompt: Prompt) -> Engine:
-    """Return the engine for a prompt: Triton on a GPU, numba for large prompts on a CPU, otherwise torch."""
+    """Return Triton (GPU) or numba (large prompts on a CPU) if it supports the policy and tensors, otherwise torch."""
     engine, heads = None, prompt.q.shape[1]
     if prompt.q.is_cuda:
         engine = load_triton()
@@ -59,7 +59,7 @@ def load_numba() -> ModuleType | None:
     except ImportError as error:
         log.info("pruned attention runs in torch: %s", error)
         return None
-    log.info("pruned attention on the CPU runs compiled by numba, with %d threads", torch.get_num_threads())
+    log.info("pruned attention on the CPU uses the numba engine, with %d threads", torch.get_num_threads())
     return numba_engine
 
 

@@ -102,12 +102,12 @@ class Store:
 class PrunedCache:
     """An attention function with a KV cache that retains at most `budget` keys per key-value head between steps.
 
-    Processing a whole prompt in one call gives the same result as one call per token (except with protect="prompt",
-    which protects the tokens of the first call), and the same outputs as `Simulation` with the same budget. A fraction
-    refers to `length` tokens, by default the length of the prompt (the first call). The resulting count, at least one,
-    stays constant while decoding. `position` is the model's position encoding; only policies that re-index the retained
-    keys need it. The cache is for inference: gradients do not flow through it. All sequences of a batch have the same
-    length.
+    With `Pyramid`, `budget` is a mean over layers; `Full` retains all keys. Processing a whole prompt in one call gives
+    the same result as one call per token (except with protect="prompt", which protects the tokens of the first call),
+    and the same outputs as `Simulation` with the same budget. A fraction refers to `length` tokens, by default the
+    length of the prompt (the first call). The resulting count, at least one, stays constant while decoding. `position`
+    is the model's position encoding; only policies that re-index the retained keys need it. The cache is for inference:
+    gradients do not flow through it. All sequences of a batch have the same length.
 
     Raises UserError for a policy that needs attention to evicted keys, a one-shot policy, `HeadAdaptive`, an unsuitable
     `position`, an invalid budget, and a fraction without `length` if the first call has a single token.

@@ -47,7 +47,9 @@ class CacheState:
     recent: int | Counts
     """Number of last positions that are not evicted."""
     min_capacity: int
+    """Smallest capacity of a sequence in the batch."""
     max_capacity: int
+    """Largest capacity of a sequence in the batch."""
     vacant: Slot | None = None
     """An empty slot of every head group, if known."""
 
@@ -250,7 +252,7 @@ def decides_by_score(policy: Eviction) -> bool:
 
 
 def _overridden_below(policy: Eviction, declaration: str, method: str) -> bool:
-    """Return whether a class below the class that defines `declaration` overrides `method`."""
+    """Return whether a subclass of the class that defines `declaration` overrides `method` but not `declaration`."""
     bases = type(policy).__mro__
     declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in (declaration, method))
     return defined < declared

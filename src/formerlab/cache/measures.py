@@ -23,8 +23,8 @@ def retention_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]
     """
     position = torch.arange(visible.shape[-1], device=visible.device)
     query = position[:, None]
-    inside = [(fraction * query.double() - position).clamp(0, 1) for fraction in (0.4, 0.1, 0.6)]
-    weights = torch.stack([*inside, (position.double() + 0.5) / query.clamp(min=1)], dim=-1)
+    range_weights = [(fraction * query.double() - position).clamp(0, 1) for fraction in (0.4, 0.1, 0.6)]
+    weights = torch.stack([*range_weights, (position.double() + 0.5) / query.clamp(min=1)], dim=-1)
     retained = (visible & (position < query)).double()
     count = retained.sum(-1)
     included = (2 * position >= len(position)) & (count > 0)

@@ -78,7 +78,7 @@ def _coefficients(policy: Eviction, d_head: int) -> pruned_attention_cpu.Array:
 
 
 def _threads(caches: int) -> int:
-    """Set numba's number of threads to torch's number, but at most one per cache (a head group of a sequence)."""
+    """Set numba's threads to torch's number, at most NUMBA_NUM_THREADS and one per cache (head group of a sequence)."""
     max_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     threads = min(torch.get_num_threads(), caches, max_threads)
     numba.set_num_threads(threads)

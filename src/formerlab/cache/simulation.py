@@ -99,8 +99,8 @@ def simulate(
     probabilities = masked_softmax(logits, visible).to(logits.dtype)
     if lengths is None:
         return probabilities, visible
-    real = inputs.real[:, None, :, None]
-    return probabilities.masked_fill(~real, 0.0), visible & real
+    token_mask = inputs.token_mask[:, None, :, None]
+    return probabilities.masked_fill(~token_mask, 0.0), visible & token_mask
 
 
 def _check_prompt(policy: Policy) -> None:
@@ -114,8 +114,8 @@ class Simulation:
 
     Call `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
     create a new object for every forward pass. `observe` is called with the index and the `SimulatedLayer` of each
-    layer. Eviction runs in `engine` (default: the fastest). If `observe` is given or gradients are needed, and for
-    policies that re-index positions or do not evict one key per head and step, it runs in torch with masks.
+    layer. Eviction runs in `engine` (default: the fastest). Masked attention in torch replaces the engine if
+    `observe` is given, gradients are needed, or the policy re-indexes positions or does not evict step by step.
     `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
     number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 

@@ -17,7 +17,7 @@ from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 
 WARM_UP = 2
-"""Number of eager steps before CUDA graph capture, which load libraries and allocate memory."""
+"""Number of eager steps before CUDA graph capture. These steps load libraries and allocate memory."""
 
 
 def is_static(cache: Any) -> bool:
@@ -32,8 +32,8 @@ def is_static(cache: Any) -> bool:
 class StaticStep:
     """Feed a model one token per sequence and return the next logits, with a cache that has read the prompt.
 
-    `cache` must satisfy `is_static`. The step works on the buffers of `cache`, extended by `tokens` slots, so `cache`
-    stays usable. At most `tokens` steps can follow.
+    `cache` must satisfy `is_static`. The step works on its buffers, so `cache` stays usable. The buffers of a `KVCache`
+    are extended by `tokens` slots, and at most `tokens` steps can follow. A `PrunedCache` has a constant size.
     """
 
     compute: Callable[[], Float[Tensor, "batch vocabulary"]]

@@ -13,7 +13,7 @@ from formerlab import __version__
 from formerlab.data.manifest import FILE_HASHES, MANIFEST, SCHEMA, read_manifest, verify
 from formerlab.data.splitting import SPLITS, Split, SplitFractions
 from formerlab.errors import UserError
-from formerlab.files import NoRoom, write_record
+from formerlab.files import DiskFull, write_record
 from formerlab.spec import Spec, fingerprint
 
 
@@ -100,7 +100,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
     """Write the files of a data set below `out`, and the manifest last.
 
     Nothing is written if the manifest has the same settings, source and code and all files pass `verify`. A source that
-    is not available counts as unchanged. Raises NoRoom, or UserError with the name of the data set; incomplete files
+    is not available counts as unchanged. Raises DiskFull, or UserError with the name of the data set; incomplete files
     are removed.
     """
     inputs = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
@@ -113,7 +113,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
             return
     try:
         content = data.write(out)
-    except NoRoom:
+    except DiskFull:
         raise
     except UserError as error:
         raise UserError(f"data: {name}: {error}") from None

@@ -39,13 +39,13 @@ def limit_old_tokens(
 ) -> None:
     """Register hooks that apply `old_tokens` to the rows of keys and values that exist in `parent_state`.
 
-    A number scales the update of old rows, including weight decay, which equals AdamW with a scaled learning rate.
-    "freeze" sets the gradients of old rows to zero, so that the gradient norm excludes them, and restores the rows
-    after every step. State dicts do not contain the hooks; call this function again after resuming.
+    A number scales the whole update of old rows, with its weight decay. This equals AdamW with the learning rate of
+    these rows scaled. "freeze" sets the gradients of old rows to zero, so that the gradient norm excludes them, and
+    restores the rows after every step. State dicts do not contain the hooks; call this function again after resuming.
     """
     if old_tokens == "train":
         return
-    rows = {
+    old_counts = {
         parameter: len(parent_state[name])
         for name, parameter in model.named_parameters()
         if name.rpartition(".")[2] in ("keys", "values")
@@ -53,21 +53,21 @@ def limit_old_tokens(
     old_rows: dict[nn.Parameter, Tensor] = {}
 
     def copy_rows(*_: object) -> None:
-        old_rows.update({parameter: parameter.detach()[:old].clone() for parameter, old in rows.items()})
+        old_rows.update({parameter: parameter.detach()[:count].clone() for parameter, count in old_counts.items()})
 
     def scale_update(*_: object) -> None:
-        for parameter, old in rows.items():
-            start, updated = old_rows[parameter], parameter.detach()[:old]
+        for parameter, count in old_counts.items():
+            start, updated = old_rows[parameter], parameter.detach()[:count]
             updated.copy_(start if old_tokens == "freeze" else torch.lerp(start, updated, old_tokens))
 
     optimizer.register_step_pre_hook(copy_rows)
     optimizer.register_step_post_hook(scale_update)
     if old_tokens == "freeze":
-        for parameter, old in rows.items():
-            hook = partial(_zero_old_gradients, old)
+        for parameter, count in old_counts.items():
+            hook = partial(_zero_old_gradients, count)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def _zero_old_gradients(old: int, parameter: Tensor) -> None:
+def _zero_old_gradients(old_count: int, parameter: Tensor) -> None:
     if parameter.grad is not None:
-        parameter.grad[:old] = 0.0
+        parameter.grad[:old_count] = 0.0

@@ -77,8 +77,8 @@ def growable(spec: Spec) -> Growable:
 def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the child's spec with tau set by `growth`.
 
-    Raises UserError if (a) this type of model cannot grow, (b) the specs differ in a key other than `TOKEN_KEYS` or
-    `WIDTH_KEYS`, (c) a size shrinks, (d) the child sets another tau, or (e) `check_width` refuses the widths.
+    Raises UserError for a model that cannot grow by the method, for specs that differ in a key other than `TOKEN_KEYS`
+    or `WIDTH_KEYS`, and for the errors of `with_tau` (method = tokens) or `check_width` (the other methods).
     """
     parent, child = growable(parent), growable(child)
     ignored = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS

@@ -1,7 +1,7 @@
 """Width growth of a Transformer by two forms of Net2Net and by HyperCloning, the baselines of Tokenformer's growth.
 
 A unit is a channel of the residual stream, an attention head (with a constant number of channels) or a hidden unit of a
-feed-forward.
+feed-forward network.
 
 - net2net_pad is the form in Tokenformer's comparison (arXiv:2410.23168, eq. 13). The old matrix becomes the top left
   block of the new matrix, and all other entries have initial values. The function changes.
@@ -58,7 +58,7 @@ embeddings). `_grown_weight` handles all other weights."""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError if the method cannot grow the parent into the child."""
+    """Raise UserError if the method cannot grow the layers, positions, depth mixer or sizes of the parent."""
     for name in ("projection", "feedforward"):
         layer = getattr(child, name)
         if not isinstance(layer, Linear | Mlp):

@@ -126,7 +126,8 @@ def answer_rows(
     context = PrunedLM(model, tokenizer, context=source.context).max_length
     suites = _load_tasks(settings, tokenizer, context)
     examples = [[*islice(task.eval_docs, settings.examples)] for suite in suites for task in suite["tasks"].values()]
-    lms = [PrunedLM(model, tokenizer, *item, context=context, batch=settings.batch) for item in cache_configurations]
+    make_lm = partial(PrunedLM, model, tokenizer, context=context, batch=settings.batch)
+    lms = [make_lm(*configuration) for configuration in cache_configurations]
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
     for suite in suites:
         check_requests(lms, suite, **options)
@@ -155,7 +156,7 @@ def _code_hash(settings: Measurement) -> str:
 
 
 def _load_tasks(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
-    """Load each task, the tasks of each group, and the long-context tasks at each length, one task in each result.
+    """Return one `load_suites` result per named task, task of a group, and long-context task of each length.
 
     Raises UserError for an invalid name, length or type of task.
     """

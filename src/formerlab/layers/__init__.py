@@ -1,4 +1,4 @@
-"""Layers of a Transformer. The file of a configurable layer contains its spec, with the formula, and its module."""
+"""Layers of a Transformer. A layer's file contains its spec, with the formula, and its module unless it is shared."""
 
 from formerlab.layers.attention import Attend as Attend
 from formerlab.layers.attention import causal_attention as causal_attention

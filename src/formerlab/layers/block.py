@@ -46,8 +46,8 @@ class Block(nn.Module):
 
 
 def inner_elements(width: int, feedforward: FeedForward) -> int:
-    """Estimate the saved elements per token in a feed-forward: one per parameter token, or, in an MLP, two per hidden
-    unit (three with swiglu).
+    """Estimate the saved elements per token in a feed-forward network: one per parameter token, or, in an MLP, two per
+    hidden unit (three with swiglu).
     """
     units = feedforward.flops(width, width) // (4 * width)
     return units if feedforward.kind == "pattention" else 2 * units

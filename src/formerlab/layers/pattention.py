@@ -31,9 +31,9 @@ class Pattention(LayerSpec):
     and 5).
 
     K (tokens x d_in) and V (tokens x d_out) are learned parameter tokens. The norm runs over the parameter tokens, and
-    tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward is one Pattention from d to
-    d. Adding tokens with zero keys preserves the function only if tau is fixed, as in Appendix B. `score.py` defines
-    the other scores.
+    tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward network is one Pattention
+    from d to d. Adding tokens with zero keys preserves the function only if tau is fixed, as in Appendix B. `score.py`
+    defines the other scores.
     """
 
     kind: Literal["pattention"] = "pattention"

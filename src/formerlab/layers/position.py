@@ -111,7 +111,7 @@ def select_rows(table: Float[Tensor, "context channels"], start: Start, count: i
 
 
 class AddedRows(PositionEncoding):
-    """Base of the modules that add a position embedding, one of `rows` (context, width), to each token."""
+    """Base of the modules that add row t of `rows` (context, width) to the token at position t."""
 
     rows: Tensor
 

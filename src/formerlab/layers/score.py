@@ -67,8 +67,8 @@ def softmax(products: Scores, tau: float) -> Scores:
 
 
 def gelu(products: Scores, tau: float) -> Scores:
-    """S = GeLU(A), without norm and tau, as in a two-layer MLP (exact GeLU; `gelu` of the official TPU code has
-    tanh).
+    """S = GeLU(A), without norm and tau, as in a two-layer MLP (exact GeLU; `gelu` of the official TPU code
+    uses the tanh approximation).
     """
     return F.gelu(products)
 

@@ -86,7 +86,7 @@ class Decoder(Spec):
 
     @property
     def kv_width(self) -> int:
-        """Number of channels of a token's keys over all key-value heads; its values have as many."""
+        """Number of key channels per token, summed over the key-value heads. The values have the same number."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -105,8 +105,8 @@ class Decoder(Spec):
     def flops(self, time: int, *, head: bool = True) -> int:
         """Return the FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
 
-        A multiply-add counts 2. Attention counts all time x time pairs, including the masked half, as the papers and
-        PyTorch's counter do.
+        A multiply-add counts as 2 FLOPs. Attention counts all time x time pairs, including the masked half, as the
+        papers and PyTorch's counter do.
         """
         projections = 2 * sum(self.projection.flops(self.width, width) for width in (self.width, self.kv_width))
         block = projections + self.feedforward.flops(self.width, self.width)
@@ -162,14 +162,14 @@ class DecoderModel(nn.Module):
         attend: Attend = causal_attention,
         start: Start = 0,
         last: int | None = None,
-        targets: Int[Tensor, "batch kept"] | None = None,
-    ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
+        targets: Int[Tensor, "batch queries"] | None = None,
+    ) -> Float[Tensor, "batch queries vocabulary"] | Float[Tensor, ""]:
         """Return next-token logits, or the loss; `tokens` have positions start, start + 1, ...
 
-        With `last`, only the logits of the last `last` tokens are computed. With `targets`, the next token of each
-        token whose logits would be returned, the result is the mean negative log-likelihood in nats, in at least
-        float32. It is computed without storing all logits, except under torch.compile and torch.func. Raises ValueError
-        if a position exceeds the context, unless `start` is a tensor.
+        With `last`, only the logits of the last `last` tokens are computed. `targets` contains the next token of each
+        returned position. If it is given, the result is the mean negative log-likelihood in nats, in at least float32.
+        The loss is computed without storing all logits, except under torch.compile and torch.func. Raises ValueError if
+        a position exceeds the context, unless `start` is a tensor.
         """
         if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

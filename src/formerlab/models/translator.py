@@ -1,6 +1,6 @@
 """The encoder-decoder of the original Transformer, with post-LN or pre-LN blocks.
 
-It uses the same projections, feed-forwards, norms, positions and depth mixers as `Decoder`.
+It uses the same projections, feed-forward networks, norms, positions and depth mixers as `Decoder`.
 """
 
 import math
@@ -131,8 +131,8 @@ class Translator(Spec):
     def flops(self, source: Lengths, target: Lengths) -> Any:
         """Return the FLOPs of matrix products and attention in the forward pass of a pair of sentences.
 
-        `source` and `target` are lengths, or arrays of lengths, in tokens. A multiply-add counts 2. Attention counts
-        all pairs of tokens, including masked pairs.
+        `source` and `target` are lengths, or arrays of lengths, in tokens. A multiply-add counts as 2 FLOPs.
+        Attention counts all pairs of tokens, including masked pairs.
         """
         query, key, value, output = (self.projection.flops(*size) for size in self._projections)
         feedforward = self.feedforward.flops(self.width, self.width)
@@ -238,7 +238,7 @@ class DecoderBlock(nn.Module):
 
 
 def build_feedforward(spec: Translator) -> nn.Module:
-    """Build the feed-forward of a block."""
+    """Build the feed-forward network of a block."""
     feedforward = spec.feedforward
     if feedforward.kind == "mlp" and spec.initial == "xavier":
         std = xavier_std(spec.width, feedforward.width(spec.width))
@@ -258,7 +258,7 @@ class Encoded(NamedTuple):
     """Keys and values of the cross-attention of every block."""
     mask: Mask
 
-    def select(self, rows: Int[Tensor, " kept"]) -> "Encoded":
+    def select(self, rows: Int[Tensor, " rows"]) -> "Encoded":
         """Return the sentences with these indices."""
         return Encoded([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows])
 
@@ -302,9 +302,9 @@ class TranslatorModel(nn.Module):
         return self.decode(target, self.encode(source, source_mask))
 
     def encode(self, source: Tokens, source_mask: Bool[Tensor, "batch time"]) -> Encoded:
-        """Return the keys and values of the decoder's cross-attention; `source_mask` is False at padding.
+        """Return the mask of the source, and the keys and values of the decoder's cross-attention.
 
-        Raises ValueError if a sentence exceeds the context.
+        `source_mask` is False at padding. Raises ValueError if a sentence exceeds the context.
         """
         mask = source_mask[:, None, None, :]
         x = self._embed(source, self.embedding, self.source_position, 0)

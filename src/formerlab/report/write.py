@@ -27,7 +27,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from formerlab.errors import UserError, near_misses, some
-from formerlab.files import NoRoom, replacing, write_text
+from formerlab.files import DiskFull, replacing, write_text
 from formerlab.report import pages
 from formerlab.report.catalogue import (
     CatalogueEntry,
@@ -81,7 +81,7 @@ def draw_each(
 ) -> list[str]:
     """Render figures and tables from the rows in `root` (results/<tree>/<scale>) and return the names that failed.
 
-    With `skip_empty`, skip figures and tables without rows of our runs, and remove their earlier files. Raises NoRoom
+    With `skip_empty`, skip figures and tables without rows of our runs, and remove their earlier files. Raises DiskFull
     if the disk is full.
     """
     by_name = _draw_names(Results(root, staleness_reason), out, names, skip_empty=skip_empty)
@@ -134,15 +134,15 @@ def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bo
     """Render figures and tables, warn about excluded rows, and return the files by name, or None if rendering failed.
 
     A failure does not stop the others, and each reason is printed once. Existing files of a failed figure or table are
-    kept, and missing files are created, since Snakemake requires all outputs (`_write_missing_files`). Raises NoRoom if
-    the disk is full.
+    kept, and missing files are created, since Snakemake requires all outputs (`_write_missing_files`). Raises DiskFull
+    if the disk is full.
     """
     files, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
         try:
             files[name] = draw(name, results, out, **options)
             failure_file(out, name).unlink(missing_ok=True)
-        except NoRoom:
+        except DiskFull:
             raise
         except Exception as error:
             files[name] = None

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from formerlab.errors import StoppedEarly, UserError
-from formerlab.files import NoRoom, is_locked, locked
+from formerlab.files import DiskFull, is_locked, locked
 from formerlab.results.stages import OPTIMIZER, STAGES
 
 Note = dict[str, Any]
@@ -57,7 +57,7 @@ def stage_note(stage: str, folder: Path) -> Iterator[None]:
             _write(path, note)
         except OSError as error:
             path.unlink()
-            raise NoRoom(path) from error
+            raise DiskFull(path) from error
         try:
             yield
         except (StoppedEarly, KeyboardInterrupt) as error:

@@ -26,8 +26,8 @@ class DamagedFile(UserError):
 def save_checkpoint(path: Path, content: Content, hashes: dict[str, str]) -> None:
     """Write a checkpoint atomically and rename the previous checkpoint to `PREVIOUS`.
 
-    `hashes` contains the hashes of spec, data, code and, for a child run, initial weights. Raises NoRoom if the disk is
-    full.
+    `hashes` contains the hashes of spec, data, code and, for a child run, initial weights. Raises DiskFull if the disk
+    is full.
     """
     with replacing(path) as temporary:
         torch.save({"belongs_to": hashes, "state": content}, temporary)
@@ -50,7 +50,8 @@ def checkpoint_to_resume(path: Path, hashes: dict[str, str]) -> Content | None:
             superseded = path.parent.with_name(SUPERSEDED)
             shutil.rmtree(superseded, ignore_errors=True)
             path.parent.rename(superseded)
-            print(f"starting from step 0: {error}; moved to {superseded} until the run finishes", file=sys.stderr)
+            moved = f"the checkpoint folder was moved to {superseded} and is deleted when the run finishes"
+            print(f"starting from step 0: {error}; {moved}", file=sys.stderr)
             return None
 
 
@@ -58,7 +59,7 @@ def load_checkpoint(path: Path, hashes: dict[str, str]) -> Content | None:
     """Read the checkpoint of the run with these hashes; return None if there is no checkpoint.
 
     If the last checkpoint is missing or damaged, the previous checkpoint is read; damage causes a warning. Raises
-    UserError if both are damaged, or if the checkpoint is of another run.
+    UserError if no existing checkpoint can be read, or if the checkpoint is of another run.
     """
     present = [candidate for candidate in (path, path.with_name(PREVIOUS)) if candidate.exists()]
     for candidate in present:

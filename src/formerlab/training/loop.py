@@ -39,17 +39,17 @@ class Hooks:
 
     def __post_init__(self) -> None:
         self._next, self.due = time.monotonic() + self.checkpoint_seconds, False
-        self._last_call, self._calls, self.longest = 0.0, 0, 0.0
+        self._last_call, self._calls, self.longest_step_s = 0.0, 0, 0.0
 
     def reason_to_stop(self) -> str | None:
         """Return the reason to stop now, or None, and set `due`: whether to write a checkpoint.
 
-        All processes stop, and write checkpoints, after the same step. The call also updates `longest`, the longest
-        time in seconds between two calls, without the first step, which includes compilation.
+        All processes stop, and write checkpoints, after the same step. The call also updates `longest_step_s`,
+        the longest time between two calls, without the first step, which includes compilation.
         """
         called, self._calls = time.monotonic(), self._calls + 1
         if self._calls > 2:
-            self.longest = max(self.longest, called - self._last_call)
+            self.longest_step_s = max(self.longest_step_s, called - self._last_call)
         self._last_call = called
         reason = self.stop()
         stops, self.due = processes.any_process(reason is not None, time.monotonic() >= self._next)
@@ -65,13 +65,13 @@ class Hooks:
         ended, min_interval = time.monotonic(), self.checkpoint_seconds
         self._next = ended + (max(min_interval, MIN_INTERVAL_IN_SAVES * (ended - began)) if min_interval else 0.0)
 
-    def save_and_stop(self, state: State, done: str, reason: str) -> NoReturn:
-        """Write a checkpoint and raise StoppedEarly with the message "`done` (`reason`); run again to continue"."""
+    def save_and_stop(self, state: State, message: str, reason: str) -> NoReturn:
+        """Write a checkpoint and raise StoppedEarly with the text "`message` (`reason`); run again to continue"."""
         self.due = True
         self.write(state)
         processes.wait_for_all()
         progress = [state.step, *map(len, state.tested.values())]
-        raise StoppedEarly(f"{done} ({reason}); run again to continue", progress)
+        raise StoppedEarly(f"{message} ({reason}); run again to continue", progress)
 
 
 def train(
@@ -84,7 +84,8 @@ def train(
     written. Weights that are not finite are never saved.
 
     `start` is the position in the data at which the run's ancestors ended. The batch, learning rate and dropout of a
-    step depend only on (run, start, step), so a resumed run gives bit-identical results on the same device.
+    step depend only on (run, start, step), so a resumed run gives bit-identical results on a CPU, and on a
+    GPU with `deterministic`.
 
     Raises StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
@@ -135,21 +136,22 @@ def evaluate_on_test(run: Run, state: State, data: Path, hooks: Hooks, diverged:
         if folder is None:
             continue
         held_out: Any = run.task.held_out(folder)
-        done = state.tested.setdefault(table, [])
+        tested_groups = state.tested.setdefault(table, [])
         if diverged is not None:
-            done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
+            tested_groups[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
             continue
         examples: Any = run.task.test_groups(held_out)  # divided among the processes
         with evaluating(state.model, nullcontext):
-            while len(done) < len(examples):
+            while len(tested_groups) < len(examples):
                 if (reason := hooks.reason_to_stop()) is not None:
-                    tested = f"{len(done)} of {len(examples)} groups of examples done"
-                    hooks.save_and_stop(state, f"{run.id}: stopped during the test, {tested}", reason)
+                    progress = f"{len(tested_groups)} of {len(examples)} groups of examples done"
+                    hooks.save_and_stop(state, f"{run.id}: stopped during the test, {progress}", reason)
                 # The last group may be repeated, because all processes must call the same collective operations.
-                local_group = min(len(done) + processes.rank(), len(examples) - 1)
+                local_group = min(len(tested_groups) + processes.rank(), len(examples) - 1)
                 with precision(run, state.device) if autocasts else nullcontext():
                     rows = run.task.test_rows(state.model, held_out, examples[local_group])
-                done += processes.gathered([list(row) for row in rows])[: len(examples) - len(done)]
+                gathered = processes.gather_objects([list(row) for row in rows])
+                tested_groups += gathered[: len(examples) - len(tested_groups)]
                 hooks.write(state)
 
 
@@ -160,9 +162,10 @@ def _finite_weights(model: nn.Module) -> bool:
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
     """Add a row per validation batch and per mixing weight and return True; return False if a value is not finite."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
-        ready = (batch.to(state.device, non_blocking=True) for batch in batches)
+        device_batches = (batch.to(state.device, non_blocking=True) for batch in batches)
         # Copy the values, because a CUDA graph overwrites the loss of the previous batch.
-        measures = [[x.double() if isinstance(x, Tensor) else x for x in run.task.measure(model, b)] for b in ready]
+        measured = (run.task.measure(model, batch) for batch in device_batches)
+        measures = [[x.double() if isinstance(x, Tensor) else x for x in row] for row in measured]
     tensors = [cell for row in measures for cell in row if isinstance(cell, Tensor)]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # a single transfer from the device
     rows = [[next(numbers) if isinstance(cell, Tensor) else cell for cell in row] for row in measures]

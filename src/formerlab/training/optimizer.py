@@ -138,6 +138,7 @@ class Muon(AdamW):
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
     momentum: Beta = 0.95
+    """Decay of the momentum."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Return the optimizer, with Muon for the matrices of blocks. Raises UserError for torch before 2.9."""

@@ -1,9 +1,9 @@
 """Train one run with several processes that torchrun starts, one per GPU.
 
-The processes divide the micro-batches of a step among them, sum the gradients and take the same optimizer step. Global
-batch, learning rate, dropout and data order do not depend on the number of processes, so losses differ only by the
-order of sums. Each process has the whole model (torch's DDP) or, if the model does not fit on one GPU, a shard of each
-tensor (torch's FSDP2). Environment variables set the number of processes and sharding.
+The processes divide the micro-batches of a step among themselves, sum the gradients and take the same optimizer step.
+Global batch, learning rate, dropout and data order do not depend on the number of processes, so losses differ only by
+the order of sums. Each process has the whole model (torch's DDP) or, if the model does not fit on one GPU, a shard of
+each tensor (torch's FSDP2). Environment variables set the number of processes and sharding.
 """
 
 import os
@@ -198,7 +198,7 @@ def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
 
 
-def gathered(rows: Any) -> list[Any]:
+def gather_objects(rows: Any) -> list[Any]:
     """Return the objects of all processes in rank order."""
     if group_size() == 1:
         return [rows]

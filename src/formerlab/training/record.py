@@ -28,7 +28,7 @@ SUPERSEDED = "checkpoint.superseded"
 
 
 def load_record(folder: Path) -> Record:
-    """Read run.json. Raises UserError if the weights differ from the hash in run.json."""
+    """Read run.json. Raises UserError if run.json or the weights are missing or if the weights differ from the hash."""
     record: Record = read_record(folder / "run.json", "id", "spec", "weights_sha256")
     weights = folder / WEIGHTS
     if not weights.is_file():
@@ -181,7 +181,7 @@ def base_record(run: AnyRun, manifest: Record, code_hash: str, device: str, *pac
 
 def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
     """Write the metrics of training and of held-out data; return the mean losses for the record."""
-    write_curves(run, state, out)
+    write_metrics(run, state, out)
     columns = {"test": run.task.test_columns, "lender_test": TABLES["lender_test.csv"].names}
     tested = {name: sorted(row for group in state.tested.get(name, ()) for row in group) for name in columns}
     for name, rows in tested.items():
@@ -195,8 +195,8 @@ def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
     }
 
 
-def write_curves(run: Run, state: State, out: Path) -> None:
-    """Write the metrics of all finished steps, at every checkpoint."""
+def write_metrics(run: Run, state: State, out: Path) -> None:
+    """Write the metrics of all finished steps. The training stage calls this function at every checkpoint."""
     columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
     columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
     columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)

@@ -64,7 +64,7 @@ class Run(AnyRun):
 
     @property
     def flops(self) -> int:
-        """Training FLOPs in closed form; the backward pass counts twice the forward pass."""
+        """Training FLOPs in closed form; the backward pass counts as two forward passes."""
         return TRAINING_PASSES * self.steps * self.task.step_flops(self.model)
 
     @property

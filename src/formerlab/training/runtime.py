@@ -19,8 +19,11 @@ class RuntimeConfig:
     threads: int = 1
     device: str = "cpu"
     time_limit_s: float | None = None
+    """Time limit, from the creation of the stage's `StopRequest`; None means no limit."""
     margin_s: float = 30.0
+    """Time before the limit at which the stage stops; the stage raises it to the time of a step and two saves."""
     checkpoint_seconds: float = 60.0
+    """Minimum time between two checkpoints; 0 saves after every step."""
     startup_s: float = 0.0
     """Time from the start of the process to the start of the stage, mostly imports."""
     replace: bool = False
@@ -39,8 +42,8 @@ class StopRequest:
     """A callable that returns a reason to stop, or None.
 
     In a `with` block, SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are reasons to stop; a second
-    Ctrl-C interrupts immediately. The time limit counts from the creation of this object; from `margin_s`
-    seconds before it, it is a reason. Raises UserError if the margin is not shorter than the time limit.
+    Ctrl-C interrupts immediately. The time limit counts from the creation of this object. It becomes a
+    reason to stop `margin_s` seconds before it ends. Raises UserError if the margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:

@@ -15,7 +15,7 @@ class Constant(Spec):
 
     kind: Literal["constant"] = "constant"
     warmup: Fraction = 0.0
-    """Fraction of the steps with a linear rise from zero."""
+    """Fraction of the steps with a linear rise; the first of w such steps has the factor 1 / w."""
 
     def factor(self, step: int, steps: int) -> float:
         """Return the factor of the peak learning rate in step `step` (from 0) of `steps`."""
@@ -29,7 +29,7 @@ class Cosine(Spec):
 
     kind: Literal["cosine"] = "cosine"
     warmup: Fraction = 0.01
-    """Fraction of the steps with a linear rise from zero."""
+    """Fraction of the steps with a linear rise; the first of w such steps has the factor 1 / w."""
     floor: float = Field(default=0.1, ge=0.0, le=1.0)
     """Final factor: 0.1 in both official implementations of Tokenformer, 0 in its paper."""
 

@@ -31,7 +31,7 @@ from formerlab.training.record import (
     load_record,
     next_position,
     remove_checkpoints,
-    write_curves,
+    write_metrics,
 )
 from formerlab.training.run import Run
 from formerlab.training.runtime import RuntimeConfig, StopRequest
@@ -41,9 +41,9 @@ from formerlab.training.state import State
 def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
     """Train `run` on the prepared data in `data` and write to `out`; `parent` is the folder of the run `run.init`.
 
-    Returns immediately if `out` contains this run, unless `runtime.replace` is set. Raises UserError if the data are
-    damaged, if the parent is not finished, or if `out` contains another run. Raises StoppedEarly at a signal or before
-    the time limit; another call resumes the run.
+    Returns immediately if `out` contains the finished run with all files intact. Raises UserError if the data are
+    damaged, if the parent is not finished, or if `out` contains another run. `runtime.replace` skips the test of `out`.
+    Raises StoppedEarly at a signal or before the time limit; another call resumes the run.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
         # Check the data, the parent and existing results.
@@ -65,7 +65,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         content = checkpoint_to_resume(path, hashes)
         state = initial_state(run, parent, parent_record, content, device)
         if content is not None:
-            print(f"continuing after step {state.step} of {path}", file=sys.stderr)
+            print(f"resuming from {path} after step {state.step}", file=sys.stderr)
         note_kernels(state)
         clock -= state.wall_time_s
         if processes.rank() == 0:
@@ -79,11 +79,11 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             content = state.dump()
             if processes.rank() == 0:
                 save_checkpoint(path, content, hashes)
-                write_curves(run, state, out)
+                write_metrics(run, state, out)
             if processes.sharded():
                 processes.wait_for_all()
-            # Leave time for one step and for a save that takes twice as long.
-            stop.raise_margin(hooks.longest + 2 * (time.monotonic() - began))
+            # Leave time for the longest step and for a save that takes twice as long as this save.
+            stop.raise_margin(hooks.longest_step_s + 2 * (time.monotonic() - began))
 
         examples = run.task.load(data, "train")
         stop_waiting(examples, stop)

@@ -1,4 +1,4 @@
-"""Policies that divide a cache among layers, heads or blocks of keys, which an inner policy scores."""
+"""Policies that divide a cache among layers, heads or blocks of keys. An inner policy scores the keys."""
 
 from typing import Annotated, Literal
 

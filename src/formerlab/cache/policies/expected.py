@@ -18,10 +18,10 @@ class ExpectedAttention(OneShot):
     """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d)) ||v_k||_2 (arXiv:2510.00636).
 
     The argument of the softmax is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. mu and C are
-    the mean and covariance of the prompt's queries before rotation, without the first `sink` queries, rotated by the
-    mean rotation of the next `future` positions (up to the context of a `RotaryEncoding`). Scores are averaged over the
-    query heads of a key-value head, and the sink is retained. The policy is one-shot, because the statistics need a
-    complete prompt.
+    the mean and covariance of the prompt's unrotated queries, without the first `sink` queries. The mean rotation of
+    the next `future` positions (up to the context of a `RotaryEncoding`) is then applied to both. Scores are averaged
+    over the query heads of a key-value head, and the sink is retained. The policy is one-shot, because the statistics
+    need a complete prompt.
     """
 
     kind: Literal["expected_attention"] = "expected_attention"

@@ -15,7 +15,7 @@ class KeyDiff(Eviction):
     (arXiv:2504.15364, section 3).
 
     The paper compresses a prompt after every block of 128 tokens; here a block is one token. Cosines are rounded to 16
-    binary places, so that ties are exact: two retained keys have the same cosine with their mean.
+    binary places, so that ties are exact: if only two keys are retained, both have the same cosine with their mean.
     """
 
     kind: Literal["keydiff"] = "keydiff"

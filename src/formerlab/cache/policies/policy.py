@@ -53,8 +53,8 @@ class LayerInputs:
         return torch.ones(time, time, dtype=torch.bool, device=self.logits.device).tril()
 
     @property
-    def real(self) -> Bool[Tensor, "batch time"]:
-        """Mask of the real tokens, False at padding."""
+    def token_mask(self) -> Bool[Tensor, "batch time"]:
+        """Mask of the tokens, False at padding."""
         device = self.logits.device
         return torch.arange(self.logits.shape[-1], device=device) < on_device(self.lengths, device)[:, None]
 
@@ -64,7 +64,7 @@ class LayerInputs:
         The probabilities are zero for queries of padding. A2SF also uses the sum.
         """
         probabilities = masked_softmax(self.logits, visible.unsqueeze(-3)).sum(2)
-        return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
+        return probabilities.masked_fill(~self.token_mask[:, None, :, None], 0.0)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Policy(Spec, ABC):
 
     @property
     def scorer(self) -> "Policy":
-        """The policy that scores the keys: the innermost policy of `HeadAdaptive` and `Pyramid`, otherwise this
-        policy.
+        """The policy that scores the keys: the scorer of the inner policy of `HeadAdaptive` and `Pyramid`, otherwise
+        this policy.
         """
         return self
 

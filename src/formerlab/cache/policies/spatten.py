@@ -33,7 +33,7 @@ class SpAtten(Policy):
         `state["score"]` is A (batch, time), and `state["retained"]` (batch, time) marks the tokens of the next layer.
         """
         state = layer.state if layer.state is not None else {}
-        retained = state.get("retained", layer.real)
+        retained = state.get("retained", layer.token_mask)
         self_mask = torch.eye(retained.shape[-1], dtype=torch.bool, device=retained.device)
         visible = ((retained[:, None] & layer.causal) | self_mask)[:, None]
         received = layer.attention(visible).sum((1, 2))

@@ -9,7 +9,7 @@ class TOVA(Eviction):
     """S[k] <- p[k], summed over the heads of a layer, which retain the same keys (arXiv:2401.06104, version 1, section
     3.4).
 
-    The sum gives the same ranking as the paper's mean. The newest key is never evicted.
+    The sum gives the same ranking as the paper's mean. The newest key is never evicted unless `sink` fills the budget.
     """
 
     kind: Literal["tova"] = "tova"

@@ -80,7 +80,7 @@ def attention(
 
 
 def attention_mask(*arguments: Any, **options: Any) -> Tensor | None:
-    """Return the mask of `sdpa`, or None inside an `attending` block, whose attention function masks keys."""
+    """Return the mask of `sdpa`, or None inside an `attending` block, because its attention function masks keys."""
     return None if _current.get() is not None else sdpa_mask(*arguments, **options)
 
 
@@ -130,7 +130,7 @@ def find_positions(
         if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC_ROPE_TYPES:
             position = torch.zeros(1, 1, dtype=torch.long, device=first_keys[0].device)
             if not isinstance(module(first_keys[0], position), tuple):
-                continue  # the module returns complex angles, for some of the channels (DeepSeek V2)
+                continue  # the module returns complex angles for some of the channels (DeepSeek V2)
             pairs = list(zip(first_keys, later_keys, strict=True))
             nearest = min(  # in half precision both rotations may be within the tolerance
                 (WrappedRotation(module, interleaved) for interleaved in (False, True)),

@@ -36,7 +36,7 @@ def save_folder(
     The layout is LLaMA or GPT-NeoX if the spec allows it. Otherwise a file of model code is written beside the weights,
     and loading it needs `trust_remote_code`. `end_of_text` is the id of the token that ends a document; it becomes the
     eos and the padding token. `card` is the text of README.md. Weights keep their dtype. Raises UserError if `out`
-    exists and is not a Hugging Face folder.
+    exists and is neither an empty folder nor a Hugging Face folder.
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is not a Hugging Face folder; give --out another name")
@@ -116,7 +116,7 @@ HEADER = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers and i
 from __future__ import annotations'''
 STAND_INS = '''
 class Spec:
-    """A spec without validation. It holds the values of config.json; missing fields have the class defaults."""
+    """A spec without validation. It contains the values of config.json; missing fields have the class defaults."""
 
     kinds: ClassVar[dict[str, type]] = {}
 

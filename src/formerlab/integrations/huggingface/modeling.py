@@ -118,8 +118,8 @@ class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference = list(CACHE_NAMES)
 
-    def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
-        """Build the config from the plain spec of a `Decoder`; sizes in `others` are overridden."""
+    def __init__(self, spec: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Build the config from the plain spec of a `Decoder`; sizes in `kwargs` are overridden."""
         decoder = Decoder.model_validate(spec or {})
         self.spec = decoder.to_dict()
         sizes = {
@@ -132,7 +132,7 @@ class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
             "tie_word_embeddings": decoder.tied,
             "is_decoder": True,
         }
-        super().__init__(**(others | sizes))
+        super().__init__(**(kwargs | sizes))
 
 
 def attend_in_cache(
@@ -195,12 +195,12 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         past_key_values: Cache | None = None,
         labels: Int[Tensor, "batch time"] | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | Int[Tensor, " kept"] = 0,
+        logits_to_keep: int | Int[Tensor, " queries"] = 0,
         return_dict: bool | None = None,
         cache: Cache | None = None,
         position_ids: Int[Tensor, "#batch time"] | None = None,
         output_hidden_states: bool | None = None,
-        **others: Any,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the next-token logits (batch, time, vocabulary), the cache, and with `labels` the mean loss in nats.
 
@@ -211,8 +211,8 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         width). Raises UserError for an unsupported cache, for `position_ids` that contradict the cache and the mask
         (packed sequences), and for unsupported arguments.
         """
-        cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
-        self._check_arguments(others, with_loss=labels is not None)
+        cache = take_cache(kwargs | {"cache": cache, "past_key_values": past_key_values})
+        self._check_arguments(kwargs, with_loss=labels is not None)
         if isinstance(cache, StaticCache):
             raise UserError(f"{CACHE_FIELD}: this model does not support a StaticCache; give a DynamicCache")
         use_cache = not self.training if use_cache is None else use_cache
@@ -242,16 +242,16 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             logits = model(input_ids, attend=attend, start=start, last=last)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         logits = logits[:, -count:] if isinstance(logits_to_keep, int) else logits[:, logits_to_keep]
         states = None if hidden is None else tuple(hidden)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=states, **{CACHE_FIELD: cache})
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
-    def _check_arguments(self, others: dict[str, Any], with_loss: bool) -> None:
+    def _check_arguments(self, kwargs: dict[str, Any], with_loss: bool) -> None:
         """Raise ArgumentError for an unsupported argument. `shift_labels` and `ignore_index` need labels."""
-        attentions = others.get("output_attentions", self.config.output_attentions)
-        for name, value in (others | {"output_attentions": attentions}).items():
+        attentions = kwargs.get("output_attentions", self.config.output_attentions)
+        for name, value in (kwargs | {"output_attentions": attentions}).items():
             if name in PACKING_ARGUMENTS and value is not None:
                 raise ArgumentError(f"{name}: this model does not support packed sequences; {UNPACK_REMEDY}")
             loss_argument = with_loss and name in ("shift_labels", "ignore_index")

@@ -104,7 +104,7 @@ def tensor_names(spec: Decoder) -> Iterator[tuple[str, str]]:
 
 
 def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> Decoder:
-    """Return the spec of a checkpoint. Raises UserError if the tensors and settings contradict each other."""
+    """Return a checkpoint's spec. Raises UserError for missing, unsupported or contradicting settings and tensors."""
     blocks = [int(match[1]) for name in weights if (match := re.match(r"sequential\.(\d+)\.(attention|mlp)\.", name))]
     for required in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
         _check_tensor(folder, f"sequential.{required}", weights, ())

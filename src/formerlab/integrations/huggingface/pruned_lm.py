@@ -77,7 +77,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             remedy = "lower max_gen_toks, or remove the example"
             raise UserError(f"a prompt of {length} tokens and max_gen_toks={limit} {excess}; {remedy}")
         if (count := resolve_budget(self.budget, length)) < 1:
-            raise UserError(f"budget {self.budget}: gives less than one key for a prompt of {length} tokens; raise it")
+            raise UserError(f"budget {self.budget}: gives fewer than one key for a prompt of {length} tokens; raise it")
         if isinstance(self.policy, Protecting) and self.policy.protect is not None:
             self.policy.with_prompt_length(length).check_budget(count)
 

@@ -38,7 +38,7 @@ SINK = 4
 """Number of first tokens that are retained to test whether a model has an attention sink."""
 SINK_TOKENS = 64
 """Number of tokens on which the test compares losses."""
-_measured: WeakKeyDictionary[Any, set[Policy]] = WeakKeyDictionary()
+_tested_policies: WeakKeyDictionary[Any, set[Policy]] = WeakKeyDictionary()
 """The policies that were tested for an evicted attention sink, by model."""
 
 
@@ -54,7 +54,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         budget = check_configuration(policy, budget, stepwise=False)  # raises UserError for an invalid budget
         self.policy, self.budget, self.position, self.context = policy, budget, position, context
-        self._row_groups: list[tuple[Int[Tensor, " some"], int, PrunedCache | CompressedCache | KVCache]] = []
+        self._row_groups: list[tuple[Int[Tensor, " rows"], int, PrunedCache | CompressedCache | KVCache]] = []
         """Groups of rows with equal padding: (row indices, padding tokens per row, cache of the group)."""
         self._padding: list[int] = []
         self._lengths: dict[int, int] = {}
@@ -310,19 +310,20 @@ def _pruned_forward(
 def _warn_about_sink(
     model: Any, cache: PolicyCache, arguments: dict[str, Any], loss_under: Callable[[Policy, Tensor], float]
 ) -> None:
-    """Warn if the policy evicts an attention sink: without the first tokens, the loss of a text doubles.
+    """Warn if the policy evicts an attention sink.
 
-    The text is the end of the first row of a prompt of at least SINK_TOKENS tokens. `loss_under` returns its loss under
-    a policy. Each policy is measured once per model.
+    The criterion: the loss of a text is more than twice the loss with the full cache, and retaining the first SINK
+    tokens more than halves it. The text is the end of the first row of a prompt of at least SINK_TOKENS tokens.
+    `loss_under` returns its loss under a policy. Each policy is tested once per model.
     """
     tokens, mask, policy = arguments.get("input_ids"), arguments.get("attention_mask"), cache.policy
     if cache.get_seq_length() or cache.budget == 1.0 or tokens is None or tokens.shape[1] < SINK_TOKENS:
         return
     if not isinstance(policy, Eviction) or isinstance(policy, Full) or policy.sink or policy.protect:
         return
-    if (mask is not None and not mask[0, -SINK_TOKENS:].all()) or policy in _measured.setdefault(model, set()):
+    if (mask is not None and not mask[0, -SINK_TOKENS:].all()) or policy in _tested_policies.setdefault(model, set()):
         return
-    _measured[model].add(policy)
+    _tested_policies[model].add(policy)
     text = tokens[:1, -SINK_TOKENS:]
     with_sink = policy.model_copy(update={"sink": SINK})
     pruned, protected, full = (loss_under(each, text) for each in (policy, with_sink, Full()))

@@ -28,7 +28,7 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.record import base_record
 
 BATCH_TOKENS = 2048
-"""Number of tokens in one forward pass; the logits of a large vocabulary limit it."""
+"""Largest number of tokens in one forward pass (at least one window); the logits of a large vocabulary limit it."""
 HASH_FILE = ".weights.json"
 """File beside run.json with the hashes of the model's files, valid until a file is modified."""
 

@@ -40,8 +40,8 @@ class AttentionResiduals(DepthSpec):
         return [0, *range(self.block_size, index, self.block_size), index]
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Each pair of sub-layer and source causes two bfloat16 reads (forward, backward) and one float32 read (its
-        gradient).
+        """Each pair of sub-layer and source causes two bfloat16 reads (forward, backward) and one float32 read of the
+        source's gradient.
         """
         return (2 * 2 + 4) * sum(len(self.sources(index)) for index in range(1, 2 * layers + 1)) * width
 

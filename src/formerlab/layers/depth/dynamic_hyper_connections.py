@@ -45,7 +45,7 @@ class DynamicHyperConnections(HyperConnections):
         return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * (self.streams + 2))
 
     def saved_elements(self, width: int) -> int:
-        """Estimate the saved elements per token and block, with the float32 normalised streams."""
+        """Add the float32 normalised streams (4 n width), and 2 width to match the count of a compiled step."""
         return super().saved_elements(width) + (4 * self.streams + 2) * width
 
 

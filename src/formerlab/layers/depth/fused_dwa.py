@@ -1,8 +1,9 @@
-"""Fast implementation of averages over depth: one autograd node per block, and one pass over its gradients.
+"""Fast implementation of averages over depth.
 
-Y_i = sum over j in S_i of alpha_ij X_j. For a loop, autograd accumulates dX_j destination by destination and
-materialises a full-size product for every alpha. This implementation has one node for every X_j that an average reads.
-Its backward pass runs when all dY_q with q >= j are computed. In one pass over them, it computes
+Y_i = sum over j in S_i of alpha_ij X_j. If the sum is written as a Python loop, autograd accumulates dX_j one
+destination at a time and materialises a full-size product for every alpha. This implementation has one autograd node
+for X_0 and one for every other X_j that an average reads. The backward pass of a node runs when all dY_q with q >= j
+are computed. In one pass over them, it computes
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
@@ -36,7 +37,7 @@ class Layout:
         self.offsets: dict[int, int] = {}
         """Index of the first weight of each destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
-        """Pairs (destination, index of the weight) in ascending order, by source, for the destinations that read it."""
+        """Maps each source to the pairs (destination, weight index) of the averages that read it, ascending."""
         self.size = 0
         for destination, read_sources in sources.items():
             self.offsets[destination] = self.size
@@ -77,7 +78,7 @@ class FusedHistory:
         sources, first = self.layout.sources[index], self.layout.offsets[index]
         streams, end = [self.stored[j] for j in sources], first + len(sources)
         if self.signal is None and streams[0].device.type != "cpu" and streams[0].numel() <= LAUNCH_BOUND:
-            return _stacked_sum(streams, self.backward.flat[first:end])
+            return _stacked_sum(streams, self.backward.flat_weights[first:end])
         return weighted_sum(streams, self.backward.weights[first:end])
 
 
@@ -93,7 +94,7 @@ class BackwardState:
     """The mixing weights, and the state of a backward pass that the nodes of one graph share."""
 
     def __init__(self, layout: Layout, weights: Flat) -> None:
-        self.layout, self.flat = layout, weights.detach()
+        self.layout, self.flat_weights = layout, weights.detach()
         self.needs_weight_gradient = weights.requires_grad and torch.is_grad_enabled()
         self.gradients: dict[int, Tensor] = {}
         """dY_q of the destinations visited so far in this backward pass."""
@@ -103,7 +104,8 @@ class BackwardState:
     @functools.cached_property
     def weights(self) -> list[Scalar]:
         """Floats on the CPU; tensors on other devices, to avoid a synchronisation."""
-        return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
+        weights = self.flat_weights
+        return weights.tolist() if weights.device.type == "cpu" else list(weights.unbind())
 
     def source_gradient(
         self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None
@@ -134,11 +136,11 @@ class BackwardState:
         """Return the gradient of all weights, or None if they are frozen."""
         if not self.needs_weight_gradient:
             return None
-        products = [self.products.get(weight, 0.0) for weight in range(self.layout.size)]
+        products, weights = [self.products.get(index, 0.0) for index in range(self.layout.size)], self.flat_weights
         self.products.clear()
-        if self.flat.device.type == "cpu":
-            return torch.tensor(products, dtype=self.flat.dtype)
-        return torch.stack([torch.as_tensor(product, device=self.flat.device) for product in products]).to(self.flat)
+        if weights.device.type == "cpu":
+            return torch.tensor(products, dtype=weights.dtype)
+        return torch.stack([torch.as_tensor(product, device=weights.device) for product in products]).to(weights)
 
 
 class EmbeddingNode(Function):
@@ -175,5 +177,5 @@ class BlockNode(Function):
     def backward(ctx: Any, gradient: Stream | None, signal: Signal | None) -> tuple[Any, ...]:
         """Return dX_index and the gradient of the incoming signal."""
         (x,) = ctx.saved_tensors
-        grad_signal = torch.zeros((), device=ctx.state.flat.device)
+        grad_signal = torch.zeros((), device=ctx.state.flat_weights.device)
         return ctx.state.source_gradient(ctx.index, x, gradient, signal), grad_signal, None, None

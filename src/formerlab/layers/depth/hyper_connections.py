@@ -67,7 +67,7 @@ class StaticHyperConnections(HyperConnections):
 
 
 History = dict[int, tuple[Streams, Weights]]
-"""(input streams, weights) by sub-layer index, which activation checkpointing sets again in a recomputation."""
+"""Maps a sub-layer index to (input streams, weights). Activation checkpointing sets the same entries again."""
 
 
 class HyperConnectionsLayer(Mixer):

@@ -30,11 +30,11 @@ class ManifoldHyperConnections(HyperConnections):
     logistic(alpha_post x' phi_post + b_post) and H_res = SinkhornKnopp(alpha_res mat(x' phi_res) + b_res). H_res is
     doubly stochastic up to the finite number of iterations. The gain of the norm is part of phi (section 4.3.1).
 
-    The paper does not specify the following, which is as in `StaticHyperConnections`. The streams start as copies, and
-    the final norm reads their sum. phi starts at zero, b_post at 0 (H_post = 1), b_pre so that H_pre is near
-    e_(k mod n) in sub-layer k, and b_res according to `start`. Weight decay applies to phi and alpha only. A doubly
-    stochastic matrix does not change equal streams, so the model starts with the plain model's function up to scales
-    that the norms remove.
+    The paper does not specify the initial streams, the final readout, the initial phi and b, and the weight decay. As
+    in `StaticHyperConnections`, the streams start as copies, and the final norm reads their sum. phi starts at zero,
+    b_post at 0 (H_post = 1), b_pre so that H_pre is near e_(k mod n) in sub-layer k, and b_res according to `start`.
+    Weight decay applies to phi and alpha only. A doubly stochastic matrix does not change equal streams, so the model
+    starts with the plain model's function up to scales that the norms remove.
     """
 
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
@@ -64,7 +64,7 @@ class ManifoldHyperConnections(HyperConnections):
         return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
     def saved_elements(self, width: int) -> int:
-        """Add one element per value of the streams, the n x n matrices, and the factors of all Sinkhorn iterations."""
+        """Add the streams (one element per value), the n x n matrices, and the factors of every Sinkhorn iteration."""
         return super().saved_elements(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
 
 
