@@ -58,7 +58,7 @@ include: "workflow/rules/common.smk"
 rule all:
     input:
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
-        records(*MAKING, *MEASURED, *TIMED),
+        record_files(*MAKING, *MEASURED, *TIMED),
         f"{FIGURES}/claims.csv",
         f"{FIGURES}/runs.csv",
         f"{RESULTS}/mlflow.json",

@@ -1,14 +1,14 @@
 """Compare the plan's estimates for a GPU with counts that need no GPU, in one table.
 
-    python benchmarks/estimates.py [--only memory saved moved launches]
+    python benchmarks/estimates.py [--only memory saved bytes_moved launches]
 
 `memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
 tensors. Both columns are for steps without compilation; compiled steps also store the logits.
 `saved`: bytes of activations that the compiled forward pass saves, per token, block and channel, in small models with
 the mixers of the published models.
-`moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
-the bytes of the plain model. The plan computes the training hours of a depth mixer from its own estimate of these
-bytes.
+`bytes_moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's
+fusion, minus the bytes of the plain model. The plan computes the training hours of a depth mixer from its own estimate
+of these bytes.
 `launches` has two counts: kernel launches per decoded token without compilation, and kernels per layer of a compiled
 static step (`cache/static.py`) after inductor's fusion for a CPU (a norm takes two). The plan does not estimate
 launches.
@@ -101,8 +101,8 @@ def lowering(graph, inputs, *, is_inference: bool = False) -> Iterator[GraphLowe
             yield kernels
 
 
-def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
-    """Return the bytes per token that a compiled step saves for the backward pass and, if `moved`, reads and writes."""
+def counted_bytes(spec: Decoder, *, bytes_moved: bool = True) -> tuple[float, float]:
+    """Return the bytes per token that a compiled step saves for the backward pass, and reads and writes (optional)."""
     saved, traffic = [], [0]
 
     def lowered(graph, inputs):
@@ -110,7 +110,7 @@ def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
         values = {node: node.meta["val"] for node in outputs.args[0] if isinstance(node, torch.fx.Node)}
         tensors = (value for value in values.values() if isinstance(value, torch.Tensor))
         saved.append(sum(value.numel() * value.itemsize for value in tensors if value.numel() % (BATCH * TIME) == 0))
-        if moved:
+        if bytes_moved:
             with lowering(graph, inputs) as kernels:
                 traffic[0] += kernels.count_bytes()[0]
         return graph
@@ -119,7 +119,7 @@ def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
         fw_compiler=lowered,
         bw_compiler=lowered,
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table() if moved else None,
+        decompositions=select_decomp_table() if bytes_moved else None,
     )
     torch._dynamo.reset()
     jaxtyping.config.update("jaxtyping_disable", True)  # jaxtyping's checks would break the graph
@@ -200,16 +200,16 @@ def rows(quantities, runs):
     models = {name: runs[f"denseformer/{name}-48"].model for name in MIXERS}
     for name, model in models.items() if "saved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
-        two, four = (counted_bytes(small.model_copy(update={"layers": n}), moved=False)[0] for n in (2, 4))
+        two, four = (counted_bytes(small.model_copy(update={"layers": n}), bytes_moved=False)[0] for n in (2, 4))
         elements = activation_elements(64, small.projection, small.feedforward, small.depth)
         yield "saved", name, "bytes per token, block and channel", 2 * elements / 64, (four - two) / 128
     bytes_of_plain = None
-    for name, model in models.items() if "moved" in quantities else ():
+    for name, model in models.items() if "bytes_moved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
         bytes_per_token = counted_bytes(small)[1]
         bytes_of_plain = bytes_per_token if bytes_of_plain is None else bytes_of_plain
         yield (
-            "moved",
+            "bytes_moved",
             name,
             "kB per token",
             small.depth.bytes_moved(6, 64) / 1e3,
@@ -229,7 +229,7 @@ def rows(quantities, runs):
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    quantities = ["memory", "saved", "moved", "launches"]
+    quantities = ["memory", "saved", "bytes_moved", "launches"]
     parser.add_argument("--only", nargs="+", choices=quantities, default=quantities)
     jobs = build_plan(ROOT, {"scale": "paper", "tracking_uri": ""})["train"]
     runs = {name.removesuffix("/seed0"): Run.model_validate(job["spec"]) for name, job in jobs.items()}

@@ -51,16 +51,16 @@ def main() -> None:
     end = time.monotonic() + options.seconds
     with open(options.out / "gpu.txt", "a") as file, open(options.out / "gpu.log", "a") as errors:
 
-        def say(line: str) -> None:
+        def log(line: str) -> None:
             print(line, flush=True)
             print(line, file=file, flush=True)
 
         for index, item in enumerate(options.only):
             fraction = SECONDS[item] / sum(SECONDS[name] for name in options.only[index:])
-            run_item(item, fraction * max(0.0, end - time.monotonic()), options.out, say, errors)
+            run_item(item, fraction * max(0.0, end - time.monotonic()), options.out, log, errors)
 
 
-def run_item(item: str, limit: float, out: Path, say: Callable[[str], None], errors: Any) -> None:
+def run_item(item: str, limit: float, out: Path, log: Callable[[str], None], errors: Any) -> None:
     """Run an item in a separate process group for at most `limit` seconds; print its lines and its exit status."""
     command = [sys.executable, __file__, "--item", item, "--seconds", f"{limit:.0f}", "--out", str(out)]
     began = time.monotonic()
@@ -69,12 +69,12 @@ def run_item(item: str, limit: float, out: Path, say: Callable[[str], None], err
     stopped.start()
     assert process.stdout is not None
     for line in process.stdout:
-        say(f"{item:12}{line.rstrip()}")
+        log(f"{item:12}{line.rstrip()}")
     status = process.wait()
     stopped.cancel()
     ends = {0: "done", -signal.SIGKILL: "out of time"}
     took = f"{time.monotonic() - began:.0f} of {limit:.0f} s"
-    say(f"{item:12}{ends.get(status, f'failed with status {status}, see gpu.log')} after {took}")
+    log(f"{item:12}{ends.get(status, f'failed with status {status}, see gpu.log')} after {took}")
 
 
 def measure(options: argparse.Namespace) -> None:

@@ -64,18 +64,18 @@ def tests(options: Options) -> Lines:
     """Yield the results of the kernel tests; the tests of Knorm run first."""
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-rf", "tests/kernels/test_on_a_gpu.py", "-k"]
     end, path = time.monotonic() + options.seconds - 3, options.out.resolve() / "tests.log"
-    for chosen in ("Knorm", "not Knorm"):
+    for expression in ("Knorm", "not Knorm"):
         with open(path, "a") as log:
             began, ended = log.tell(), "ended"
             try:  # `addopts=` drops the options of pyproject.toml, because the machine may not have the type checker
                 remaining = max(0.0, end - time.monotonic())
-                subprocess.run([*command, chosen], cwd=ROOT, stdout=log, stderr=log, timeout=remaining)
+                subprocess.run([*command, expression], cwd=ROOT, stdout=log, stderr=log, timeout=remaining)
             except subprocess.TimeoutExpired:
                 ended = "out of time"
         output = path.read_text()[began:]
         outcomes = ("PASSED", "FAILED", "ERROR", "SKIPPED")
         counts = {outcome: len(re.findall(rf" {outcome}\b.*%\]", output)) for outcome in outcomes}
-        yield f"{chosen}: {', '.join(f'{count} {outcome.lower()}' for outcome, count in counts.items())}; {ended}"
+        yield f"{expression}: {', '.join(f'{count} {outcome.lower()}' for outcome, count in counts.items())}; {ended}"
         yield from re.findall(r"^FAILED .*", output, re.MULTILINE)
 
 
@@ -115,14 +115,14 @@ def pruning(options: Options) -> Lines:
         try:
             with torch.inference_mode():
                 full = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), 5)
-                pruned = milliseconds(launched(simulate, sizes["warps"]) if GPU else simulate, 5)
+                pruned = milliseconds(kernel_launcher(simulate, sizes["warps"]) if GPU else simulate, 5)
         except Exception as error:  # a number of warps may not compile
             yield f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             continue
         yield f"{label}: {pruned:.3f} ms, full attention {full:.3f}, ratio {pruned / full:.2f}"
 
 
-def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
+def kernel_launcher(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
     """Return a function that launches only the kernel of `simulate`, with this number of warps.
 
     A CUDA graph cannot capture the code around the kernel.

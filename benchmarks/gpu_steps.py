@@ -32,7 +32,7 @@ Options = argparse.Namespace
 
 
 def full_or_rehearsal(full: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes `full` on a GPU; otherwise replace some of them by the sizes `small` of a rehearsal."""
+    """Return the sizes `full` on a GPU, otherwise `full` updated with `small`, the sizes of a rehearsal."""
     return full if GPU else full | small
 
 
@@ -133,7 +133,7 @@ def tokenformer(options: Options) -> Lines:
 
 
 def depth(options: Options) -> Lines:
-    """Yield the step times of DenseFormers of 48 blocks, with static and dynamic shapes.
+    """Yield the step times of a plain decoder and DenseFormers of 48 blocks, with static and dynamic shapes.
 
     With `dynamic`, validation with another batch size makes shapes symbolic.
     """

@@ -1,4 +1,4 @@
-"""Baselines for training benchmarks: a minimal decoder, translator and training loop, and `train()`, a step per call.
+"""Baselines of the training benchmarks (a minimal decoder, translator and loop), and `train()` as one step per call.
 
 The decoder has nanoGPT's architecture: one projection for query, key and value, torch's attention, learned positions,
 LayerNorm and GeLU. The loop samples a batch, runs the forward and backward pass, clips gradients, and takes a step of
@@ -152,16 +152,16 @@ class OurLoop:
         built = model.build(0).to(device)
         state = State(built, run.optimizer.build(built))
         state.rows["eval"].append([])  # skips the validation before the first step
-        self.turn, self.taken = threading.Semaphore(0), threading.Semaphore(0)
+        self.step_requested, self.step_done = threading.Semaphore(0), threading.Semaphore(0)
         hooks = Hooks(lambda state: None, self._wait, float("inf"))
         threading.Thread(target=train, args=(run, state, data, data, hooks), daemon=True).start()
-        self.taken.acquire()
+        self.step_done.acquire()
 
     def _wait(self):  # `train()` calls this hook before every step
-        self.taken.release()
-        self.turn.acquire()
+        self.step_done.release()
+        self.step_requested.acquire()
 
     def __call__(self):
         """Run a step."""
-        self.turn.release()
-        self.taken.acquire()
+        self.step_requested.release()
+        self.step_done.acquire()

@@ -1,4 +1,4 @@
-"""Time and memory of Pattention compared with an MLP of the same shape, and of a Tokenformer with a Transformer.
+"""Time and memory of Pattention (against an MLP of the same shape) and of a Tokenformer (against a Transformer).
 
     python benchmarks/pattention.py                    # everything, about ten minutes on 2 cores
     python benchmarks/pattention.py --only layer --no-compile --rounds 15

@@ -24,8 +24,8 @@ TARGETS = (
 def row_loop(q, k, v, budget, alpha):
     """Return the output of Decay on one sequence (heads, time, d_head), as in the papers' code for OPT.
 
-    Query t attends to itself and to the `budget` earlier keys with the highest scores. Row t of a (time, time) mask
-    records these keys. The loop applies the mask to the whole matrix at the end.
+    Query t attends to itself and to the `budget` earlier keys with the highest scores. Row t of a mask (heads, time,
+    time) records these keys. The loop applies the mask to the whole matrix at the end.
     """
     import torch
 

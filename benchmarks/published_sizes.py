@@ -5,7 +5,7 @@
 A step has one micro-batch of the scale `paper`, compiled in bfloat16. `train()` itself runs it: batch, forward,
 backward, clipping, AdamW. The baseline is a compiled model of nanoGPT's architecture in a plain loop (`loops.py`). A
 round runs every variant once; the order rotates from round to round. A ratio compares times of the same round. MFU
-divides the FLOPs of the model by the peak, which is measured here with bfloat16 matrix products.
+is the model's FLOP/s divided by the peak, which is measured here with bfloat16 matrix products.
 """
 
 import statistics

@@ -63,7 +63,7 @@ def parameter_tokens(x: float) -> list[str]:
 
 
 def averages(x: float) -> list[str]:
-    """Return the shapes of the outputs of the blocks, and arcs from the outputs that the last average reads."""
+    """Return boxes for the embedding X0 and the block outputs X1 to X4, and arcs to the last average."""
     shapes = [text(x, 88, "Yᵢ = Σⱼ αᵢⱼ Xⱼ", 12, GREEN)]
     for block in range(5):
         centre = x + 22 + block * 46
@@ -89,7 +89,7 @@ def cache(x: float) -> list[str]:
 
 
 def render_svg() -> str:
-    """Return the SVG file."""
+    """Return the figure as SVG text."""
     verdicts = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
     shapes = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
     for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):

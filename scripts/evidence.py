@@ -81,7 +81,7 @@ class StudyQueue:
         for path in sorted(Path("results", "weights").glob(f"*-{self.study}-weights.zip")):
             with zipfile.ZipFile(path) as archive:
                 files = [name for name in archive.namelist() if name.rpartition("/")[0] in given]
-                files.sort(key=lambda name: name.endswith("run.json"))  # last, because run.json marks complete weights
+                files.sort(key=lambda name: name.endswith("run.json"))  # run.json last: it marks complete weights
                 archive.extractall(self.results, files)
         staleness = Staleness(self.plan)
         data = {job["data"] for job in self.runs().values()}

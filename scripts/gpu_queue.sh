@@ -36,10 +36,10 @@ results=results/live/$scale
 started=$SECONDS
 mkdir -p "$out"
 
-note() { printf '%6ds  %s\n' "$((SECONDS - started))" "$*" | tee -a "$out/log"; }
-left() { echo $((budget - margin - (SECONDS - started))); }
+log_line() { printf '%6ds  %s\n' "$((SECONDS - started))" "$*" | tee -a "$out/log"; }
+seconds_left() { echo $((budget - margin - (SECONDS - started))); }
 
-# Run a command, and end it at the deadline, which is in seconds after the start of the script.
+# until_second SECOND COMMAND...: run a command and stop it SECOND seconds after the start of the script.
 until_second() {
     local remaining=$(($1 - (SECONDS - started)))
     ((remaining > 0)) || return 124
@@ -55,7 +55,7 @@ unpack() {
         "$python" -m pip install --quiet --no-index --no-deps --upgrade --target .carried "${wheels[@]}" || exit $?
         export PYTHONPATH="$PWD/.carried:$PYTHONPATH"
     fi
-    note "unpacked $input_folder: ${#wheels[@]} wheels"
+    log_line "unpacked $input_folder: ${#wheels[@]} wheels"
 }
 
 pack() {
@@ -67,14 +67,14 @@ pack() {
     find "$results" -type f \( -name '*.pt' -o -name '*.safetensors' \) -printf '%s %p\n' | sort -n |
         awk -v limit="$((archive_mb * 1000000))" '{ if (!archive || size + $1 > limit) { archive++; size = 0 } size += $1; print archive, substr($0, index($0, $2)) }' |
         while read -r archive path; do tar rf "$out/resume-$archive.tar" "$path"; done
-    note "packed: $(du -sh "$out" | cut -f1) in $out"
+    log_line "packed: $(du -sh "$out" | cut -f1) in $out"
 }
 
-measure() {
+run_benchmark() {
     [ ! -e "$out/gpu.txt" ] || return 0
-    local seconds=$(($(left) < benchmark_s ? $(left) : benchmark_s))
+    local seconds=$(($(seconds_left) < benchmark_s ? $(seconds_left) : benchmark_s))
     "$python" benchmarks/gpu.py --seconds "$seconds" --out "$out" </dev/null
-    note "the benchmark ended with status $?; every line is in gpu.txt"
+    log_line "the benchmark ended with status $?; every line is in gpu.txt"
 }
 
 # Select the stages that need a model, and sort them: timings first, then by seed. Within a seed, the missing measurements
@@ -85,28 +85,28 @@ by_priority() {
         sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
 }
 
-# Stop if a package that all jobs need is missing.
+# Stop if a package that the jobs or the kernel tests need is missing.
 check_packages() {
     local missing
     missing=$("$python" -c 'import importlib.util as u; print(*(n for n in "torch numpy pydantic annotated_types typing_inspection babel jaxtyping psutil filelock tqdm yaml tabulate safetensors tokenizers pytest hypothesis".split() if u.find_spec(n) is None))') || exit $?
-    [ -z "$missing" ] || { note "missing packages: $missing; put their wheels into $input_folder (see the top of this script)"; exit 2; }
+    [ -z "$missing" ] || { log_line "missing packages: $missing; put their wheels into $input_folder (see the top of this script)"; exit 2; }
 }
 
 trap 'pack; exit 143' TERM INT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 unpack
 check_packages
-measure
-if (($(left) <= 0)); then note "out of time before the jobs"; pack; exit 0; fi
+run_benchmark
+if (($(seconds_left) <= 0)); then log_line "out of time before the jobs"; pack; exit 0; fi
 plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $?
-eval "$(grep '^export ' <<<"$plan")" # FORMERLAB_PLAN, quoted, and OMP_NUM_THREADS
-note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
+eval "$(grep '^export ' <<<"$plan")" # exports FORMERLAB_PLAN (quoted) and OMP_NUM_THREADS
+log_line "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
 
 by_priority <<<"$plan" | while read -r stage id; do
-    if (($(left) <= 0)); then note "out of time before $stage $id"; break; fi
+    if (($(seconds_left) <= 0)); then log_line "out of time before $stage $id"; break; fi
     options=()
-    [ "$stage" = train ] && options=(--time-limit "$(left)" --margin 10)
+    [ "$stage" = train ] && options=(--time-limit "$(seconds_left)" --margin 10)
     until_second "$((budget - margin + 15))" "$python" -m formerlab "$stage" "$id" "${options[@]}"
-    note "$stage $id ended with status $?"
+    log_line "$stage $id ended with status $?"
 done
 pack

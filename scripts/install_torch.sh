@@ -12,7 +12,7 @@ set -euo pipefail
 python=$1/bin/python lock=$2
 cpu_builds=https://download.pytorch.org/whl/cpu
 
-say() { printf 'setup: %s\n' "$*" >&2; }
+log() { printf 'setup: %s\n' "$*" >&2; }
 
 pin=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "$lock")
 installed=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)
@@ -21,10 +21,10 @@ if [[ ${installed%%+*} == "$pin" ]]; then exit; fi
 index=${TORCH_INDEX:-}
 if [[ -z $index ]]; then
     if [[ $(nvidia-smi --list-gpus 2>/dev/null) == GPU* ]]; then
-        say "NVIDIA GPU found, torch $pin comes from the configured package index"
+        log "NVIDIA GPU found, torch $pin comes from the configured package index"
         exit
     elif command -v sbatch >/dev/null; then
-        say "Slurm found, torch $pin comes from the configured package index, because other nodes may have GPUs"
+        log "Slurm found, torch $pin comes from the configured package index, because other nodes may have GPUs"
         exit
     fi
     index=$cpu_builds
@@ -45,8 +45,8 @@ offers_torch() {
 }
 if offers_torch && from_index "$python" -m pip install --no-input --progress-bar off --quiet --no-deps \
     --constraint "$lock" torch torchvision; then
-    say "torch $pin comes from $index"
+    log "torch $pin comes from $index"
 else
-    say "$index does not answer or has no torch $pin, so torch comes from the configured package index" \
+    log "$index does not answer or has no torch $pin, so torch comes from the configured package index" \
         "(a download of 3 GB if this index has only the CUDA build)"
 fi

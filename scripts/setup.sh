@@ -12,22 +12,22 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 environment=${1:-.venv}
 lock=requirements.lock
 
-say() { printf 'setup: %s\n' "$*" >&2; }
+log() { printf 'setup: %s\n' "$*" >&2; }
 
 make_environment() {
     local python=${PYTHON:-python3} version
     version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || {
-        say "cannot run $python; formerlab needs Python 3.11 to 3.13; name one: make setup PYTHON=python3.12"
+        log "cannot run $python; formerlab needs Python 3.11 to 3.13; name one: make setup PYTHON=python3.12"
         exit 2
     }
     case $version in
         3.11.* | 3.12.* | 3.13.*) ;;
         *)
-            say "formerlab needs Python 3.11 to 3.13, but $python is $version; name another: make setup PYTHON=python3.12"
+            log "formerlab needs Python 3.11 to 3.13, but $python is $version; name another: make setup PYTHON=python3.12"
             exit 2
             ;;
     esac
-    say "creating $environment with Python $version"
+    log "creating $environment with Python $version"
     if [[ -d $environment/bin ]]; then  # venv fails if links point to a removed Python
         find -L "$environment/bin" -name 'python*' -type l -delete
     fi
@@ -48,10 +48,10 @@ show_progress() {
         case $line in
             *"(from -r $lock (line "*)
                 count=$((count + 1))
-                if ((count % 25 == 0)); then say "$count of $total packages found"; fi
+                if ((count % 25 == 0)); then log "$count of $total packages found"; fi
                 ;;
-            *"Downloading "*" GB)" | *"Downloading "*[0-9][0-9].[0-9]" MB)") say "downloading ${line##*Downloading }" ;;
-            "Installing collected packages: "*) say "unpacking, a minute or two" ;;
+            *"Downloading "*" GB)" | *"Downloading "*[0-9][0-9].[0-9]" MB)") log "downloading ${line##*Downloading }" ;;
+            "Installing collected packages: "*) log "unpacking, a minute or two" ;;
         esac
     done
 }

@@ -87,7 +87,7 @@ def rewrite_links(page: Path, site_paths: dict[Path, Path]) -> str:
 
 
 def copy_to_site(path: Path) -> Path:
-    """Copy a repository file to the site and return its path there; code gets the suffix `.txt` for browsers."""
+    """Copy a repository file to the site; return its path there, with suffix `.txt` unless it is an image or CSV."""
     target = Path("repository") / path.relative_to(ROOT)
     if path.suffix not in (".png", ".svg", ".csv"):
         target = target.with_name(f"{target.name}.txt")

@@ -258,7 +258,7 @@ def test_rescue_renders_only_selected_entries_with_rows(project, capsys, monkeyp
     """Regression test: `rescue` rendered hundreds of empty figures after a failure in one study."""
     names = ["tokenformer_cost", "denseformer_depth"]
     entries = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
-    write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": entries}}})
+    write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"entries": entries}}})
     (project.root / "results/live/smoke").mkdir(parents=True)
     assert "no failed, killed or stopped jobs" in output(capsys, "rescue", "--plan", "plan.json")
     assert not (project.root / "figures").exists()

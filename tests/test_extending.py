@@ -63,7 +63,7 @@ root = Path("results/live/smoke")
 for layers in (2, 4):
     make_run(root, "denseformer", f"plain-{layers}")
 assert len(draw_one("denseformer_pace", root, Path("figures"))) == 4
-assert any("denseformer_pace" in job["drawings"] for job in plan["draw"].values())
+assert any("denseformer_pace" in job["entries"] for job in plan["draw"].values())
 """
 
 
@@ -234,7 +234,7 @@ from formerlab.report.names import data_set_label
 plan = build_plan(Path.cwd(), {"scale": "own", "studies": ["own"]})
 committed = [is_committed(Path.cwd(), catalogue()["own_end"], scale) for scale in ("own", "smoke")]
 default = list(build_plan(Path.cwd(), {"scale": "smoke"})["studies"])
-figures = sorted(name for job in plan["draw"].values() for name in job["drawings"])
+figures = sorted(name for job in plan["draw"].values() for name in job["entries"])
 print(json.dumps([sorted(plan["train"]), figures, committed, data_set_label("text", None, "own"), default]))
 """
 

@@ -64,7 +64,7 @@ def project(tmp_path_factory):
         for words in (["data", "pairs"], ["train", RUN], ["train", LONGER], ["translate", RUN], ["complexity", RUN]):
             assert main(words) == 0
         for job in json.loads(Path("plan.json").read_text())["draw"].values():
-            assert main(["draw", *job["drawings"]]) == 0
+            assert main(["draw", *job["entries"]]) == 0
         assert main(["status"]) == 0
         patch.delenv("FORMERLAB_PLAN")
     return root

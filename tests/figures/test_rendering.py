@@ -151,7 +151,7 @@ def test_a_failure_is_listed_and_does_not_stop_the_others(tmp_path, capsys, monk
     rendered = {"decay_one_shot_table", "decay_alphas_table"}
     assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*rendered, "decay_table"}
     assert "decay_table could not be rendered" in (tmp_path / "out/decay_table.md").read_text()
-    jobs = {"decay": {"drawings": dict.fromkeys([*rendered, "decay_table"])}}
+    jobs = {"decay": {"entries": dict.fromkeys([*rendered, "decay_table"])}}
     ((name, reason),) = failed_entries({"figures": str(tmp_path / "out"), "draw": jobs})
     assert name == "decay_table"
     assert reason.startswith("ZeroDivisionError: by its author")

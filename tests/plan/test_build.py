@@ -73,13 +73,13 @@ def test_figures_that_wait_for_the_same_jobs_are_rendered_in_one_job(plan):
     awaited = []
     for name, job in plan["draw"].items():
         awaited.append((job["study"], waits(job["inputs"])))
-        assert name == next(iter(job["drawings"]))
-        assert all(waits(entry["inputs"]) == awaited[-1][1] for entry in job["drawings"].values())
+        assert name == next(iter(job["entries"]))
+        assert all(waits(entry["inputs"]) == awaited[-1][1] for entry in job["entries"].values())
         for key in ("inputs", "outputs"):
-            assert set(job[key]) == {path for entry in job["drawings"].values() for path in entry[key]}
+            assert set(job[key]) == {path for entry in job["entries"].values() for path in entry[key]}
     assert all(group not in awaited[:index] for index, group in enumerate(awaited))
     assert len({path for job in plan["draw"].values() for path in job["outputs"]}) == 4 * sum(
-        len(job["drawings"]) for job in plan["draw"].values()
+        len(job["entries"]) for job in plan["draw"].values()
     )
 
 

@@ -19,7 +19,7 @@ rule exact:
 rule claims:
     input:
         f"{RESULTS}/exact.csv",
-        records(*MAKING, *MEASURED, *TIMED),
+        record_files(*MAKING, *MEASURED, *TIMED),
     output:
         f"{FIGURES}/claims.html",
         csv=f"{FIGURES}/claims.csv",

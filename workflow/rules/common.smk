@@ -27,7 +27,7 @@ TIME_LIMIT = (
 
 def failed_figures(job):
     """Return the paths of the error notes of a job's failed figures and tables, by figure or table name."""
-    notes = {name: failure_file(Path(FIGURES), name) for name in job["drawings"]}
+    notes = {name: failure_file(Path(FIGURES), name) for name in job["entries"]}
     return {name: note for name, note in notes.items() if note.exists()}
 
 
@@ -44,12 +44,12 @@ def job_name(wildcards):
     return str(wildcards[0]) if len(wildcards) else CLAIMS
 
 
-def names_pattern(units):
+def names_pattern(ids):
     """Return a pattern that matches exactly these runs or studies."""
-    return "|".join(map(re.escape, units)) or "(?!)"
+    return "|".join(map(re.escape, ids)) or "(?!)"
 
 
-def records(*stages):
+def record_files(*stages):
     """Return the records of all jobs of these stages."""
     return [
         f"{RESULTS}/{unit}/{STAGES[stage].record}"
@@ -158,7 +158,7 @@ def gpus(wildcards):
 
 
 def nodes(wildcards):
-    """Return the number of machines of a run. Without this request, Slurm may spread its GPUs over several machines."""
+    """Return the number of machines of a run. Without this request, Slurm may spread the run's GPUs over more machines."""
     return PLAN["train"][wildcards.id]["nodes"]
 
 
@@ -217,13 +217,13 @@ def in_until_last(dag, job):
 DAG.in_until = in_until_last
 
 
-# Snakemake retries every failed job up to `retries` times. With this patch, only stages are retried, and only if a new
-# attempt may succeed.
+# Snakemake retries every failed job up to `retries` times. With this patch, only stages are retried, and only if
+# `Attempts.should_retry` allows it.
 original_restart_times = Job.restart_times.fget
 
 
 def restart_times(job):
-    """Return how often a job may be retried: 0 if a retry would fail as well."""
+    """Return how often a job may be retried: 0 if its rule is not a stage or `Attempts.should_retry` is False."""
     stage = job.rule.name
     retry = stage in STAGES and ATTEMPTS.should_retry(
         stage, job_name(job.wildcards), job.attempt
@@ -251,7 +251,7 @@ def submitted_before(job):
 
 
 def refuse_running_jobs():
-    """Raise WorkflowError if another process runs a job of this call, for example after Snakemake was killed."""
+    """Raise WorkflowError if a job of this call already runs or waits in a queue, as after a kill of Snakemake."""
     job_ids = {
         (job.rule.name, job_name(job.wildcards)): submitted_before(job)
         for job in workflow.dag.needrun_jobs()
@@ -301,5 +301,5 @@ def after_a_failure():
     if SIGNALS or workflow.scheduler._user_kill:
         print(SAFE, file=sys.stderr)
         return
-    names = [name for job in draw_jobs() for name in job["drawings"]]
+    names = [name for job in draw_jobs() for name in job["entries"]]
     shell("python -m formerlab rescue --only {names:q} || true")

@@ -15,8 +15,8 @@ for name, job in PLAN["draw"].items():
             f"{LOGS}/draw/{name}.log",
         localrule: True
         params:
-            names=list(job["drawings"]),
-            drawings=job["drawings"],
+            names=list(job["entries"]),
+            entries=job["entries"],
         shell:
             "FORMERLAB_LOG={log:q} python -m formerlab draw --go-on {params.names:q} 2>&1 | keep {log:q}"
 

@@ -29,6 +29,6 @@ for study in PLAN["studies"]:
             ],
             [
                 file
-                for file in records(*MAKING, *MEASURED, *TIMED)
+                for file in record_files(*MAKING, *MEASURED, *TIMED)
                 if file.startswith(f"{RESULTS}/{study}/")
             ],

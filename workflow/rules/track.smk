@@ -6,7 +6,7 @@ from formerlab.plan.staleness import failed_syncs
 
 rule track:
     input:
-        records(*MAKING, *MEASURED),
+        record_files(*MAKING, *MEASURED),
         f"{FIGURES}/claims.csv",
         [file for job in PLAN["draw"].values() for file in job["outputs"]],
     output:

@@ -46,7 +46,7 @@ def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None)
     parser.add_argument("--scale", default=scale, help=text)
     text = "value of one key, such as denseformer.steps=100"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
-    parser.add_argument("--overlay", help="YAML file merged over config.yaml, with the same keys")
+    parser.add_argument("--overlay", help="YAML file merged over config.yaml, with the same keys except overlay")
     text = "plan file; default: " + ("" if scale else f"${PLAN_VARIABLE}, otherwise ") + "created from config.yaml"
     parser.add_argument("--plan", type=Path, help=text)
 

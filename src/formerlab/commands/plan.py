@@ -112,7 +112,7 @@ def rescue(arguments: argparse.Namespace) -> None:
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
-    entries = {name: entry for job in plan["draw"].values() for name, entry in job["drawings"].items()}
+    entries = {name: entry for job in plan["draw"].values() for name, entry in job["entries"].items()}
     entries = entries if arguments.only is None else {name: entries[name] for name in arguments.only}
     missing = [name for name, entry in entries.items() if not any(map(os.path.exists, entry["outputs"]))]
     results = Path(plan["results"])

@@ -61,7 +61,7 @@ def write_report(plan: Plan, out: Path | None = None) -> Path:
     """Write the page to `out` (default: report.html in the results of the plan) and return its path."""
     from formerlab.report.html_report import html_report
 
-    runs = {name: entry["runs"] for job in plan["draw"].values() for name, entry in job["drawings"].items()}
+    runs = {name: entry["runs"] for job in plan["draw"].values() for name, entry in job["entries"].items()}
     stages = (("data", *TIMED, "exact"), MAKING, MEASURED)
     job_counts = [{stage: len(plan[stage]) for stage in names if plan[stage]} for names in stages]
     job_counts.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})

@@ -112,7 +112,7 @@ def worker_of(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
 
 
 def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: FolderOf, root: Path) -> str | None:
-    """Return an error message if another Snakemake in `root` runs or has queued jobs of this plan, otherwise None.
+    """Return an error message if a process runs jobs of this plan or Slurm has queued them from `root`, otherwise None.
 
     `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None.
     """

@@ -241,7 +241,7 @@ def _group_draw_jobs(entries: dict[str, Any], *, by_study: bool) -> dict[str, An
     return {
         next(iter(job_entries)): {
             "study": study,
-            "drawings": job_entries,
+            "entries": job_entries,
             "inputs": sorted({path for entry in job_entries.values() for path in entry["inputs"]}),
             "outputs": [path for entry in job_entries.values() for path in entry["outputs"]],
         }

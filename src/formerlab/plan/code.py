@@ -28,7 +28,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 ENTRIES_ONLY = frozenset((f"{PACKAGE}.growth.stage",))
-"""A job's hash includes these modules only if they are entries or define one of its specs."""
+"""The hash of a job includes these modules only if the job starts in them or one of its specs is defined in them."""
 
 
 MODULES_BY_HASH: dict[str, tuple[str, ...]] = {}

@@ -149,13 +149,13 @@ def loader_resources(
 
 
 def loading_hours(run: Run, data: DataSpec, gpus: int, threads: int) -> float:
-    """Return the hours that `threads` threads per GPU need to load images; 0 for runs without loader threads."""
+    """Return the hours that `threads` workers per GPU need to load images; 0 for runs without loader workers."""
     images_per_s = _images_per_s(run, data)
     return run.tokens / (3600 * images_per_s * threads * gpus) if images_per_s else 0.0
 
 
 def _images_per_s(run: Run, data: DataSpec) -> float | None:
-    """Return the images per second of one loader thread, or None for text and for pixels without timm augmentation."""
+    """Return the images per second of a DataLoader worker; None for text and for pixels without timm augmentation."""
     storage = getattr(data, "storage", "pixels")
     if not isinstance(run.task, Classification) or not isinstance(run.model, VisionTransformer):
         return None

@@ -67,9 +67,10 @@ def _gpu(
 
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090. On an H100 a Transformer of 354M
 # reaches 0.445 of the bfloat16 peak and a Tokenformer 0.362 (docs/performance.md); the table has rounder, lower values.
-# The H200 has the H100's values. For the A100 and the RTX 4090, 0.4 is commonly reported for compiled models of GPT-2's
-# size, and 0.34 keeps the ratio of the H100's values. CPU: the peak is measured with a 1024 x 1024 float32 product, and
-# the other numbers are fitted to the runs in results/cached/laptop.
+# The H200 has the H100's peaks and utilisations. For the A100 and the RTX 4090, 0.4 is commonly reported for compiled
+# models of GPT-2's size, and 0.34 keeps the ratio of the H100's values. CPU: the peak is measured with a 1024 x 1024
+# float32 product, memory_gb and bfloat16_tflops are assumed, and the other numbers are fitted to the runs in
+# results/cached/laptop.
 TABLE: dict[str, dict[str, Any]] = {
     "A100": _gpu(80.0, 2039.0, 19.5, 312.0),
     "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.42, pattention_utilisation=0.36),
@@ -85,7 +86,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 
 def find_hardware(config: Tree, name: str) -> Hardware:
-    """Return a processor of the table, with the key `hardware` of the configuration merged over the table."""
+    """Return a processor of the table, updated with `hardware` of the configuration. Raises UserError if unknown."""
     configured, table = config.subtree("hardware"), {}
     for processor in dict.fromkeys([*TABLE, *configured]):
         defaults, changes = dict(TABLE.get(processor, {})), configured.subtree(processor)

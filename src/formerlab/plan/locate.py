@@ -117,7 +117,7 @@ def _make(root: Path, command_line: dict[str, Any], path: Path) -> None:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """Read a plan that `ensure_plan` wrote."""
+    """Read a plan that `ensure_plan` wrote. Raises UserError if the file is not a plan."""
     try:
         plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if "results" not in plan:

@@ -38,12 +38,12 @@ class RequestedMeasurement:
         self.stage = stage
         self.tree = sources.study_settings(study, "measure", stage.name)
         self.subject = f"{study}.measure.{stage.name}"
-        self.measured = parse(MeasuredRuns, self.tree.select(MeasuredRuns.model_fields), self.subject)
+        self.measured_runs = parse(MeasuredRuns, self.tree.select(MeasuredRuns.model_fields), self.subject)
         self.settings()
 
     def includes(self, run: AnyRun) -> bool:
         """Return whether a run is measured. Raises UserError if the stage cannot measure its model."""
-        if not any(fnmatchcase(run.name, pattern) for pattern in self.measured.runs):
+        if not any(fnmatchcase(run.name, pattern) for pattern in self.measured_runs.runs):
             return False
         kinds = self.stage.models
         if kinds and run.model.kind not in kinds:
@@ -55,7 +55,7 @@ class RequestedMeasurement:
     def settings(self, run: str = "") -> Any:
         """Return the settings of a run, including the `by_run` settings of all patterns that match its name."""
         spec_class: type[Spec] = self.stage.measuring[1]
-        patterns = [pattern for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
+        patterns = [pattern for pattern in self.measured_runs.by_run if fnmatchcase(run, pattern)]
         common = self.tree.drop(*MeasuredRuns.model_fields)
         trees = [common, *(self.tree.subtree("by_run", pattern) for pattern in patterns)]
         return parse(spec_class, merge_all(trees, self.subject), self.subject)
@@ -113,7 +113,7 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     jobs = {}
     for study in sources.studies:
         requested = RequestedMeasurement(stage, study, sources)
-        if requested.measured.by_run:
+        if requested.measured_runs.by_run:
             key = f"{requested.tree.file_of('by_run')}: {requested.subject}.by_run"
             raise UserError(f"{key}: the runs are timed together, with the same settings; remove it")
         settings: Timing = requested.settings()

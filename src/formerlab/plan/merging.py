@@ -185,7 +185,7 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
 
 
 def template_fields(template: str) -> list[str]:
-    """Return the field names in braces of a run name."""
+    """Return the field names in braces of a run name. Raises ValueError for unmatched braces."""
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
@@ -208,7 +208,7 @@ def fill_template(template: str, point: Mapping[str, Any]) -> str:
 def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
     """Return the points of a grid, each as a mapping from field to value.
 
-    A grid is a mapping of lists (all combinations) or a list of mappings (exactly these points).
+    A grid is a mapping of lists (all combinations) or a list of mappings (these points). Raises UserError otherwise.
     """
     names = sorted(template_fields(template))
     points = grid

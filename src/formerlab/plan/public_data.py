@@ -68,7 +68,7 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
         return None
     manifest = read_manifest(root)
     if folder is None:
-        owners = [data_set for data_set in manifest.values() if any(_listed(data_set, path) for path in paths)]
+        owners = [data_set for data_set in manifest.values() if any(_listed_paths(data_set, path) for path in paths)]
         sources = "; ".join(f"{owner.title}: {owner.source}" for owner in owners)
         return (
             f"data.{name}: ${DATA_VARIABLE} is not set; set it to the folder that contains {', '.join(paths)} "
@@ -76,19 +76,19 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
         )
     for path in paths:
         cache = root / ".formerlab" / "public_data" / f"{name}.{path.replace('/', '.')}.json"
-        if problem := _problem(path, Path(folder), manifest, cache):
+        if problem := _difference(path, Path(folder), manifest, cache):
             raise UserError(f"data.{name}: {problem}, or set your own data in config.yaml")
     return None
 
 
-def _listed(data_set: PublicData, parent: str) -> list[str]:
+def _listed_paths(data_set: PublicData, parent: str) -> list[str]:
     """Return the files and folders of a public data set that are equal to `parent` or below it."""
     return [path for path in (*data_set.files, *data_set.folders) if path == parent or path.startswith(f"{parent}/")]
 
 
-def _problem(path: str, data_folder: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
+def _difference(path: str, data_folder: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
     """Return an error message with remedy if files are missing or differ from the manifest, otherwise None."""
-    owner = next((data_set for data_set in manifest.values() if _listed(data_set, path)), None)
+    owner = next((data_set for data_set in manifest.values() if _listed_paths(data_set, path)), None)
     if owner is None:
         return f"{data_folder / path}: not listed in {PUBLIC_MANIFEST}; add it there"
     remedy = f"get it from {owner.source}"
@@ -101,7 +101,7 @@ def _problem(path: str, data_folder: Path, manifest: dict[str, PublicData], cach
             return None
         problem = f"its content ({len(hashes)} files) differs from {PUBLIC_MANIFEST} ({folder.files} files)"
         return f"{data_folder / path}: {problem}; {remedy}"
-    listed = {file: owner.files[file] for file in _listed(owner, path) if file in owner.files}
+    listed = {file: owner.files[file] for file in _listed_paths(owner, path) if file in owner.files}
     for file in sorted(listed.keys() | hashes.keys()):
         if file not in listed:
             return f"{data_folder / file}: not in {PUBLIC_MANIFEST}; move it elsewhere"

@@ -117,7 +117,7 @@ def _runs_at_scale(name: str, sources: Sources, *, released: bool) -> dict[str, 
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the trained runs of a study, one per seed, in the order of `only`, with parents first."""
+    """Return a study's trained runs per seed, in the order of `only`, parents first. Raises UserError if invalid."""
     trees = _runs_at_scale(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     default_seeds = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds

@@ -103,7 +103,7 @@ class ExecutionKeys(Spec):
     seeds: Seeds | None = None
     """Seeds of the run, if they differ from the seeds of its study."""
     gpus: ResourceCount | None = None
-    """Number of GPUs of the run, if it differs from the scale's. It must divide task.accumulate."""
+    """Number of GPUs of the run, if it differs from the number of the scale. It must divide task.accumulate."""
     equal_time: EqualTime | None = None
     """Train for the same time as another run; measured times determine the number of steps."""
 
@@ -138,13 +138,13 @@ class StudyScale(Measures):
     given: tuple[str, ...] = ()
     """Patterns of parent runs with committed weights, which stay up to date if the code changes."""
     seeds: Seeds | None = None
-    """Seeds, if they differ from the scale's."""
+    """Seeds, if they differ from the seeds of the scale."""
     defaults: dict[str, Any] = {}
-    """Keys of every run of the study."""
+    """Keys of every trained run of the study; runs of released models use only `data`."""
     runs: dict[str, dict[str, Any]] = {}
     """Keys of single runs, by name, pattern, or template (with its grid)."""
     claims: dict[str, ClaimArms] = {}
-    """Claims whose arms differ from those in the study's file."""
+    """Arms of claims, by claim id; a claim listed here replaces the claim in the study's file."""
 
 
 class Scale(Spec):
@@ -160,7 +160,7 @@ class Scale(Spec):
     threads: ResourceCount = 1
     """CPU threads of a job."""
     memory_mb: int = Field(default=2000, gt=0, le=10**8)
-    """Memory of a job in addition to the memory of its model, in MiB."""
+    """MiB of a training job in addition to the memory of its model; data, measuring and timing jobs get twice this."""
     hardware: str = "CPU"
     """Processor (plan/hardware.py) for the estimates of time and memory, which determine requests of cluster jobs."""
     gpus: ResourceCount = 1
@@ -201,8 +201,8 @@ class Study(Measures):
     question: str
     """Research question, in one sentence."""
     defaults: dict[str, Any] = {}
-    """Keys of every run."""
+    """Keys of every trained run; runs of released models use only `data`."""
     runs: dict[str, dict[str, Any]]
     """Keys of each run. A name with {fields} is a template; its key `grid` lists the values."""
     claims: dict[str, ClaimArms] = {}
-    """The runs that are the arms of the registered claims (report/claims/claims.yaml), by claim id."""
+    """Arms of the registered claims (report/claims/claims.yaml), by claim id."""

@@ -130,7 +130,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     for stage in (stage for stage in RECORDS if stage != "exact"):
         for name in plan[stage]:
             lines += [] if staleness.check(stage, name).current else [f"python -m formerlab {stage} {name}"]
-    lines += [f"python -m formerlab draw {' '.join(job['drawings'])}" for job in plan["draw"].values()]
+    lines += [f"python -m formerlab draw {' '.join(job['entries'])}" for job in plan["draw"].values()]
     if not staleness.check("exact", CLAIMS).current:
         lines.append("python -m formerlab exact")
     out = shlex.quote(plan["figures"])
@@ -155,7 +155,7 @@ def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def failed_entries(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (name, detail) of the figures and tables that failed; the detail has the reason and the error file."""
-    figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
+    figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["entries"])
     return [
         (name, f"{failure_path.read_text(encoding='utf-8').splitlines()[-1]}; full error in {failure_path}")
         for name in names

@@ -62,7 +62,7 @@ def read_tree(root: Path, file: str) -> Tree:
 
 
 def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
-    """Read config, scale and studies below `root`; `command_line` overrides them."""
+    """Read config, scale and studies below `root`; `command_line` overrides them. Raises UserError if invalid."""
     existing_studies = sorted(path.stem for path in root.glob("workflow/studies/*.yaml"))
     scales = sorted(path.stem for path in root.glob("workflow/scales/*.yaml"))
     overrides = _overrides(root, command_line)
@@ -90,10 +90,10 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
             raise UserError(f"{key}: no study {name!r}{near_misses(name, existing_studies)}")
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     file_trees = {name: read_tree(root, study_file(name)) for name in studies}
-    trees = {
-        name: merge_all([tree, *(Tree(o.subtree("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
-        for name, tree in file_trees.items()
-    }
+    trees = dict[str, Tree]()
+    for name, tree in file_trees.items():
+        changes = [Tree(override.subtree("study", name), f"{override.file}: study.{name}") for override in overrides]
+        trees[name] = merge_all([tree, *changes], name)
     parsed = {name: parse(Study, tree) for name, tree in trees.items()}
     file_runs = {name: tree.subtree("runs").keys() for name, tree in file_trees.items()}
     added = {name: frozenset(tree.subtree("runs").keys() - file_runs[name]) for name, tree in trees.items()}

@@ -1,7 +1,7 @@
 """Staleness check: compare the records of jobs with the plan. This module does not import torch or pydantic.
 
 The output of a job is stale if its record differs from the plan in configuration or code, if its data or parent are
-stale or were replaced, or if its files are missing, damaged or edited.
+stale or were replaced, if its record was edited, or if files are missing or the weights are damaged.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED, WEIGHTS
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
-"""The record file of each stage, which it writes last. A stage comes before the stages that read its results."""
+"""Record file by stage; a stage writes its record last. Stages are in order of their dependencies."""
 Expected = dict[str, tuple[str, Any]]
 """Expected values of a record: key, with dots for nested keys -> (label for messages, expected value)."""
 

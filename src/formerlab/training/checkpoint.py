@@ -47,11 +47,10 @@ def checkpoint_to_resume(path: Path, hashes: dict[str, str]) -> Content | None:
         try:
             return load_checkpoint(path, hashes)
         except UserError as error:
-            superseded = path.parent.with_name(SUPERSEDED)
-            shutil.rmtree(superseded, ignore_errors=True)
-            path.parent.rename(superseded)
-            moved = f"the checkpoint folder was moved to {superseded} and is deleted when the run finishes"
-            print(f"starting from step 0: {error}; {moved}", file=sys.stderr)
+            folder = path.parent.with_name(SUPERSEDED)
+            shutil.rmtree(folder, ignore_errors=True)
+            path.parent.rename(folder)
+            print(f"starting from step 0: {error}; checkpoint moved to {folder} until the run ends", file=sys.stderr)
             return None
 
 

@@ -84,8 +84,7 @@ def train(
     written. Weights that are not finite are never saved.
 
     `start` is the position in the data at which the run's ancestors ended. The batch, learning rate and dropout of a
-    step depend only on (run, start, step), so a resumed run gives bit-identical results on a CPU, and on a
-    GPU with `deterministic`.
+    step depend only on (run, start, step), so resuming is bit-identical on a CPU, and on a GPU with `deterministic`.
 
     Raises StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
@@ -149,9 +148,8 @@ def evaluate_on_test(run: Run, state: State, data: Path, hooks: Hooks, diverged:
                 # The last group may be repeated, because all processes must call the same collective operations.
                 local_group = min(len(tested_groups) + processes.rank(), len(examples) - 1)
                 with precision(run, state.device) if autocasts else nullcontext():
-                    rows = run.task.test_rows(state.model, held_out, examples[local_group])
-                gathered = processes.gather_objects([list(row) for row in rows])
-                tested_groups += gathered[: len(examples) - len(tested_groups)]
+                    rows = [list(row) for row in run.task.test_rows(state.model, held_out, examples[local_group])]
+                tested_groups += processes.gather_objects(rows)[: len(examples) - len(tested_groups)]
                 hooks.write(state)
 
 
@@ -162,9 +160,8 @@ def _finite_weights(model: nn.Module) -> bool:
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
     """Add a row per validation batch and per mixing weight and return True; return False if a value is not finite."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
-        device_batches = (batch.to(state.device, non_blocking=True) for batch in batches)
         # Copy the values, because a CUDA graph overwrites the loss of the previous batch.
-        measured = (run.task.measure(model, batch) for batch in device_batches)
+        measured = (run.task.measure(model, batch.to(state.device, non_blocking=True)) for batch in batches)
         measures = [[x.double() if isinstance(x, Tensor) else x for x in row] for row in measured]
     tensors = [cell for row in measures for cell in row if isinstance(cell, Tensor)]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # a single transfer from the device

@@ -1,9 +1,8 @@
 """Fast implementation of averages over depth.
 
 Y_i = sum over j in S_i of alpha_ij X_j. If the sum is written as a Python loop, autograd accumulates dX_j one
-destination at a time and materialises a full-size product for every alpha. This implementation has one autograd node
-for X_0 and one for every other X_j that an average reads. The backward pass of a node runs when all dY_q with q >= j
-are computed. In one pass over them, it computes
+destination at a time and materialises a full-size product for every alpha. Here, X_0 and every X_j that an average
+reads have one autograd node each. Its backward pass runs when all dY_q with q >= j are computed. It computes at once
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
