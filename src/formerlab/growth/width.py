@@ -37,8 +37,6 @@ WidthMethod = Literal["net2net_pad", "net2net", "hypercloning"]
 Units = Literal["channels", "heads", "hidden"]
 Seeds = Callable[[str], int]
 """Maps the name of a random sample to its seed."""
-
-
 MATRICES: dict[str, tuple[Units, Units]] = {
     **dict.fromkeys(("query", "key", "value"), ("heads", "channels")),
     "output": ("channels", "heads"),

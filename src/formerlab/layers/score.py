@@ -67,9 +67,7 @@ def softmax(products: Scores, tau: float) -> Scores:
 
 
 def gelu(products: Scores, tau: float) -> Scores:
-    """S = GeLU(A), without norm and tau, as in a two-layer MLP (exact GeLU; `gelu` of the official TPU code
-    uses the tanh approximation).
-    """
+    """S = GeLU(A), without norm and tau, as in a two-layer MLP (exact; official TPU code: tanh approximation)."""
     return F.gelu(products)
 
 

@@ -25,12 +25,8 @@ WITHOUT_EFFECT = frozenset(
     )
 )
 """Modules that cannot change a result."""
-
-
 ENTRIES_ONLY = frozenset((f"{PACKAGE}.growth.stage",))
 """The hash of a job includes these modules only if the job starts in them or one of its specs is defined in them."""
-
-
 MODULES_BY_HASH: dict[str, tuple[str, ...]] = {}
 """The modules of each hash that this process computed."""
 

@@ -69,8 +69,7 @@ def _gpu(
 # reaches 0.445 of the bfloat16 peak and a Tokenformer 0.362 (docs/performance.md); the table has rounder, lower values.
 # The H200 has the H100's peaks and utilisations. For the A100 and the RTX 4090, 0.4 is commonly reported for compiled
 # models of GPT-2's size, and 0.34 keeps the ratio of the H100's values. CPU: the peak is measured with a 1024 x 1024
-# float32 product, memory_gb and bfloat16_tflops are assumed, and the other numbers are fitted to the runs in
-# results/cached/laptop.
+# float32 product, memory_gb and bfloat16_tflops are assumed, the others are fitted to runs in results/cached/laptop.
 TABLE: dict[str, dict[str, Any]] = {
     "A100": _gpu(80.0, 2039.0, 19.5, 312.0),
     "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.42, pattention_utilisation=0.36),

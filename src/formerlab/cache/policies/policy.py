@@ -125,9 +125,7 @@ class Policy(Spec, ABC):
 
     @property
     def scorer(self) -> "Policy":
-        """The policy that scores the keys: the scorer of the inner policy of `HeadAdaptive` and `Pyramid`, otherwise
-        this policy.
-        """
+        """The policy that scores the keys: this policy, or the scorer inside `HeadAdaptive` and `Pyramid`."""
         return self
 
     @property

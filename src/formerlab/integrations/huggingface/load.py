@@ -32,9 +32,8 @@ class LoadedModel(NamedTuple):
 def load_any(source: ReleasedModel, *, device: str = "cpu") -> LoadedModel:
     """Load a released model from a transformers or formerlab folder, a GGUF file, or the local cache of the hub.
 
-    Only local files are read, and code in a model folder is ignored. Raises UserError for a missing file, a missing
-    device, a model larger than the free memory, a model that does not support cache policies, and a formerlab model
-    with `context`.
+    Only local files are read, and code in a model folder is ignored. Raises UserError for a missing file or device, a
+    model that exceeds the free memory or does not support cache policies, and `context` with a formerlab model.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
