@@ -194,7 +194,7 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(
         command = command[:4]
     failed = processes.run(*command, largest_file=largest_file)
     assert failed["status"] == 2, failed["output"]
-    (output,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
+    (output,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "resuming"))]
     assert output.startswith(f"error: {out / unwritten_file}: could not be written, is the disk full? Make room")
     assert not list(out.rglob("*.tmp"))
     assert not (out / "run.json").exists()
