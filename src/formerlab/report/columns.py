@@ -64,13 +64,6 @@ COLUMNS = {
     "averages": Column("averages", "k x p: of every k-th earlier output, after every p-th block; none: Transformer"),
     "device": Column("processor"),
     "parameters_added": Column("added parameters"),
-    "fraction_lost": Column(
-        "fraction of the gain lost (%) ↓",
-        "difference to 1x1 in percent of the difference of the Transformer; negative: lower loss than 1x1",
-        factor=100,
-        places=0,
-    ),
-    "published_fraction_lost": Column("published fraction lost (%) ↓", factor=100, places=0),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
     "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
     "training_time_hours": Column("training time (h)"),
@@ -88,21 +81,16 @@ COLUMNS = {
     "change_minus_net2net_nats": Column("zero keys minus Net2Net by padding (nats) ↓"),
     "flops_ratio": Column("ratio of costs ↓", places=1, null=1),
     "teraflops": Column("cost (TFLOP) ↓", places=0),
-    "least_ratio": Column(
-        "limit", "ratios below this value, and interval ends below it, are extrapolated", places=1
-    ),
+    "extrapolated": Column("extrapolated", "beyond the cost of our most expensive Transformer"),
     "tokens_read": Column("tokens", "of the training from scratch or of the stage"),
     "rate": Column("end of rate", "final learning rate divided by its peak"),
     "used": Column("used", "a Transformer that ends at 0.1 of the peak rate, with the lowest loss for its cost"),
-    "nearer_count_minus_printed_percent": Column("nearer count minus printed (%)", places=1),
-    "formula of parameters": Column(
-        "formula of parameters",
-        "2 L d (n_q + n_k + n_v + n_o + n_ff) for n_q to n_ff parameter tokens of a layer, or 12 L d² in a Transformer",
-    ),
+    "formula_minus_printed_percent": Column("formula minus printed (%)", places=1),
+    "nearer_count_minus_printed_percent": Column("nearer value minus printed (%)", places=1),
     "formula of FLOPs": Column("formula of FLOPs", "2 N T + 4 L d T² for N parameters"),
     "printed": Column("printed", places=0),
-    "without_embedding": Column("counted without embedding", places=0),
-    "with_embedding": Column("counted with embedding", places=0),
+    "without_embedding": Column("formula without embedding", places=0),
+    "with_embedding": Column("formula with embedding", places=0),
     "test_minus_base_nats": Column("loss (nats) ↓"),
     "test_bleu_minus_base": Column("BLEU ↑", places=1),
     "test_sacrebleu": Column("sacreBLEU ↑", places=1),
@@ -138,6 +126,8 @@ COLUMNS = {
     "length": Column("prompt length (tokens)"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
+    "h2o_size": Column("cache of H2O (%)", "measured size, mean over questions", 100, places=1),
+    "decay_size": Column("cache of Decay (%)", factor=100, places=1),
     "realised_budget": Column("cache size (%)", "measured size, in percent of all keys and values", 100, places=1),
     "perplexity_increase_percent": Column("added perplexity (%) ↓", places=1),
     **{name: Column(name, places=1) for name in (f"{budget} % of the tokens ↓" for budget in (5, 10, 20, 40))},
@@ -187,9 +177,11 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
     cells = []
     null, tenth = column(name).null, 10.0 ** -(places + 1)
     for value, least, most, deviation in zip(values, low, high, error, strict=True):
-        differs = least > null or most < null
-        text = _text(name, value, places, 0 if differs else tenth)
-        least_text, most_text = (_text(name, end, places) for end in (least, most))
+        digits = _places(value, null, places) if least > null or most < null else places
+        if digits > places:
+            digits = max(digits, _places(least, null, places), _places(most, null, places))
+        text = _text(name, value, _places(value, null, digits, tenth))
+        least_text, most_text = (_text(name, end, _places(end, null, digits)) for end in (least, most))
         error_text = "" if math.isnan(deviation) else number(name, deviation, places)
         if least_text:
             text += f" [{least_text},\N{NO-BREAK SPACE}{most_text}]"
@@ -212,16 +204,16 @@ def verdict_words(verdict: Any, letters: dict[str, str] | None = None) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-def _text(name: str, value: float, places: int, least: float = 0) -> str:
-    """Return a number, or "" for NaN. A number that rounds to the column's `null`, but differs from it by more than
-    `least`, gets more decimals until it differs from `null`.
-    """
-    if math.isnan(value):
-        return ""
-    null = column(name).null
+def _places(value: float, null: float, places: int, least: float = 0) -> int:
+    """Return `places`, or more decimals if the number would round to `null`, from which it differs by over `least`."""
     while abs(value - null) > max(least, 1e-9) and float(f"{value:.{places}f}") == null:
         places += 1
-    return number(name, value, places)
+    return places
+
+
+def _text(name: str, value: float, places: int) -> str:
+    """Return a number, or "" for NaN."""
+    return "" if math.isnan(value) else number(name, value, places)
 
 
 def _decimals(name: str, values: Series, low: Series, high: Series, error: Series) -> int:

@@ -139,7 +139,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     the lowest loss at their cost on one schedule, which ends at a tenth of the peak rate; stages end at zero. Grey: the
     smallest Transformer, trained to a rate of zero on few and on many tokens, which no ratio uses. Hollow: the largest
     grown model of the paper against its Transformers of 300B tokens. To see: growing saves cost if its mark is to
-    the left of the black line. The table tokenformer_envelope has the other stages, growth with zero keys and all
+    the left of the black line. The CSV of tokenformer_envelope has the other stages, growth with zero keys and all
     Transformers. The published models are a thousand times larger, and their Transformers are single models. If the
     learning rates of some stages fell to zero, only these stages are shown. All losses are on one test text.
     """

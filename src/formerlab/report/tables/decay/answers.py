@@ -21,10 +21,10 @@ from formerlab.statistics import CONFIDENCE, over_examples
 
 STUDY = "decay"
 _CONDITIONS = {
-    "budgets-": "cache of {}, 100 questions of each set",
-    "leading-": "cache of {}, after an end-of-text token",
-    "shots-": "cache of {}, five examples in the prompt",
-    "float32-": "cache of {}, weights computed in float32, 100 questions of each set",
+    "budgets-": "planned cache of {}",
+    "leading-": "planned cache of {}, after an end-of-text token",
+    "shots-": "planned cache of {}, five examples in the prompt, other sets",
+    "float32-": "planned cache of {}, weights computed in float32",
 }
 """Condition of the questions, with a field for the budget, by prefix of the name of a run."""
 _NAMED = (*SUITES, "copa", "sciq", "blimp")
@@ -76,13 +76,15 @@ def _claims_policies_sets(rows: DataFrame) -> dict[str, DataFrame]:
         configuration=means["configuration"] + bound.map({True: " (bound)", False: ""}),
     ).sort_values(["bound", "accuracy"], ascending=[True, False])  # fmt: skip
     heading = f"{model_label(str(main['run'].iloc[0]))}, cache of {pruning.budget_text(budgets.iloc[0])}"
-    heading += (
-        f" ({100 * size:.1f} % measured over all sets), mean of the sets; {means['questions'].max():,.0f} questions"
-    )
-    differences = claims["configuration"].map(with_minus_signs)
-    tested = claims.assign(**{"difference of accuracies": differences})
+    heading += f" ({100 * size:.1f} % measured over all sets), mean of the sets"
+    heading += f"; {means['questions'].max():,.0f} questions"
+    differences, counts = claims["configuration"].map(with_minus_signs), rows.groupby("run")["questions"].max()
+    tested = claims.assign(questions=claims["run"].map(counts), **{"difference of accuracies": differences})
+    tested["agrees if"] = differences.str.startswith("accuracy lost").map({True: "at most 0", False: "above 0"})
     blocks = {
-        "what the claims test": tested[["difference of accuracies", *expand_columns("tested[]"), "verdict"]],
+        "what the claims test": tested[
+            ["difference of accuracies", "questions", "agrees if", *expand_columns("tested[]"), "verdict"]
+        ],
         heading: means[["configuration", *expand_columns("accuracy minus_h2o[]"), "is_reference"]],
         "Decay 0.2 and H2O, set by set": _by_set(main),
         "Decay 0.2 and H2O under other conditions": _by_condition(rows),
@@ -101,7 +103,9 @@ def _by_set(rows: DataFrame) -> DataFrame:
         gains = table["set"].map(of_model.set_index("set")["minus_h2o"])
         table[f"published, {str(model).removesuffix('-chat')} (points) ↑"] = 100 * gains
     table["set"] += (~averaged & table["set"].ne(_MEAN)).map({True: outside, False: ""})
-    return table.drop(columns="questions").sort_values("set", key=lambda names: names != _MEAN, kind="stable")
+    return table.drop(columns=["questions", "realised_budget"]).sort_values(
+        "set", key=lambda names: names != _MEAN, kind="stable"
+    )
 
 
 def _by_condition(rows: DataFrame) -> DataFrame:
@@ -124,7 +128,9 @@ def _side_by_side(rows: DataFrame) -> DataFrame:
     h2o = negated(published[published["policy"].eq("h2o")], "minus_full", "h2o_loses").set_index(["run", "set"])
     full = rows[rows["policy"].eq("full")].set_index(["run", "task"])["accuracy"].rename("full")
     table = table.join(h2o[expand_columns("h2o_loses[]")], on=["run", "set"]).join(full, on=["run", "task"])
-    return table[["set", "questions", "chance", "full", *expand_columns("h2o_loses[] decay_minus_h2o[]")]]
+    return table[
+        ["set", "questions", "realised_budget", "chance", "full", *expand_columns("h2o_loses[] decay_minus_h2o[]")]
+    ]
 
 
 def _answer_suites(rows: DataFrame) -> str:
@@ -145,7 +151,9 @@ def _answer_suites(rows: DataFrame) -> str:
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O?
 
-    - After Fig. 4a and Table 2 of the Decay article, which has other prompts. The mean weights five sets equally.
+    - After Fig. 4a and Table 2 of the Decay article, which has other prompts. Means weight their sets equally: the
+    article's five; with five examples in the prompt, and so in (g): COPA, OpenBookQA, PIQA and WinoGrande, as in H2O's
+    Table 1.
     - Brackets: 95 % interval over questions, for this one model.
     - Doubt: sets on which Full is at chance show nothing. Of the alphas without recent tokens, 0, 0.2 and the best
     are here; the CSV has more.
@@ -163,14 +171,18 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
         tasks = of_run["task"].str.removesuffix(LOCAL_SUFFIX).unique()
         suites, full = SUITES if {*SUITES} <= {*tasks} else tuple(tasks), of_run["policy"] == "full"
         for budget in of_run.loc[~full, "budget"].unique():
-            tables.append(accuracies(of_run[full | of_run["budget"].eq(budget)], ("full", "h2o"), suites))
+            table = accuracies(of_run[full | of_run["budget"].eq(budget)], ("full", "h2o"), suites)
+            if suites != SUITES:
+                label = f"mean of {', '.join(task_label(suite) for suite in suites)}"
+                table["task"] = table["task"].mask(table["task"].str.startswith(questions.MEAN_LABEL), label)
+            tables.append(table)
     table = pd.concat(tables, ignore_index=True).drop_duplicates([*CONFIGURATION, "task"])
     table = table.rename(columns=lambda name: name.replace("difference", "minus_full"))
     table = table.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})
     itself = table["policy"].eq("full"), table["policy"].eq("h2o") & is_published_setting(table)
     for name, is_base in zip(("minus_full", "minus_h2o"), itself, strict=True):
         table.loc[is_base, expand_columns(f"{name}[]")] = np.nan
-    is_mean = table["task"].str.startswith(questions.MEAN_LABEL)
+    is_mean = table["task"].str.startswith("mean of ")
     sets = table["task"].map(task_label).str.removesuffix(" (local)").mask(is_mean, _MEAN)
     table = table.assign(set=sets, chance=table["task"].map(chance))
     tested = []

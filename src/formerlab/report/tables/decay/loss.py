@@ -83,36 +83,28 @@ def _minus_h2o_by_text(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 def _answer_minus_h2o(rows: DataFrame) -> str:
-    """Return, for each text, the policies that are clearly below H2O; intervals are given for the lowest loss at each
-    budget.
-    """
+    """Return, for each text, the policies that are clearly below H2O with their budgets."""
     lower, others, winners = list[str](), dict[str, set[str]](), set[str]()
     for shown in _by_text(rows).values():
         rivals = shown[~shown["configuration"].isin((*_BOUNDS, "H2O"))].dropna(subset=MINUS_H2O)
         rivals = rivals.sort_values(["budget", MINUS_H2O])
-        lowest = rivals.groupby("budget")[MINUS_H2O].transform("min").eq(rivals[MINUS_H2O])
-        clear, policies = rivals[f"{MINUS_H2O}_high"] < 0, list[str]()
-        for is_best in (True, False):
-            for policy, group in rivals[clear & lowest.eq(is_best)].groupby("configuration", sort=False):
-                budgets = group["budget"].map(budget_text)
-                numbers = [
-                    f"{in_words(row, MINUS_H2O)} at {budget}"
-                    for (_, row), budget in zip(group.iterrows(), budgets, strict=True)
-                ]
-                also = f"also {policy} at {' and '.join(budgets)}"
-                policies.append(f"{policy} {', '.join(numbers)}" if is_best else also)
+        clear = rivals[f"{MINUS_H2O}_high"] < 0
+        policies = [
+            f"{policy} ({', '.join(group['budget'].map(budget_text))})"
+            for policy, group in rivals[clear].groupby("configuration", sort=False)
+        ]
         text = TABLE_LABELS.get(name := str(shown["text"].iloc[0]), name)
         winners |= {*rivals.loc[clear, "configuration"]}
         if policies:
-            lower.append(f"{text}: {', '.join(policies)}")
+            lower.append(f"on {text} {', '.join(policies)}")
         else:
             others[text] = {*rivals["configuration"]}
-    words = [f"Clearly lower loss than H2O, in nats: {'; '.join(lower)}."] if lower else []
+    words = [f"Of the policies below, these have a clearly lower loss than H2O: {'; '.join(lower)}."] if lower else []
     names = [
         text + with_prefix(" (not run there: ", "; ".join(sorted(winners - of_text))) + ")" * bool(winners - of_text)
         for text, of_text in others.items()
     ]
-    words += [f"No policy has a clearly lower loss than H2O on {', '.join(names)}."] if names else []
+    words += [f"No policy below has a clearly lower loss than H2O on {', '.join(names)}."] if names else []
     return " ".join(words)
 
 
@@ -227,8 +219,8 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay without recent tokens minus the loss of H2O, by cache budget in percent of the tokens. A head takes
-    the alpha whose attention is nearest to ideal attention.
+    - Loss of Decay, without recent tokens except in the last row, minus the loss of H2O, by cache budget in percent of
+    the tokens. A head takes the alpha whose attention is nearest to ideal attention.
     - Brackets: 95 % interval over windows, for this one model; in the first column the chosen alphas.
     - Doubt: alphas known afterwards are chosen by the reported loss itself.
     """

@@ -126,7 +126,7 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     - Test loss of the grown model minus the loss of another model with equal FLOPs. Random keys with tau = sqrt(n) are
     the published way to grow.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: the parent trained further hardly learns in any stage; the model from scratch read other books.
+    - Doubt: the parent trained further gains nothing from a longer stage; the model from scratch read other books.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -245,20 +245,20 @@ def _published_costs() -> DataFrame:
     return wide.reset_index().merge(ratio[["size", "flops_ratio"]], "left")
 
 
-_COST = "tokenformer-growth-saves-cost"
-_WAYS = WAYS_TO_GROW | {f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained further", TOKENFORMER: "parent"}
+_COST, _ESTIMATE = "tokenformer-growth-saves-cost", "grown / Transformer of equal loss, FLOPs (our estimate)"
+_WAYS = {TOKENFORMER: "parent"} | WAYS_TO_GROW | {f"{TOKENFORMER}, {TRAINED_FURTHER}": "parent trained further"}
 
 
 def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return the parent with its grown and further trained models, then models from scratch; or the published costs."""
     if rows["source"].eq("published").any():
-        last = rows.dropna(subset="flops_ratio").iloc[-1]
-        costs = f"{last['size']} costs {last['flops_ratio']:.2f} times a Transformer of equal loss (our estimate)"
-        heading = f"OpenWebText; 30B tokens a stage, Transformer from 300B; {costs}"
-        return {heading: rows.drop(columns="flops_ratio").dropna(axis=1, how="all")}
+        ratios = rows["flops_ratio"].map("{:.2f}".format, na_action="ignore").fillna("not estimated")
+        costs = rows.drop(columns="flops_ratio").dropna(axis=1, how="all").assign(**{_ESTIMATE: ratios})
+        return {"OpenWebText; 30B tokens a stage, Transformer from 300B": costs}
     at_zero = rows["parent"].isna() & rows["schedule"].str.endswith(" to 0")
     ours = rows[rows["variant"].isin(_WAYS) & ~at_zero].replace({"variant": _WAYS})
-    scratch = rows[rows["envelope"].eq("yes") | at_zero | rows["variant"].eq(TRANSFORMER) & rows["seeds"].gt(1)]
+    transformers = rows.loc[rows["variant"].eq(TRANSFORMER), "flops_cumulative"]
+    scratch = rows[rows["envelope"].eq("yes") | at_zero | rows.index.isin([transformers.idxmax()])]
     if scratch.empty or ours.empty:
         return rows
     ours, scratch = (
@@ -267,11 +267,13 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     order = [*dict.fromkeys(_WAYS.values())]
     ours = ours.sort_values("teraflops").sort_values("variant", key=lambda names: names.map(order.index), kind="stable")
     text = rows.loc[rows["envelope"].eq("yes"), "regime"].iloc[0].partition(", ")[0]
-    shown = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "least_ratio"]
+    low, least = ours["flops_ratio_pooled_low"].fillna(ours["flops_ratio_low"]), ours["least_ratio"]
+    ours["extrapolated"] = np.select([ours["flops_ratio"] < least, low < least], ["ratio and low end", "low end"], "no")
+    shown = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "extrapolated"]
     scratch = scratch.assign(
         variant=scratch["variant"] + ", " + scratch["parameters_non_embedding"].map(count),
         used=scratch["envelope"].eq("yes").map({True: "yes", False: "no"}),
-        rate=scratch["schedule"].str.rpartition(" to ")[2],
+        rate=scratch["schedule"].str.rpartition(" to ")[2].replace({"0": "zero", "0.1": "0.1 of its peak"}),
     ).sort_values(["teraflops", "perplexity"])
     shown_of_scratch = ["variant", "rate", "tokens_read", "teraflops", "perplexity", "seeds", "used"]
     return {
@@ -303,7 +305,8 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     - Ratio: FLOPs, with ancestors, over FLOPs of a Transformer of equal loss, interpolated between those marked
     "used"; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the used Transformers end at a tenth of the peak rate, stages at zero; some have one seed.
+    - Doubt: the used Transformers end at a tenth of the peak rate, stages at zero; some have one seed. The CSV has more
+    Transformers.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:

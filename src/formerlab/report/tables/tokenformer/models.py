@@ -116,17 +116,25 @@ _SIZES = {"^LM-": "language model, ", "^Scale-": "grown, "}
 
 
 def _counted(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return counts beside formulas for our models, then our counts beside the printed sizes and coefficients."""
+    """Return counted FLOPs, the coefficients of Table 8 and the sizes of Table 9 beside the formulas."""
     if rows["source"].eq("published").any():
         return {}
     counts = {
-        "counted parameters": rows["parameters_formula"] + rows["parameters_difference"],
-        "formula of parameters": rows["parameters_formula"],
         "counted FLOPs": rows["flops_formula"] + rows["flops_difference"],
         "formula of FLOPs": rows["flops_formula"],
+        "counted parameters minus formula": rows["parameters_difference"],
     }
     shape = f"{rows['layers'].iloc[0]:.0f} blocks of width {rows['width'].iloc[0]:.0f}, {rows['context'].iloc[0]:.0f}"
-    sizes = _published_formulas().dropna(subset="parameters_printed")
+    sizes, coefficients = (
+        _published_formulas().dropna(subset=name) for name in ("parameters_printed", "flops_printed")
+    )
+    formula = coefficients["flops_token_token_coefficient"]
+    coefficients = coefficients.assign(
+        model=coefficients["run"].str.replace("Tokenformer, .*", "Tokenformer, all sizes", regex=True),
+        printed=coefficients["flops_printed"],
+        **{"formula 4 L d": formula},
+        formula_minus_printed_percent=100 * (formula / coefficients["flops_printed"] - 1),
+    )[["model", "printed", "formula 4 L d", "formula_minus_printed_percent"]].drop_duplicates()
     largest = sizes[_DEVIATION].abs().eq(sizes[_DEVIATION].abs().max())
     millions = {
         "printed": sizes["parameters_printed"] / 1e6,
@@ -138,14 +146,15 @@ def _counted(rows: DataFrame) -> dict[str, DataFrame]:
     ours = rows[["variant"]].assign(**counts, verdict=rows["verdict"]).drop_duplicates()
     return {
         f"a forward pass of our models without logits; {shape} tokens": ours,
-        "parameters in millions: printed in Table 9, and counted by us": table,
+        "coefficients of T² in FLOPs: printed in Table 8, and by the formula": coefficients,
+        "parameters in millions: printed in Table 9, and by the formula": table,
     }
 
 
 def _answer_counted(rows: DataFrame) -> str:
     published, equal = _published_formulas(), rows["flops_difference"].eq(0).sum()
     sizes, coefficients = (published.dropna(subset=name) for name in ("parameters_printed", "flops_printed"))
-    off = (coefficients["flops_printed"] / coefficients["flops_token_token_coefficient"] - 1).abs().max()
+    off = (coefficients["flops_token_token_coefficient"] / coefficients["flops_printed"] - 1).abs().max()
     words = sizes["run"].replace(_SIZES, regex=True) + " is off by " + sizes[_DEVIATION].map("{:.1f} %".format)
     return (
         f"FLOPs, yes: {equal} of {len(rows)} counts equal the formula, and the coefficients that Table 8 prints differ "
@@ -164,9 +173,9 @@ def _answer_counted(rows: DataFrame) -> str:
 def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
     """Do the counted parameters and FLOPs follow the formulas?
 
-    - Formulas of Table 3 of Tokenformer (arXiv:2410.23168) for L blocks of width d and T tokens. Counted parameters
-    include norms and biases.
-    - Percentages are of the count nearer to the printed size, with or without embedding.
+    - Formulas of Table 3 of Tokenformer (arXiv:2410.23168) for L blocks of width d and T tokens: 12 L d² parameters, or
+    2 L d (n_q + n_k + n_v + n_o + n_ff) with parameter tokens, without norms and biases, which counts include.
+    - Percentages are of the printed number; of sizes, the nearer one, with or without embedding.
     - Doubt: one printed size, 1.4B, is 6 % off, which rounding cannot explain.
     """
     rows = []
@@ -199,16 +208,22 @@ def published_gaps() -> DataFrame:
     return table.assign(difference_nats=np.log(table["perplexity_tokenformer"] / table["perplexity"]))
 
 
+def _published_gaps_and_bits() -> DataFrame:
+    """Return `published_gaps`, then a third source, which prints bits per byte only."""
+    bits = published("openai/parameter-golf").set_index("model")["value"].astype(float)
+    row = {"run": "openai/parameter-golf, 17M, parameter tokens in MLPs only", "bits_per_byte": bits["baseline"]}
+    row["bits_per_byte_tokenformer"] = bits["TokenFormer MLP only"]
+    return pd.concat([published_gaps(), DataFrame([row])], ignore_index=True)
+
+
 def _gaps(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     """Return a row per text, schedule and kind of Transformer, with the differences by number of training tokens and
     their change.
     """
     if rows["source"].eq("published").all():
-        bits = published("openai/parameter-golf").set_index("model")["value"].astype(float)
-        other = f"{bits['TokenFormer MLP only']:.4f} with parameter tokens in MLPs, {bits['baseline']:.4f} without"
         names = {"run": "published by", "perplexity": "Transformer, perplexity ↓"}
-        heading = f"a third source, openai/parameter-golf, 17M parameters, in bits per byte: {other}"
-        return {heading: rows.rename(columns=names)}
+        names |= {"bits_per_byte": "Transformer, bits per byte ↓"}
+        return rows.rename(columns=names | {"bits_per_byte_tokenformer": "Tokenformer, bits per byte ↓"})
     gaps = rows[rows["arm"].notna()].sort_values(["arm", "tokens"], ascending=[False, True])  # changes have no tokens
     keys, parts = ["text", "end of rate", "arm"], gaps["regime"].str.partition(", ")
     gaps = gaps.assign(**{"text": parts[0], "end of rate": parts[2].str.removeprefix("cosine learning rate to ")})
@@ -234,10 +249,11 @@ def _answer_gaps(rows: DataFrame) -> str:
     return f"{answer_word(evaluated.iloc[0])} after few tokens, on {text}, modern Transformer: {'; '.join(ends)}."
 
 
-@table(reads="eval.csv test.csv lender_test.csv floors.csv", published=published_gaps, readers=_gaps,
+@table(reads="eval.csv test.csv lender_test.csv floors.csv", published=_published_gaps_and_bits, readers=_gaps,
        answer=_answer_gaps, runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
        columns="source run variant regime arm tokens -learning_rate -parameters_non_embedding -tokenformer "
-               "perplexity_tokenformer perplexity -loss_nats[] difference_nats[]+ seeds -diverged verdict"
+               "perplexity_tokenformer perplexity bits_per_byte_tokenformer bits_per_byte -loss_nats[] "
+               "difference_nats[]+ seeds -diverged verdict"
        )  # fmt: skip
 def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer worse than a Transformer of equal size?
