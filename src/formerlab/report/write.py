@@ -375,7 +375,8 @@ def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
 def _links(entry: CatalogueEntry) -> str:
     """Return links to the CSV and to pages of the repository, from the folder figures/<tree>/<scale>."""
     docs = "../../../docs"
-    pages_of = {"numbers": f"{entry.name}.csv", "study": f"{docs}/{entry.study}.md", "verdicts": f"{docs}/verdicts.md"}
+    pages_of = {"numbers": f"{entry.name}.csv", "study": f"{docs}/{entry.study}.md"}
+    pages_of["verdicts and their numbers"] = f"{docs}/verdicts.md"
     return " · ".join(f"[{name}]({page})" for name, page in {**pages_of, "all tables": "../../README.md"}.items())
 
 

@@ -407,8 +407,8 @@ def _by_operation(rows: DataFrame) -> dict[str, DataFrame]:
     others = rows[rows["variant"] != "Transformer"].drop(columns="verdict").join(plain, on=keys)
     others["operation"] = [_OPERATIONS[name].format(n) for name, n in others[["measure", "sequences"]].to_numpy()]
     others[published] = others["variant"].map(ratios).where(others["measure"].eq(FORWARD))
-    columns = ["operation", "variant", "plain_milliseconds", *expand_columns("time_ratio[]"), "memory_ratio"]
-    columns += [published, "verdict"]
+    columns = ["operation", "variant", "plain_milliseconds", *expand_columns("time_ratio[]"), published]
+    columns += ["memory_ratio", "verdict"]
     first = rows.iloc[0]
     heading = f"{first['layers']:.0f} blocks; {first['device']}, {first['threads']:.0f} core"
     return {f"{heading}, {first['repetitions']:.0f} repetitions": others[columns]}
