@@ -72,7 +72,7 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
     of_mean = ours.loc[ours["_name"].eq(_MEAN), "questions"].max()
     mean = f" (mean of five: {of_mean:.0f})" if of_mean > 0 else ""
     return [
-        f"cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {pruning_sample(rows)}, {questions} "
+        f"cache of {sizes}{f' ({measured} % over all sets)' * bool(measured)}; {pruning_sample(rows)}, {questions} "
         f"questions{mean}; bars: 95 % interval, paired by question."
     ]
 
