@@ -162,7 +162,9 @@ def test_embedded_tasks_are_shown_only_for_runs_without_published_tasks(tmp_path
     }
     *_, means, sets = decay_suites_table.readers(rows.assign(source="ours")).values()
     shown = means["configuration"].tolist()
-    assert shown == ["Decay 0.5", "Decay 0.2", "H2O", "Decay 0", "Full (bound)"], "the best alpha is not omitted"
+    assert shown == ["Decay 0.5", "Decay 0.2", "H2O", "Decay 0", "Full (for comparison)"], (
+        "the best alpha is not omitted"
+    )
     assert sets["set"].tolist() == ["mean", "last word", "summary"]
     differences = sets[["full", "h2o_loses", "decay_minus_h2o"]].to_numpy()
     assert differences == pytest.approx(np.tile([0.8, 0.3, 0.1], (3, 1)))
@@ -349,7 +351,7 @@ def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     )
     assert pruned.loc["H2O", "minus_h2o_nats"] != pruned.loc["H2O", "minus_h2o_nats"], "the reference has no difference"
     (block,) = decay_table.readers(table.assign(source="ours")).values()
-    assert block["configuration"].tolist() == [*("H2O (local statistics)", "H2O", "Random", "Full (bound)")], (
+    assert block["configuration"].tolist() == [*("H2O (local statistics)", "H2O", "Random", "Full (for comparison)")], (
         "others read fewer windows"
     )
     assert block["10 % (nats) ↓"].tolist() == pytest.approx([-0.2, np.nan, 2.8, -3.8], nan_ok=True)

@@ -1,4 +1,4 @@
-"""The main numbers of each study, for a terminal and for the top of report.html."""
+"""The main numbers of the studies in `HEADLINE_TABLES`, for a terminal and for the top of report.html."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str
 
 
 def headline_tables(results: Results) -> dict[str, DataFrame]:
-    """Return the main numbers of every study with finished runs, with the ends of intervals, by title."""
+    """Return the tables of HEADLINE_TABLES whose study has finished runs, with the ends of intervals, by title."""
     tables = {}
     for title, (name, columns) in ((title, text.split(": ")) for title, text in HEADLINE_TABLES.items()):
         rows = load_rows(catalogue()[name], results)

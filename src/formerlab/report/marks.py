@@ -248,7 +248,8 @@ def _forest(
 
 
 def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
-    """Write the column `verdict` in a white strip right of a forest plot, and make the labels of these rows bold.
+    """Write the column `verdict` in a white strip inside a forest plot at its right edge, and make the labels of these
+    rows bold.
 
     `label` is the column with the labels of the rows.
     """
@@ -267,7 +268,7 @@ def write_claim_words(axes: Axes, rows: DataFrame) -> None:
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Set y limits that cut very long bars, which `mark_outside` marks, with a margin of 6 % of the range."""
+    """Set the y limits with a margin of 6 % of the range. Very long bars are cut; `mark_outside` marks them."""
     values, sides = rows[panel.y].dropna().astype(float), ("_low", "_high", "_pooled_low", "_pooled_high")
     ends = [means[end].dropna() for side in sides if (end := f"{panel.y}{side}") in means]
     if values.nunique() < 2 or not ends:

@@ -3,10 +3,10 @@
 The main variants have one hue in all figures: Transformers, the full cache and the ideal selection black (Transformers
 with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further),
 DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the budget is recent),
-H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers who see no
-green can tell them apart. Most other variants are grey, with names or markers that differ. Settings of one variant are
-shades of its colour. Published values are hollow on a tinted background. A model grown as published is a triangle,
-other ways to grow have other markers, and the parent is a circle.
+H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers with
+red-green colour blindness can tell them apart. Most other variants are grey, with names or markers that differ.
+Settings of one variant are shades of its colour. Published values are hollow on a tinted background. A model grown as
+published is an upward triangle, other ways to grow have other markers, and the parent is a circle.
 """
 
 import textwrap
@@ -106,8 +106,9 @@ _GROUPS = {
     "convolution": _style("#999999", "^"),
     "restricted": _style(BLACK, "D", "--"),
 }
-"""Plot styles of names that are not in names.yaml: ways to grow, settings of one mixer or policy, the cache of
-transformers, and series of single figures. Synonyms share a style, as do names that never appear in the same figure."""
+"""Plot styles of names that are not in names.yaml: ways to grow, settings of one mixer or policy, the DynamicCache
+of the transformers library, and series of single figures. Synonyms share a style, as do names that never
+appear in the same figure."""
 _STYLES = {name: style for names, style in _GROUPS.items() for name in names.split("; ")}
 _SPARE = (_style(GREY, "h"), _style("#8C8C8C", "p"), _style("#B0B0B0", "H"))
 

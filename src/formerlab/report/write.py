@@ -311,9 +311,11 @@ def _blocks(
 
 
 def _origin(entry: CatalogueEntry, results: Results, shown: Collection[str], names: Collection[str]) -> list[str]:
-    """Return a one-line list: the released models of the study, with the bits of the weights and the window lengths of
-    the main run and of the runs in `shown`, or else the sizes of our trained runs in `shown` (in `names` if `shown` is
-    empty). Return an empty list without either.
+    """Return one line about the models, as a list.
+
+    If the study has released models (its main run or runs in `shown`): their names, weight bits and window lengths.
+    Otherwise: the sizes of our trained runs in `shown`, or in `names` if `shown` is empty. The list is empty if there
+    are no such runs.
     """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
@@ -364,7 +366,9 @@ _SIGNS = {
 
 
 def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
-    """Return formatted cells with "not published" or a dash (not run) in place of empty cells, except of verdicts."""
+    """Return formatted cells with "not published" or a dash (not run) in place of empty cells. Verdict columns stay
+    unchanged.
+    """
     filled = cells.copy()
     for name in (name for name in map(str, cells) if "verdict" not in name):
         of_paper = published or name.startswith("published")

@@ -27,7 +27,7 @@ CURVES = (
     *("final_rate_share", "still_falling", "still_learning", "rise_from_best"),
     *("overfit", "rate_inside", "gain_of_depth"),
 )
-"""Quantities of loss curves and searches, which are not checked for runs that diverged."""
+"""Quantities that are not checked if a compared run diverged."""
 PHRASES = {
     "depth": ("blocks of {of}: {value}", "{:.3g}"),
     "heads": ("attention heads of {of}: {value}", "{:.3g}"),
@@ -180,7 +180,7 @@ def _gain_after(curve: DataFrame, fraction: float, arm: str) -> tuple[float, flo
 
 
 def overfit(runs: ArmRuns) -> float:
-    """Return the last validation loss minus the training loss of the last tenth without label smoothing, in nats.
+    """Return the last validation loss minus the mean unsmoothed training loss over the last tenth of training, in nats.
 
     Raises MissingRowsError for language modelling, and for rows that have only the loss with label smoothing.
     """

@@ -29,7 +29,7 @@ _COLUMNS = {
     "times": "flops_ratio",
     "BLEU": "test_bleu_minus_base",
 }
-"""Columns of tables by unit: notes show the digits of their cells."""
+"""Table column of each unit. A note shows a number with as many digits as a cell of this column."""
 _CLAUSE = re.compile(r"(?:(lo|hi|mean)\()?(\w+)\)? (<=|>=|<|>|==) (.+)")
 
 

@@ -163,8 +163,9 @@ class Combination(Quantity):
     def _pooled(self) -> list[tuple[float, float]]:
         """Return the variances of the combination for a single seed, and their degrees of freedom.
 
-        The list has one variance that is pooled over all arms, or one per arm if the variances of the arms differ. It
-        is empty if the coefficients do not sum to 0 or there are no runs to pool.
+        The list has one variance, pooled over runs similar to the arms, or one per arm if the standard deviations of
+        two arms differ by more than the factor UNEQUAL_DEVIATIONS. It is empty if the coefficients do not sum to 0 or
+        there are no runs to pool.
         """
         if abs(sum(self.terms.values())) >= 1e-9:
             return []

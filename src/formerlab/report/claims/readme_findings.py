@@ -65,13 +65,13 @@ README_CLAIMS = {
         math.exp, "", "z.2f",
         brief="**[Tokenformer](docs/vision.md)** makes 0.98 to 1.01 times the errors of a vision Transformer (ViT)",
         result="{} times (CIFAR-10, ten epochs; the whole interval must be at most 1.05)",
-        short_objection="Learning rates searched on two epochs; by our rule for language models, no verdict"),
+        short_objection="Learning rates searched on two of ten epochs; growth claims would get no verdict"),
     "tokenformer-worse-than-modern-transformer": ReadmeClaim(
         "After 6 M tokens, a Tokenformer is worse than a modern Transformer of equal size (a third party's claim).",
         "perplexity, 45 novels; needed: 0.6 % higher",
         "+2.4 % (124 M parameters)",
-        "The sign changes with training: after 49 M tokens the perplexity is 3.7 [0.2, 7.1] % lower. By three seeds "
-        "alone, both intervals include zero.",
+        "The sign changes with training: after 49 M tokens the perplexity is 3.7 [0.2, 7.1] % lower. With three "
+        "seeds' variance alone, both include zero.",
         brief="**[Tokenformer](docs/tokenformer_from_scratch.md)** has a 2.4 % higher perplexity than a modern "
         "Transformer (a report by others)",
         result="{} after 6 M tokens",
@@ -89,14 +89,15 @@ README_CLAIMS = {
     "tokenformer-continued-training-lower": ReadmeClaim(
         "On new text, growth by parameter tokens with zero keys starts lower, falls faster and ends lower than "
         "Net2Net.",
-        "final validation perplexity, Python docstrings; grown over not grown, Tokenformer over Net2Net; needed: lower",
+        "final validation perplexity, Python docstrings, grown / ungrown: Tokenformer relative to Net2Net; "
+        "needed: lower",
         "lower (no number)",
-        "Weak: one text. Net2Net had a fifth more FLOPs, and its parent a poor learning rate, so it had more to gain. "
-        "The Tokenformer starts lower.",
+        "Weak: one text. Net2Net used a fifth more FLOPs. Its parent had a poor learning rate, so Net2Net "
+        "had more to gain. The Tokenformer starts lower.",
         _perplexity_of_gain,
         brief="**[Tokenformer](docs/tokenformer_new_text.md)** grown with zero keys starts lower, falls faster and "
         "ends lower on new text than Net2Net",
-        result="starts lower, ends higher: final perplexity {} against Net2Net, each relative to no growth",
+        result="starts lower, ends higher: the final perplexity (relative to no growth) is {} compared with Net2Net",
         short_objection="Weak: one text, badly trained models before growth, 20 % more FLOPs for Net2Net"),
     "tokenformer-zero-keys-default-tau": ReadmeClaim(
         "New parameter tokens with zero keys leave the output unchanged, with the paper's default scale of the scores.",
@@ -110,7 +111,7 @@ README_CLAIMS = {
         short_objection="Holds with the scale factor of the paper's proof"),
     "decay-beats-h2o": ReadmeClaim(
         "With 40 % of the KV cache, Decay (alpha 0.2) answers more questions than H2O.",
-        "accuracy, SmolLM2-135M-Instruct, 4-bit weights; needed: 0.2 points, 17 % of what H2O loses",
+        "accuracy, SmolLM2-135M-Instruct, 4-bit weights; needed: 0.2 points, 17 % of the accuracy that H2O loses",
         "4.0 points (OPT-2.7B)",
         "One small model, for which H2O loses only 1.2 points (paper: 5.9), so there was little to win back.",
         _percent, " points", "z.1f",
@@ -160,7 +161,7 @@ README_CLAIMS = {
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
-    "✔": "the 95 % interval [in brackets] excludes zero (of a ratio: one), and its mean reaches "
+    "✔": "the 95 % interval [in brackets] excludes zero (or one, for a ratio), and the mean reaches "
     "[our threshold](docs/results.md#main-findings): usually a quarter of the published effect, or as the row says",
     "✘": "the interval, or arithmetic, refutes the claim",
     "?": "the interval cannot tell",

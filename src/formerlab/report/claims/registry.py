@@ -98,7 +98,7 @@ class Claim(ClaimsSection):
     traps: tuple[str, ...]
     """Confounders that a report must show or exclude."""
     headline: bool = False
-    """Whether the claim is shown first and its p value is corrected for the number of headline claims."""
+    """Whether the claim is shown first, with a p value corrected for the number of headline claims with a verdict."""
 
     @property
     def labels(self) -> dict[str, str]:

@@ -130,7 +130,7 @@ def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
 
 
 def verdicts_page(evaluated: Sequence[Verdict], scale: str) -> str:
-    """Return a page with all verdicts: the headline claims first, then the others by study."""
+    """Return a page with all verdicts: the headline claims first, then the others by kind and study."""
     registry = read_claims()
     notes = [
         f"Version {change.version} ({change.date}); results known at that date: {change.known}."

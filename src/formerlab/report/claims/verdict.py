@@ -168,7 +168,7 @@ class Item:
         return agreement
 
     def _number(self, name: str) -> float:
-        """Return a number of the exact check, or a measured cache budget from the rows."""
+        """Return a number of the exact check, or the measured cache size of an arm from the rows."""
         for key in (f"{self.item}/{name}", name):
             if key in self._numbers:
                 return self._numbers[key]

@@ -41,7 +41,7 @@ def _main_effects(effects: DataFrame) -> DataFrame:
 
 
 def _limit_small_effects(axes: Axes, rows: DataFrame) -> None:
-    """Set the limits from all rows but the one with the longest interval."""
+    """Set symmetric limits that leave out the row that reaches furthest from zero."""
     reach = rows.filter(like="effect_nats_").abs().max(axis=1).nlargest(2).min()
     if reach > 0:
         axes.set_xlim(-1.1 * reach, 1.1 * reach)
@@ -63,8 +63,8 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     effect that is not the sum of the single effects. Tokens x averages is the effect of averages with parameter tokens
     minus the effect of averages with linear layers. Left: on the whole test text. Right: on fewer windows. Differences
     are paired by seed. To see: if the interval of an interaction includes zero, these seeds do not show that one change
-    alters the effect of the other. The intervals are not corrected for multiple comparisons: of so many, one may
-    exclude zero by chance. No paper combines the three.
+    alters the effect of the other. The intervals are not corrected for multiple comparisons: with so many
+    intervals, one may exclude zero by chance. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (

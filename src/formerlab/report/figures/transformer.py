@@ -46,9 +46,10 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     per word piece without label smoothing, on the test split. Below: sacreBLEU on the validation split, as in the
     claim, with Student t intervals only. Both are paired by seed. Hollow: the paper's values for English to German on
     its development split, where base has eight heads. Green: the range that a claim asks for. One head and no dropout
-    must be right of the line, learned positions between the two lines. Without label smoothing, the loss and the BLEU
-    must be lower. To see: which changes are on the same side of zero as in the paper. Our models were still learning
-    when training ended, so variants that learn faster have the lower loss, and the claims get no verdict.
+    must be right of the line, learned positions between the two lines. For the variant without label smoothing, both
+    the loss and the BLEU must be lower than for base. To see: which changes are on the same side of zero as in the
+    paper. Our models were still learning when training ended, so variants that learn faster have the lower loss, and
+    the claims get no verdict.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "valid")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})

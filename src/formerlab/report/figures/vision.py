@@ -55,7 +55,7 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 @plot(reads="test.csv floors.csv", draw=layout(
     Panel(tables.COMPARED, "_label", by="_series", kind="forest", facet="_question", zero=0.0, name="legend",
           same_limits="x", finish=write_verdicts, xlabel="top-1 (points; right is better)"),
-    notes=lambda rows: [note.rstrip(".") + "; bold: a claim rests on the row, and asks for the green range."
+    notes=lambda rows: [note.rstrip(".") + "; bold: a claim uses the row; green: range that meets the claim."
                         for note in seed_notes(rows)[:1]] + seed_notes(rows)[1:],
     columns=1, order="_rank"
 ))  # fmt: skip

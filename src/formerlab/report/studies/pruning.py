@@ -16,7 +16,8 @@ from formerlab.statistics import bootstrap_means, half_width, mean_ends, sample_
 
 _POLICIES = {kind: name.label for kind, name in variant_styles()["policy"].items()}
 POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
-"""Labels of the policies, in the order of figures and tables. DynamicCache is the cache of transformers."""
+"""Labels of the policies, in the order of figures and tables. DynamicCache is the full cache
+of the transformers library."""
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 MINUS_H2O = "minus_h2o_nats"

@@ -180,7 +180,8 @@ def mean_curves(curves: DataFrame, minus: Mapping[Any, str] | None = None) -> Da
 
 
 def stage_pairs(losses: DataFrame, records: DataFrame) -> DataFrame:
-    """Pair each grown run (`run`) with its parent trained further (`rival`) on the same text for equal FLOPs (5 %).
+    """Pair each grown run (`run`) with its parent trained further (`rival`) on the same text, whose FLOPs are
+    equal within 5 %.
 
     If several learning rates were tried, use the run with the lowest validation loss, and prefer runs with at least two
     seeds. `records` has a row per run, indexed by run.

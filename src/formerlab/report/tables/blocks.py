@@ -105,7 +105,7 @@ def processor(device: str) -> str:
 
 class ClaimVerdict(NamedTuple):
     """The verdict on a claim in words, the runs that it uses, the conditions that are not met, the claim with its
-    limits, the verdicts on its items, and the name and the interval of its first quantity.
+    limits, the verdicts on its items, the name and the interval of its first quantity, and the limits alone.
     """
 
     word: str
@@ -115,6 +115,7 @@ class ClaimVerdict(NamedTuple):
     items: Mapping[str, str] = {}
     quantity: str = ""
     interval: Interval | None = None
+    needed: str = ""
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -140,21 +141,22 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
     items = {item.item: outcome_text(item.outcome, [item]).partition(":")[0] for item in verdict.items if item.item}
     why = reasons([item for item in verdict.counted or verdict.items if item.texts])
-    text = claim.statement.rstrip(".") + with_prefix(". Needed: ", needed(verdict.items))
+    limits = needed(verdict.items)
+    text = claim.statement.rstrip(".") + with_prefix(". Needed: ", limits)
     text += with_prefix(". Ours: ", ours(verdict.items)) + "."
     name, value = next(iter(verdict.items[0].quantities.items()), ("", None))
     label, interval = claim.labels.get(name, name).partition(" | ")[0], None
     if isinstance(value, Quantity):
         interval = value.interval(CONFIDENCE)
     runs = frozenset(verdict.runs if word != "not tested" else ())
-    return ClaimVerdict(word, runs, tuple(why), text, items, label, interval)
+    return ClaimVerdict(word, runs, tuple(why), text, items, label, interval, limits)
 
 
 def with_verdicts(
     rows: DataFrame, results: Results, study: str, masks: Mapping[str, Any], column: str = "verdict"
 ) -> DataFrame:
-    """Return rows with the verdicts on the claims that rest on a row, in `column`: `agrees (<claim>)`, or `no verdict
-    (<claim>): <first reason>`, separated by semicolons.
+    """Return rows with the verdicts on the claims that use the run of a row, in `column`: `agrees (<claim>)`, or
+    `no verdict (<claim>): <first reason>`, separated by semicolons.
 
     `masks` maps each claim to a mask of candidate rows. A claim is shown in a candidate row if it uses the run of that
     row; an exact claim is shown in all of them. Tables for readers show a letter in place of the claim
@@ -200,7 +202,7 @@ def answer_word(row: "Series[Any]") -> str:
 
 
 def with_verdict(row: "Series[Any]") -> str:
-    """Return the verdict of a row in round brackets, or "" if no claim rests on it."""
+    """Return the verdict of a row in round brackets, or "" if no claim uses the row."""
     return f" ({words})" if (words := verdict_words(row["verdict"])) else ""
 
 

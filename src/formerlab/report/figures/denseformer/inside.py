@@ -103,7 +103,8 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     block reads. An average follows every p-th block (period p). It is a weighted sum of the output of this block and of
     every k-th earlier output (dilation k). The scheme is named k x p. To see: with 1 x 1 each average reads all earlier
     outputs, so the number of arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and
-    with a dilation above 1 the embedding enters only some of the averages. The CSV has all schemes and blocks.
+    with a dilation above 1 the embedding enters only some of the averages. The CSV has all schemes and blocks of this
+    depth.
     """
     records = load_runs(results, STUDY, runs)
     keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
@@ -159,7 +160,7 @@ PUBLISHED_MOMENT = 100 * 5000 / 40_000
 
 def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(PUBLISHED_MOMENT, color=PUBLISHED_INK, linestyle=":", linewidth=1)
-    axes.text(0.98, 0.04, "dotted: the paper\nhas its pattern", transform=axes.transAxes, ha="right", **_PAPER)
+    axes.text(0.98, 0.04, "dotted: pattern\ncomplete in the paper", transform=axes.transAxes, ha="right", **_PAPER)
     lines = {line: blocks for line, blocks in rows[["_linestyle", "_moment"]].to_numpy()}
     words = "\n".join(f"{name}: {lines[line]}" for line, name in (("-", "solid"), ("--", "dashed")) if line in lines)
     axes.text(0.98, 0.27, words, transform=axes.transAxes, ha="right", fontsize=7)
@@ -299,7 +300,7 @@ def _show_cosines(axes: Axes, rows: DataFrame) -> None:
     columns=3, height=1.8
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
-    """Flow of information over depth, for the deepest models that were measured. Left: mean cosine between the
+    """Flow of information over depth, at the depth with the most measured variants. Left: mean cosine between the
     representation Y_i that each block passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer
     (arXiv:2402.02622). Middle: the cosine of DenseFormer minus the cosine of the Transformer, paired by seed. Right:
     increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7. In the paper
@@ -341,10 +342,11 @@ def _minus_transformer(rows: DataFrame) -> dict[str, str]:
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights of DenseFormers, divided by the singular values of the Transformer, after
-    Fig. 13 of DenseFormer (arXiv:2402.02622). The models are the deepest that were measured. Each spectrum is first
-    divided by its largest value and averaged over blocks. The ratio is the geometric mean over all values but the last,
-    paired by seed. Query, key and value count as one matrix. To see: whether averages over depth change how many
-    directions the weights use. Above 1 a DenseFormer uses more. The paper finds no difference, and prints no numbers.
+    Fig. 13 of DenseFormer (arXiv:2402.02622). The models have the depth with the most measured variants. Each spectrum
+    is first divided by its largest value and averaged over blocks. The ratio is the geometric mean over all values but
+    the last, paired by seed. Query, key and value count as one matrix. To see: whether averages over depth change how
+    many directions the weights use. Above 1 a DenseFormer uses more. The paper finds no difference, and prints no
+    numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = _at_common_depth(results, rows[rows["measure"].str.startswith(SINGULAR) & rows["place"].lt(1)], runs)

@@ -145,7 +145,7 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([ours, published], ignore_index=True)
     deeper = models.loc[models["variant"].eq(TRANSFORMER), "layers"].nunique() > 1
     panels = {"ours": "Ours" if deeper else "Ours: no deeper Transformer was timed"}
-    panels["published"] = "above black, better at equal time"
+    panels["published"] = "above the black line, better at equal time"
     return rows.assign(
         _series=rows["variant"].where(rows["variant"].isin(models["variant"])), _panel=rows["source"].map(panels)
     )
@@ -197,7 +197,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     first = published.sort_values("layers").drop_duplicates("regime")["gain_nats"]
     for (claim, arm), gain in zip(arms.items(), sorted(first, reverse=True), strict=True):
         of_claim = registered_arms(claim, results.scale).named()
-        limits |= {model.run: 0.25 * gain for name, model in of_claim if name == arm}  # as the criteria have it
+        limits |= {model.run: 0.25 * gain for name, model in of_claim if name == arm}  # as in the criteria
     seeds = rows["part"].eq("seed")
     limit = rows["run"].map(limits).mask(rows["verdict"].isna())
     other = rows["verdict"].isna() & rows["run"].isin(limits)
@@ -249,9 +249,10 @@ def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
 @plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
       within_regime=True, draw=layout(
     Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_sparsity,
-          title="Part of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
+          title="Fraction of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % interval, as in the table; in brackets: "
-                        "weights, of 1x1; bold: the claim, which asks for the green range; tinted: published."],
+                        "number of mixing weights, in percent of 1x1; bold: the claim, which asks for the green range; "
+                        "tinted: published."],
     columns=1, width=NARROW, order="_order"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:

@@ -114,7 +114,7 @@ def draw_cost(data: DataFrame) -> Figure:
         _write_ratios(axes, ratios)
     for panel, source, x, wide, words in (
         (_losses("_relative", log="x", finish=_write_models, unit="_line",
-                 title="Ours: rate of black and parent ends at 0.1, of others at 0"), "ours",
+                 title="Ours: final rate 0.1 of its peak (black, parent) or 0 (others)"), "ours",
          0.8, 2.9, "training cost with all ancestors\n(FLOPs, largest Transformer = 1)"),
         (_losses("_relative", log="x", name="inside", title="", ylabel="ln perplexity", finish=_write_models),
          "published", 5.2, 1.72, "training cost (TPU v4 hours,\nlargest Transformer = 1)"),

@@ -1,4 +1,4 @@
-"""Effect of growth on the loss, and a Tokenformer against its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
+"""Effect of growth, and Tokenformers compared with Transformers (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
 import numpy as np
 import pandas as pd

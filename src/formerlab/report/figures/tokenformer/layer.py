@@ -48,7 +48,7 @@ def draw(data: DataFrame) -> Figure:
 def _draw_block(axes: Axes, pattention_feedforward: bool) -> None:
     """Draw a pre-norm block with two residual additions, from its input at the bottom to its output at the top.
 
-    `pattention_feedforward` is whether its feed-forward layer is also a projection.
+    `pattention_feedforward` is whether the feed-forward layer also uses Pattention.
     """
     feedforward = _PATTENTION if pattention_feedforward else _PLAIN
     for y, name, face in ((1.0, "norm", _PLAIN), (3.8, "token attention", _PLAIN), (5.2, PROJECTIONS[3], _PATTENTION),
@@ -142,7 +142,7 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 
 
 def mark_context(axes: Axes, rows: DataFrame) -> None:
-    """Mark the length of the texts on which our models were trained, and the Transformer."""
+    """Mark the context length of our models, and label the line at 1 as the Transformer."""
     axes.text(TEXT_LENGTHS[-1], 1.01, "Transformer", ha="right", va="bottom")
     for context in rows["_context"].dropna().unique():
         axes.axvline(context, color=GREY, linestyle=":", linewidth=1)

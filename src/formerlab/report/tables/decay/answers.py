@@ -23,7 +23,7 @@ STUDY = "decay"
 _CONDITIONS = {
     "budgets-": "planned cache of {}",
     "leading-": "planned cache of {}, after an end-of-text token",
-    "shots-": "planned cache of {}, five examples in the prompt, other sets",
+    "shots-": "planned cache of {}, five examples in the prompt; COPA, OpenBookQA, PIQA and WinoGrande",
     "float32-": "planned cache of {}, weights computed in float32",
 }
 """Condition of the questions, with a field for the budget, by prefix of the name of a run."""
@@ -40,8 +40,8 @@ _CLAIMS = (
 _CLAIM = "claim"
 _OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"
 """Matches the settings of Decay that the table for readers omits, except the most accurate one."""
-_BOUNDS = ("Full", "Ideal")
-"""Upper bounds: no cache of this budget can implement these policies."""
+_BEYOND_BUDGET = ("Full", "Ideal")
+"""Policies for comparison: no cache of this budget can implement them."""
 
 
 def _published_suites() -> DataFrame:
@@ -70,19 +70,19 @@ def _claims_policies_sets(rows: DataFrame) -> dict[str, DataFrame]:
     means = means[best | ~means["configuration"].str.match(_OTHER_ALPHAS)]
     size = means.loc[means["configuration"] == "H2O", "realised_budget"].max()
     means = means[means["realised_budget"].div(size).sub(1).abs().lt(0.01) | means["policy"].eq("full")]
-    bound = means["configuration"].isin(_BOUNDS)
+    beyond = means["configuration"].isin(_BEYOND_BUDGET)
     means = means.assign(
-        is_reference=means["configuration"].eq("H2O"), bound=bound,
-        configuration=means["configuration"] + bound.map({True: " (bound)", False: ""}),
-    ).sort_values(["bound", "accuracy"], ascending=[True, False])  # fmt: skip
+        is_reference=means["configuration"].eq("H2O"), beyond_budget=beyond,
+        configuration=means["configuration"] + beyond.map({True: " (for comparison)", False: ""}),
+    ).sort_values(["beyond_budget", "accuracy"], ascending=[True, False])  # fmt: skip
     heading = f"{model_label(str(main['run'].iloc[0]))}, cache of {pruning.budget_text(budgets.iloc[0])}"
     heading += f" ({100 * size:.1f} % measured over all sets), mean of the sets"
     heading += f"; {means['questions'].max():,.0f} questions"
     differences, counts = claims["configuration"].map(with_minus_signs), rows.groupby("run")["questions"].max()
     tested = claims.assign(questions=claims["run"].map(counts), **{"difference of accuracies": differences})
-    tested["agrees if"] = differences.str.startswith("accuracy lost").map({True: "at most 0", False: "above 0"})
+    tested["agrees if"] = claims["needed"].str.rpartition(": ")[2]
     blocks = {
-        "what the claims test": tested[
+        "differences that the claims test": tested[
             ["difference of accuracies", "questions", "agrees if", *expand_columns("tested[]"), "verdict"]
         ],
         heading: means[["configuration", *expand_columns("accuracy minus_h2o[]"), "is_reference"]],
@@ -142,21 +142,20 @@ def _answer_suites(rows: DataFrame) -> str:
     means = rows[rows["run"].eq(row["run"]) & rows["set"].eq(_MEAN) & rows["policy"].eq("decay")]
     best = means.sort_values("accuracy").iloc[-1]
     words = f"{verdict[0].upper()}{verdict[1:]}: Decay 0.2 minus H2O, mean of the sets, is {difference}"
-    return f"{words}; {best['configuration']}, the best afterwards: {in_words(best, 'minus_h2o')}."
+    afterwards = f"for the most accurate setting, chosen afterwards ({best['configuration']})"
+    return f"{words}; {afterwards}: {in_words(best, 'minus_h2o')}."
 
 
 @table(reads="prune_questions.csv", published=_published_suites, readers=_claims_policies_sets, answer=_answer_suites,
        columns="source run configuration policy -alpha -recent budget realised_budget task set accuracy[] minus_full[] "
-               "minus_h2o[] chance questions seeds tested[] verdict")  # fmt: skip
+               "minus_h2o[] chance questions seeds tested[] -needed verdict")  # fmt: skip
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O?
 
-    - After Fig. 4a and Table 2 of the Decay article, which has other prompts. Means weight their sets equally: the
-    article's five; with five examples in the prompt, and so in (g): COPA, OpenBookQA, PIQA and WinoGrande, as in H2O's
-    Table 1.
+    - After Fig. 4a and Table 2 of the Decay article, which has other prompts. Means are unweighted, over the article's
+    five sets; in (g), over the four sets of Table 1 of H2O.
     - Brackets: 95 % interval over questions, for this one model.
-    - Doubt: sets on which Full is at chance show nothing. Of the alphas without recent tokens, 0, 0.2 and the best
-    are here; the CSV has more.
+    - Doubt: sets on which Full is at chance show nothing. The CSV has more alphas.
     """
     rows = load_answers(results, STUDY, runs)
     rows = rows.assign(task=rows["task"].str.replace("_leading|_5_shots", "", regex=True))
@@ -188,7 +187,7 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     tested = []
     for claim, verdict in claim_verdicts(results, STUDY, *_CLAIMS).items():
         if verdict.interval is not None and verdict.runs & {*table["run"]}:
-            row = {"run": min(verdict.runs), "set": _CLAIM, "configuration": verdict.quantity}
+            row = {"run": min(verdict.runs), "set": _CLAIM, "configuration": verdict.quantity, "needed": verdict.needed}
             tested.append(row | estimate("tested", verdict.interval) | {"verdict": verdict_cell(claim, verdict)})
     return pd.concat([table, DataFrame(tested)], ignore_index=True)
 
@@ -198,7 +197,9 @@ LARGEST_ALPHA = 0.9
 
 
 def _own_and_common(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a row per set with the accuracy by its own alphas, by common alphas and of H2O, and their mean."""
+    """Return a row per set with three accuracies: with its own alphas, with common alphas, and of H2O. A last row has
+    the means.
+    """
     rows = pruning.first_model_rows(rows)
     rows = rows[rows["budget"] == rows["budget"].iloc[0]]
     common = rows["common alphas"].dropna().iloc[0]
@@ -225,7 +226,7 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task?
 
     - Accuracy of Decay with an alpha for each set (its questions) and with one alpha for all, chosen on one half of the
-    questions and evaluated on the other. Own alphas: of the halves.
+    questions and evaluated on the other. Own alphas are of both halves.
     - Brackets: 95 % interval over questions; for the mean, alpha is chosen again in every resample.
     - Doubt: halves often disagree on the best alpha.
     """

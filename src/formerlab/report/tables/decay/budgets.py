@@ -69,7 +69,7 @@ def _by_budget(rows: DataFrame) -> dict[str, DataFrame]:
         names = measured["budget"].map(labels)
         keys = ["run", *keys] if keys else keys  # the run of a text, for its window length
         blocks[heading] = side_by_side(measured, [*keys, "configuration"], names, value, labels.values())
-        if not keys:  # a budget is a fraction of the whole prompt, and answers are read after it
+        if not keys:  # the size is measured after the answer, the budget is a fraction of the prompt
             sizes = measured.groupby("budget")["realised_budget"].mean()
             words = ", ".join(f"{100 * size:.1f} %" for size in sizes)
             blocks[f"{heading}; measured cache sizes {words}"] = blocks.pop(heading)

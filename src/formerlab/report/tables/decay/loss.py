@@ -22,8 +22,8 @@ STUDY = "decay"
 _IN_CSV_ONLY = r"Decay 0\.(?:[13-8]|9$|2 \()"
 """Matches the settings of Decay that tables for readers leave out."""
 _HALF_RECENT = "decay-half-recent-beats-h2o"
-_BOUNDS = ("Full", "Ideal")
-"""Upper bounds: no cache of this budget can implement these policies."""
+_BEYOND_BUDGET = ("Full", "Ideal")
+"""Policies for comparison: no cache of this budget can implement them."""
 _SAME_WINDOWS = ("random-", "novels-", "tight-", "league-")
 """Prefixes of the runs on the same windows of the novels. Only some of them have H2O."""
 _DIFFERENCE = expand_columns(f"{MINUS_H2O}[]")
@@ -32,14 +32,15 @@ _DIFFERENCE = expand_columns(f"{MINUS_H2O}[]")
 def _by_budget(rows: DataFrame) -> DataFrame:
     """Return a row per policy with a column per budget: the loss minus the loss of H2O.
 
-    The rows are sorted by the smallest budget that most policies have; bounds come last.
+    The rows are sorted by their difference at one budget: the smallest of the budgets with the most policies. Policies
+    that no cache can implement come last.
     """
     labels = {size: f"{budget_text(size)} (nats) ↓" for size in sorted(rows["budget"].unique())}
     table = side_by_side(rows, ["configuration"], rows["budget"].map(labels), MINUS_H2O, labels.values())
-    h2o, bound = table["configuration"].eq("H2O"), table["configuration"].isin(_BOUNDS)
+    h2o, beyond_budget = table["configuration"].eq("H2O"), table["configuration"].isin(_BEYOND_BUDGET)
     rank = table[labels[rows.groupby("budget").size().idxmax()]].mask(h2o, 0.0)
-    table["configuration"] += bound.map({True: " (bound)", False: ""})
-    return table.assign(is_reference=h2o).iloc[np.lexsort([rank, bound])]
+    table["configuration"] += beyond_budget.map({True: " (for comparison)", False: ""})
+    return table.assign(is_reference=h2o).iloc[np.lexsort([rank, beyond_budget])]
 
 
 def _heading(rows: DataFrame) -> str:
@@ -51,8 +52,8 @@ def _heading(rows: DataFrame) -> str:
 def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the rows of each model and text that can be compared, by heading.
 
-    Only runs with the largest number of windows and caches within 1 % of H2O's size are kept. The full cache has a row
-    for each budget, paired with H2O.
+    Only runs with the largest number of windows are kept. Configurations whose cache differs from H2O's by more than
+    1 % at any budget are left out. The full cache has a row for each budget, paired with H2O.
     """
     rows, texts = rows.assign(model=rows["run"].map(model_label)), {}
     for _, group in rows.groupby(["model", "text"], sort=False):
@@ -86,7 +87,7 @@ def _answer_minus_h2o(rows: DataFrame) -> str:
     """Return, for each text, the policies that are clearly below H2O with their budgets."""
     lower, others, winners = list[str](), dict[str, set[str]](), set[str]()
     for shown in _by_text(rows).values():
-        rivals = shown[~shown["configuration"].isin((*_BOUNDS, "H2O"))].dropna(subset=MINUS_H2O)
+        rivals = shown[~shown["configuration"].isin((*_BEYOND_BUDGET, "H2O"))].dropna(subset=MINUS_H2O)
         rivals = rivals.sort_values(["budget", MINUS_H2O])
         clear = rivals[f"{MINUS_H2O}_high"] < 0
         policies = [
@@ -203,7 +204,7 @@ def _answer_choices(rows: DataFrame) -> str:
     for _, row in chosen.loc[chosen.groupby("budget")[MINUS_H2O].idxmin()].iterrows():
         answer = "yes" if row[f"{MINUS_H2O}_high"] < 0 else "no"
         words.append(f"{answer} at {budget_text(row['budget'])} ({in_words(row, MINUS_H2O)})")
-    text = f"{', '.join(words)}: the best choice without hindsight, minus H2O, nats."
+    text = f"{', '.join(words)}. In brackets: loss of the best choice without hindsight minus the loss of H2O, in nats."
     unchosen = rows[rows["configuration"].eq(BEST_OF_WINDOW) & ~rows["budget"].isin(chosen["budget"])]
     for _, row in unchosen.iterrows():
         text += (
@@ -219,8 +220,8 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay, without recent tokens except in the last row, minus the loss of H2O, by cache budget in percent of
-    the tokens. A head takes the alpha whose attention is nearest to ideal attention.
+    - Loss of Decay, without recent tokens except in the last row, minus the loss of H2O, by cache budget. With an alpha
+    for each head, its attention is nearest to ideal attention.
     - Brackets: 95 % interval over windows, for this one model; in the first column the chosen alphas.
     - Doubt: alphas known afterwards are chosen by the reported loss itself.
     """
@@ -285,10 +286,10 @@ def _answer_speeds(rows: DataFrame) -> str:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster?
 
-    - Medians of caches that take turns on one machine, divided by Full in the same turn. DynamicCache: the full cache
-    of transformers. Memory includes scores and positions.
+    - Median times, in turns on one machine; each time is divided by the time of Full in the same turn. DynamicCache:
+    the full cache of the transformers library. Memory includes scores and positions.
     - Brackets: quartiles over repetitions; they are not a confidence interval.
-    - Doubt: our own decoder; in generate and on a GPU, ratios differ.
+    - Doubt: times of our own decoder; with `generate` of transformers or on a GPU the ratios differ.
     """
     rows = pruning.decode_speeds(results, STUDY, runs)
     if rows.empty:

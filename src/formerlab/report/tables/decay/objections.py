@@ -133,10 +133,11 @@ def _means(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         return {}
     conditions = rows["condition"].mask(rows["condition"].eq(_REGISTERED), rows["scoring"])
     names = rows["set"].replace(
-        {"of these, (.*): (.*)": r"\2 (\1)", "the article's (five )?sets": "five sets"}, regex=True
+        {"of these, (.*): (.*)": r"\2 (\1)", "the article's (five )?sets": "the article's five sets"}, regex=True
     )
     names = names.str.replace("five sets without", "four sets, without")
-    heading = f"Decay 0.2 and H2O; {pruning.model_label(rows['run'].iloc[0])}, planned cache of 40 %"
+    heading = "Decay 0.2 and H2O, scored by total probability unless named; "
+    heading += f"{pruning.model_label(rows['run'].iloc[0])}, planned cache of 40 %"
     shown = rows.assign(set=names, condition=conditions)
     return {heading: shown[["set", "condition", "questions", "h2o_size", "decay_size", *columns]]}
 
@@ -171,11 +172,11 @@ def _answer(rows: DataFrame) -> str:
 def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay win back the accuracy that H2O loses?
 
-    - Accuracies are paired by question; sets have equal weights. Five sets: the article's. Only groups of sets on which
-    H2O clearly loses accuracy (the CSV has all). Scoring: total probability, unless named.
-    - Brackets: 95 % interval over questions, for this one model.
-    - Doubt: fractions of few points are uncertain and not registered; ARC-e, SciQ and BLiMP were chosen after the
-    result; H2O of the official code has a smaller cache than Decay.
+    - Accuracies, paired by question; sets have equal weights. Sets on which H2O does not clearly lose accuracy are in
+    the CSV only.
+    - Brackets: 95 % interval over questions, for this model.
+    - Doubt: fractions of a small loss are uncertain, not registered; ARC-e, SciQ and BLiMP were chosen after the
+    result; H2O of the official code has a smaller cache.
     """
     rows = pruning.nearest_budget_rows(results.rows("prune_questions.csv", STUDY, runs))
     table = []
