@@ -166,7 +166,10 @@ def meanings(headings: Iterable[str]) -> list[str]:
 
 
 def texts(name: str, values: Series, low: Series, high: Series, error: Series) -> list[str]:
-    """Return a column as text: `x`, `x [low, high]` or `x ± error`, with the same decimals in all rows."""
+    """Return a column as text: `x`, `x [low, high]` or `x ± error`.
+
+    All rows have the same decimals, except where more are needed to differ from the null value.
+    """
     if not all(isinstance(value, int | float) or value is None for value in values):
         return ["" if value is None or value != value else str(value) for value in values]
     factor = column(name).factor
