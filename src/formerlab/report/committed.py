@@ -34,9 +34,9 @@ The main variants have one hue in all figures: Transformers, the full cache and 
 further is pink), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the
 budget is for recent tokens), H2O vermilion, TOVA violet. Most other variants are grey.
 Shades of a colour are settings or sizes of one variant. An arrow at the edge of a panel gives a value beyond it.
-Published values are hollow, on a tinted background. The line below a figure gives the number of seeds or windows and
-the meaning of the bars. Figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column); the overview
-figures are 2.7 inches wide.
+Published values are hollow; panels, rows and strips with published values alone are tinted. The line below a figure,
+or the legend of an overview figure, gives the number of seeds, windows or questions and the meaning of the bars.
+Figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column); the overview figures are 2.7 inches wide.
 """
 
 

@@ -228,7 +228,7 @@ def _forest(
     limits = means.reindex(columns=[panel.y, f"{panel.x}_limit", f"{panel.x}_met"])
     for name, limit, met in limits.dropna(subset=f"{panel.x}_limit").to_numpy():
         rows = names.index(name) - 0.45, names.index(name) + 0.45
-        axes.vlines(limit, *rows, color=GREY, linestyle="--", linewidth=1)
+        axes.vlines([end for end in (limit, met) if np.isfinite(end)], *rows, color=GREY, linestyle="--", linewidth=1)
         if pd.notna(met):
             ends = axes.get_xlim()
             axes.fill_betweenx(rows, limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=-1)
@@ -264,7 +264,8 @@ def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
 
 def write_claim_words(axes: Axes, rows: DataFrame) -> None:
     """Write the column `verdicts` (`blocks.claim_words`) of the first row at the lower left, a line per claim."""
-    axes.text(0.03, 0.03, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7)
+    axes.text(0.03, 0.03, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7,
+              bbox={"color": "white", "pad": 0.5})  # fmt: skip
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:

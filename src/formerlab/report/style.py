@@ -3,10 +3,10 @@
 The main variants have one hue in all figures: Transformers, the full cache and the ideal selection black (Transformers
 with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further),
 DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the budget is recent),
-H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers with
-red-green colour blindness can tell them apart. Most other variants are grey, with names or markers that differ.
-Settings of one variant are shades of its colour. Published values are hollow on a tinted background. A model grown as
-published is an upward triangle, other ways to grow have other markers, and the parent is a circle.
+H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers with red-green colour
+blindness can tell them apart. Most other variants are grey, with names or markers that differ. Settings of one variant
+are shades of its colour. Published values are hollow; panels, rows and strips with published values alone are tinted. A
+model grown as published is an upward triangle, other ways to grow have other markers, and the parent is a circle.
 """
 
 import textwrap
@@ -103,7 +103,7 @@ _GROUPS = {
     "recurrent": _style("#666666", "s"),
     "Net2Net (2015); in width by copies (Net2Net of 2015)": _style("#8C8C8C", "P"),
     "HyperCloning; in width by copies (HyperCloning)": _style("#A6A6A6", "X", "--"),
-    "convolution": _style("#999999", "^"),
+    "convolution": _style("#8C8C8C", "^", "-."),
     "restricted": _style(BLACK, "D", "--"),
 }
 """Plot styles of names that are not in names.yaml: ways to grow, settings of one mixer or policy, the DynamicCache

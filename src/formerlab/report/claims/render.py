@@ -43,7 +43,7 @@ UNITS = {
     "nats": Unit(".3f", suffix=" nats"),
     "points": Unit(".1f", lambda fraction: 100 * fraction, " points"),
     "ratio": Unit(".2f", math.exp),
-    "times": Unit(".1f", suffix=" times"),
+    "times": Unit(".2g", suffix=" times"),
     "BLEU": Unit(".1f", suffix=" BLEU"),
 }
 """Units by the name after ` | ` in the labels of labels.yaml; `ratio` converts the logarithm of a ratio."""
@@ -58,6 +58,7 @@ ITEM_WORDS = {
     r"^b16": "B/16",
     r"^l16": "L/16",
     r"^last k": "last four",
+    r"^(books|web text) (\d+)$": r"\2 blocks, trained on \1",
 }
 """Patterns in the names of items, with the words that replace them."""
 
@@ -124,7 +125,7 @@ def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
     alone = max(item.seeds for item in verdict.items) == 1 and any(item.examples for item in verdict.items)
     qualifier = ", this model alone" if alone else ""
     qualifier += ", this held-out text alone" if any(item.few_documents for item in verdict.counted) else ""
-    tested = [item.item for item in verdict.counted if item.item]
+    tested = [item_name(item) for item in verdict.counted if item.item]
     cases = f" ({', '.join(tested)})" if verdict.claim.criterion.combine == "tested" else ""
     return f"{word} at scale {verdict.scale}{cases}{qualifier}"
 

@@ -105,7 +105,8 @@ def processor(device: str) -> str:
 
 class ClaimVerdict(NamedTuple):
     """The verdict on a claim in words, the runs that it uses, the conditions that are not met, the claim with its
-    limits, the verdicts on its items, the name and the interval of its first quantity, and the limits alone.
+    limits, the verdicts on its items, the name and the interval of its first quantity, the limits alone, and the
+    quantities of its first item.
     """
 
     word: str
@@ -116,6 +117,7 @@ class ClaimVerdict(NamedTuple):
     quantity: str = ""
     interval: Interval | None = None
     needed: str = ""
+    quantities: Mapping[str, Quantity | float] = {}
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -149,7 +151,8 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     if isinstance(value, Quantity):
         interval = value.interval(CONFIDENCE)
     runs = frozenset(verdict.runs if word != "not tested" else ())
-    return ClaimVerdict(word, runs, tuple(why), text, items, label, interval, limits)
+    quantities = verdict.items[0].quantities
+    return ClaimVerdict(word, runs, tuple(why), text, items, label, interval, limits, quantities)
 
 
 def with_verdicts(

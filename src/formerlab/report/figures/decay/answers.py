@@ -191,7 +191,7 @@ _draw_alpha_accuracy = layout(
         f"cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "
         "and band: 95 % interval of the difference to H2O (zero), paired by question."
     ],
-    columns=3, height=1.6, order="_order"
+    columns=3, height=1.9, order="_order"
 )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ def _masks_note(rows: DataFrame) -> list[str]:
     return [f"cache of {budget_text(rows['budget'].min())}; first {rows['key'].max() + 1} tokens of the held-out text, "
             f"layer {layer + 1}, head {head + 1}; colour: seen by the policy and by Ideal; pale: only by the policy; "
             "black: only by Ideal; cosine: similarity of the attention to Ideal's, mean over all heads and "
-            f"{windows} windows or as printed; published: LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
+            f"{windows} windows (another number is printed, and not comparable in the last digit); published: "
+            "LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
 
 
 def _finish_mask(axes: Axes, rows: DataFrame) -> None:
@@ -77,7 +78,8 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     over all layers, heads and windows. The registered claim uses it. It weighs keys by their attention, so Local, which
     evicts the first key, has a low cosine. Published: LLaMA-2-7B at 20 % (A2SF, arXiv:2407.20485, Table 2), for Decay
     with alpha 0.1. The CSV also has larger budgets. To see: vertical lines are keys that a policy retains for long, and
-    the diagonal is recent keys. H2O retains early keys once it has them; a small alpha evicts them.
+    the diagonal is recent keys. H2O retains some early keys to the end; a small alpha evicts all of them
+    but the first.
     """
     rows = first_model_rows(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]

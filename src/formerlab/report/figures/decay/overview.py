@@ -12,17 +12,18 @@ from formerlab.results.read import Results
     "Decay minus H2O, 40 % of the KV cache", "accuracy, points (right: better)", 1.27
 ))  # fmt: skip
 def decay_overview(results: Results, runs: list[str]) -> DataFrame:
-    """Decay minus H2O in brief: the mean accuracy of five suites with a cache of 40 %, with the 95 % interval over
-    questions. Hollow: the article's values, from other models and questions, without intervals. To see: whether Decay
-    answers more questions. decay_accuracy has each suite.
+    """Decay minus H2O in brief: the mean accuracy of five suites with a cache of 40 %, with the 95 % interval over the
+    questions, of one model. Hollow: the article's values, from other models and questions, without intervals. To see:
+    whether Decay answers more questions. decay_accuracy has each suite.
     """
     rows = decay_accuracy.rows(results, runs)
     rows = rows[rows["_name"].eq("mean of five") & rows["series"].eq("Decay")]
-    published = rows["source"].eq("published")
+    published, count = rows["source"].eq("published"), rows["questions"].max()
+    ours = f"ours ({count:.0f} questions), 95 % interval"
     return DataFrame({
         **rows[["source", "verdict"]],
         "label": rows["_model"].str.replace("-Instruct", ""),
-        "series": published.map({True: "the paper (no intervals)", False: "ours, with 95 % interval"}),
+        "series": published.map({True: "the paper (no intervals)", False: ours}),
         "value": rows["_minus_h2o"],
         "low": rows["_minus_h2o_low"],
         "high": rows["_minus_h2o_high"],

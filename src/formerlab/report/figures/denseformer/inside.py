@@ -16,7 +16,6 @@ from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.quantity import Agreement
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import ClaimRows
-from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     DENSEFORMER,
@@ -185,34 +184,34 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
 
 @plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     _weights(where={"part": "mean"}),
-    Panel("_r", "_model_name", by="_model_name", style="variant", kind="forest", where={"part": "run"}, zero=0.0,
-          title="Seeds agree (right)", xlabel="correlation r of two seeds"),
+    Panel("seed_correlation", "_model_name", by="_model_name", style="variant", kind="forest",
+          where={"part": "run"}, zero=0.0, title="Do seeds agree?", xlabel="correlation r of two seeds"),
     Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, same_limits="y",
           xlabel="average after block i{_thirds}", ylabel="weight of the embedding", finish=_draw_thirds),
     Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Early pattern",
           name="none", xlabel="training steps (%)", ylabel="correlation with the end",
           finish=_mark_published_moment),
-    notes=lambda rows: [f"mean over {seed_count(rows['seeds'])}; thin lines: seeds; hatched: no weight; grey: mean of "
-                        "the first and the last third; intervals: 95 %."],
+    notes=lambda rows: [f"trained on books; mean over {seed_count(rows['seeds'])}; thin lines: seeds; "
+                        "hatched: no weight; grey: mean of the first and the last third; intervals: 95 %."],
     columns=3, height=1.6, order="_rank destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622. Row i is the average
-    after block i, column j the source X_j, and X_0 the embedding. The deepest 1x1 on each text is shown; the CSV has
-    all schemes. Training starts from 1 on the diagonal. Upper right: r, the mean correlation of the off-diagonal
-    weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the correlation of the off-diagonal weights of
-    a seed with its weights at the end; the paper has its final pattern after 5000 of 40,000 steps (dotted). Lower left:
-    the weight of the embedding by seed, and its mean over the first and the last third of the averages. The last third
-    excludes the last average. The claim asks that the first mean is above zero and the second below. To see: whether
-    the pattern of the paper appears in all seeds, and when. It has weight on the diagonal and just beside it, and a
-    column at X_0 that is positive early and negative late. It also has a triangle of large weights over the last
-    blocks.
+    after block i, column j the source X_j, and X_0 the embedding. The deepest 1x1 of each of two settings is shown,
+    both trained on the same books; the CSV has all schemes. Training starts from 1 on the diagonal. Upper right: r, the
+    mean correlation of the off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the
+    correlation of the off-diagonal weights of a seed with its weights at the end; the paper has its final pattern after
+    5000 of 40,000 steps (dotted). Lower left: the weight of the embedding by seed, and its mean over the first and the
+    last third of the averages. The last third excludes the last average. The claim asks that the first mean is above
+    zero and the second below. To see: whether the pattern of the paper appears in all seeds, and when. It has weight on
+    the diagonal and just beside it, and a column at X_0 that is positive early and negative late. It also has a
+    triangle of large weights over the last blocks.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     models = compared_runs(results, runs).drop_duplicates("run")
     models = models[models["run"].isin(rows["run"])].groupby(["data.name", "variant"]).tail(1)
-    models = models.assign(_text=data_set_labels(models["data.name"], results.scale))
-    keys = ["run", "variant", "layers", "_text", "destination", "source_block"]
+    models = models.rename(columns={"spec.model.width": "width"})
+    keys = ["run", "variant", "layers", "width", "destination", "source_block"]
     rows = rows.merge(models[keys[:4]]).rename(columns={"source": "source_block"})
     moments = _correlations_with_end(rows[rows["variant"] == SCHEMES[0]]).merge(models[keys[:4]])
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
@@ -222,27 +221,30 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     of_runs = []
     for record in models[keys[:4]].to_dict("records"):
         with np.errstate(all="ignore"):  # weights that are all alike have no correlation
-            row = record | estimate("_r", Agreement(reader.mixing_weights(Arm(run=record["run"]))).interval(CONFIDENCE))
+            row = record | estimate(
+                "seed_correlation", Agreement(reader.mixing_weights(Arm(run=record["run"]))).interval(CONFIDENCE)
+            )
         for third in THIRDS:
             row |= pooled_estimate(reader, third, {record["run"]: 1.0}, f"embedding_weight_{third}")
         of_runs.append(row | {"part": "run", "verdict": claim.word if record["run"] in claim.runs else None})
     rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds, moments], ignore_index=True)
     dense, moment = rows["variant"].eq(SCHEMES[0]), rows["correlation_with_end"].notna()
     blocks = rows["layers"].map("{:.0f} blocks".format)
-    shown = "1x1, " * (not dense.any()) + rows.pop("_text") + ", " + blocks
+    shown = "1x1, " * (not dense.any()) + blocks + rows["width"].map(", width {:.0f}".format)
     by_run = DataFrame(of_runs).set_index("run")
     of_thirds = [f"\n{third.partition('_')[0]} " + by_run.apply(in_words, axis=1, name=third) for third in THIRDS]
     thirds = of_thirds[0] + of_thirds[1]
     least = re.search(r"Blocks.*needed: at least (\d+)", " ".join(claim.reasons))
-    claim_words = ", claim: " + by_run["verdict"] + (f", needs {least[1]} blocks" if least else "")
-    claim_words = claim_words.str.replace(r"(?<!,) ", "\N{NO-BREAK SPACE}", regex=True)
-    counts = seeds.groupby("run")["seed"].nunique().map(", {}\N{NO-BREAK SPACE}seeds".format)
+    claim_words = "; " + by_run["verdict"] + (f" (needs {least[1]})" if least else "")
+    counts = seeds.groupby("run")["seed"].nunique().map(", {} seeds".format)
+    correlations = by_run["seed_correlation"].map(lambda r: f"\nr = {r:.2f}" if r == r else "")
     rows = rows.assign(
         source="ours",
+        _data_set="",
         _title=shown.where(dense | (not dense.any())),
-        _model_name=shown.str.replace(", ", ",\n").where(dense),
+        _model_name=(blocks + rows["run"].map(correlations)).where(dense),
         _thirds=rows["run"].map(thirds),
-        _model=(shown + rows["run"].map(counts + claim_words.reindex(counts.index).fillna(""))).where(dense & ~moment),
+        _model=(blocks + rows["run"].map(counts + claim_words.reindex(counts.index).fillna(""))).where(dense & ~moment),
         _moment=blocks.where(moment),
         _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),
         _style=rows["variant"],
@@ -270,9 +272,9 @@ MOST_DROPPED = 0.4
 def _mark_knee(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(15, color=PUBLISHED_INK, linestyle=":", linewidth=1)
     axes.text(16, 0.97, "paper: sharp\nrise from here", transform=axes.get_xaxis_transform(), va="top", **_PAPER)
-    for gain in rows["_gain"].dropna().unique():
+    for gain in rows["gain_over_transformer_nats"].dropna().unique():
         axes.axhline(gain, color=GREY, linestyle="--", linewidth=1)
-        axes.annotate("gain of 1x1", (0.01, gain), (0, 2), ("axes fraction", "data"), "offset points", color=GREY,
+        axes.annotate("gain\nof 1x1", (0.01, gain), (0, 2), ("axes fraction", "data"), "offset points", color=GREY,
                       fontsize=7)  # fmt: skip
 
 
@@ -325,7 +327,9 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     columns = {"_added": dropped, "_cosine": table["measure"].eq(COSINE)}
     drawn = {f"{name}{end}": table[f"value{end}"].where(mask)
              for name, mask in columns.items() for end in ("", "_low", "_high")}  # fmt: skip
-    return table.assign(**drawn, _percent=100 * table["place"], _gain=table["run"].map(gains).where(dropped))
+    return table.assign(
+        **drawn, _percent=100 * table["place"], gain_over_transformer_nats=table["run"].map(gains).where(dropped)
+    )
 
 
 def _minus_transformer(rows: DataFrame) -> dict[str, str]:

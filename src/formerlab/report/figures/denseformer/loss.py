@@ -95,9 +95,7 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
-    """Write the number of blocks at each point of the paper, and cut the longest bar, which would flatten the rest."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(np.clip(low, -0.5 * high, -0.15 * high), high)
+    """Write the number of blocks at each point of the paper."""
     published = rows[rows["source"].eq("published")].dropna(subset="_series")
     for x, y, layers, variant in published[["slower_percent", _GAIN, "layers", "variant"]].to_numpy():
         shift = (6, -10) if variant == TRANSFORMER else (0, 4)
@@ -107,6 +105,7 @@ def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
 
 @plot(reads="test.csv speed.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     Panel("slower_percent", _GAIN, by="_series", style="variant", facet="_panel", zero=0.0, finish=_finish_tradeoff,
+          same_limits="y",
           xlabel="forward pass, % more time", ylabel="gain in loss\n(nats per token)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); vertical {_BARS}; horizontal: quartiles; zero: a "
                         f"Transformer of {rows['_base'].iloc[0]:.0f} blocks (paper: 48); numbers: blocks."],
@@ -144,7 +143,7 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
     rows = pd.concat([ours, published], ignore_index=True)
     deeper = models.loc[models["variant"].eq(TRANSFORMER), "layers"].nunique() > 1
-    panels = {"ours": "Ours" if deeper else "Ours: no deeper Transformer was timed"}
+    panels = {"ours": "Ours" if deeper else f"Ours: gain and time at {models['layers'].iloc[0]:.0f} blocks"}
     panels["published"] = "above the black line, better at equal time"
     return rows.assign(
         _series=rows["variant"].where(rows["variant"].isin(models["variant"])), _panel=rows["source"].map(panels)
@@ -177,9 +176,9 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     number of training tokens (arXiv:2402.02622), paired by seed. The rows are the pairs of the table denseformer_table.
     Every run has its own full schedule, and a peak rate of 0.01 unless the row says otherwise. Dashed: a quarter of a
     published gain, the smallest mean that meets the claim. Thick bars include the variance between seeds, pooled over
-    similar runs, and the variance due to the choice of texts if there are at least 20. Published: Tables 1 and 2, as
-    differences of ln perplexity. To see: whether the gain grows with depth, and whether it lasts when both train longer
-    or only makes the first steps easier.
+    similar runs if there are any, and the variance due to the choice of texts if there are at least 20. Published:
+    Tables 1 and 2, as differences of ln perplexity. To see: whether the gain grows with depth, and whether it lasts
+    when both train longer or only makes the first steps easier.
     """
     pairs = tables.denseformer_table.rows(results, runs)
     if "plain" not in pairs:

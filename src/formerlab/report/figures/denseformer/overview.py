@@ -6,6 +6,7 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.figures.denseformer.loss import denseformer_gain
 from formerlab.report.overview import overview
+from formerlab.report.runs import seed_count
 from formerlab.results.read import Results
 
 
@@ -21,14 +22,14 @@ def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
     if rows.empty:
         return rows
     rows = rows[rows["part"].ne("seed") & rows["_brief"]].sort_values(["source", "layers", "tokens"], kind="stable")
-    ours = rows["source"].eq("ours")
+    ours, seeds = rows["source"].eq("ours"), seed_count(rows["seeds"])
     label = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].div(1e6).map("{:.2g}M tokens".format)
     values = {end: 100 * np.expm1(-rows[f"difference_nats{column}"])
               for end, column in (("value", ""), ("low", "_pooled_high"), ("high", "_pooled_low"))}  # fmt: skip
     return DataFrame({
         **rows[["source", "run", "verdict"]],
         "label": label.where(ours, rows["_label"].str.partition(",")[0] + ", the paper"),
-        "series": ours.map({True: "ours, with 95 % interval", False: "the paper (no intervals)"}),
+        "series": ours.map({True: f"ours ({seeds}), 95 % interval", False: "the paper (no intervals)"}),
         **values,
         "_style": rows["_style"],
     })  # fmt: skip

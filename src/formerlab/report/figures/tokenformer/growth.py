@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
@@ -23,8 +23,8 @@ from formerlab.report.studies.tokenformer import (
     STUDY,
     mean_curves,
 )
-from formerlab.report.style import PUBLISHED_INK
-from formerlab.report.tables.blocks import claim_verdicts, in_words, pooled_estimate
+from formerlab.report.style import GREY, PUBLISHED_INK
+from formerlab.report.tables.blocks import claim_verdicts, pooled_estimate
 from formerlab.report.tables.tokenformer.models import published_gaps, tokenformer_modern
 from formerlab.results.read import Results
 
@@ -60,8 +60,8 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
           title="Below 0, growing helps", xlabel="step on the second domain",
           ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim, tokens minus Net2Net: all below 0 ({verdict})", finish=_limit_to_later_steps,
-          xlabel="loss (nats; left: tokens better)"),
+          zero=0.0, title="Claim: all three below 0 ({verdict})", finish=_limit_to_later_steps,
+          xlabel="loss, tokens minus Net2Net (nats; left: tokens better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands (series of the claim): 95 % Student t interval over "
                         "seeds; bars: 95 % interval with the spread of similar runs, as used for verdicts."],
     wanted=_DRAWN, order="_order step", height=2.1
@@ -70,7 +70,8 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
     (arXiv:2410.23168). Left: validation loss on the new domain minus the loss of the same model without growth (zero),
     paired by step and seed. Right: the difference for growth by tokens (zero keys, tau kept) minus the difference for
-    the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero. The CSV has the
+    the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero; its card has
+    the gain, of opposite sign. The CSV has the
     losses. To see: a model whose growth preserves its function starts at zero. Copies (the Net2Net of 2015, and
     HyperCloning) do so by construction. Padding with new blocks, the paper's form of Net2Net, does not. The curve of
     HyperCloning is not drawn, since it coincides with the Net2Net of 2015. Bands are drawn for the two series of the
@@ -100,7 +101,7 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
         if value:
-            words = "{:.2f} [{:.2f}, {:.2f}]".format(*value.values())
+            words = "{:.3f} [{:.3f}, {:.3f}]".format(*value.values())
             value["tokens_minus_net2net_nats"] = value.pop("tokens_minus_net2net_nats_pooled")
             row = {
                 "source": "ours",
@@ -116,19 +117,26 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 
 _SHIFTS = {"classic": 0.88, "modern": 1.14}
 """Factors that move the marks of the two Transformers apart on the axis of tokens."""
-_CLASSIC = "#80B4D8"
-"""Light blue of the Tokenformer minus a classic Transformer."""
+_CHANGE = 6
+"""The change is drawn at this multiple of the largest number of tokens."""
 
 
 def _finish_gap(axes: Axes, rows: DataFrame) -> None:
-    """Label the numbers of tokens, or name the published values."""
-    tokens = np.unique(rows["tokens"].dropna())
-    axes.set_xticks(tokens, map(format_count, tokens))
-    axes.set_xlim(*((0.4 * tokens.min(), 2 * tokens.max()) if len(tokens) else (0.7, 2.5)))
+    """Label the numbers of tokens and the change, write the verdicts, or name the published values."""
+    ticks = rows.dropna(subset="_tick").drop_duplicates("_tick").set_index("_tick")["_at_tick"]
+    axes.set_xticks(ticks, ticks.index)
+    longest = rows["tokens"].max()
+    axes.set_xlim(*((0.35 * ticks.min(), 3 * _CHANGE * longest) if len(ticks) else (0.7, 5)))
     axes.minorticks_off()
     for y, name in rows.loc[rows["source"].eq("published"), ["difference_nats", "_name"]].to_numpy():
-        axes.annotate(name, (0.03, y), (0, 2), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-                      color=PUBLISHED_INK, fontsize=7)  # fmt: skip
+        axes.annotate(
+            name, (0.75, y), (0, 6 if y > 0 else -12), textcoords="offset points", color=PUBLISHED_INK, fontsize=7
+        )
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.2 * (high - low) * rows["verdict"].notna().any())
+    for x, part, verdict in rows.dropna(subset="verdict")[["_tokens", "part", "verdict"]].to_numpy():
+        words = f"{'below' if part == 'change' else 'above'} 0:\n{verdict}"
+        axes.text(x, 0.99, words, ha="center", va="top", fontsize=7, transform=axes.get_xaxis_transform())
 
 
 @plot(reads="eval.csv test.csv lender_test.csv",
@@ -143,12 +151,13 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus the loss of Transformers of equal width and number of parameters, against
     the number of training tokens. A panel is a test text and the learning rate at the end of training. One Transformer
     is modern (RMSNorm, SwiGLU), the other is classic (as GPT-2). Every run has its own full schedule, and each model
-    has the best learning rate (lowest validation loss) of the rates that were run. Differences are paired by seed; a
-    change is the difference after the longest training minus the difference after the shortest training. Runs whose
+    has the best learning rate (lowest validation loss) of the rates that were run. Differences are paired by seed. The
+    change is the difference after the longest training minus the difference after the shortest training, over the seeds
+    that both have, so it is not exactly the step between the two marks. Runs whose
     learning rate falls to zero belong to data set `novels` (trained on the books, tested on the novels); on the test
     books they have no pooled interval and no dots. Published: the paper (arXiv:2410.23168, Table 6) and a third party.
-    To see: whether the gap shrinks, stays or changes its sign as both train longer. ‡: the Student t interval of these
-    seeds includes zero.
+    To see: whether the gap shrinks, stays or changes its sign as both train longer. If a thin
+    bar includes zero, these seeds alone do not show the sign.
     """
     table = tokenformer_modern.rows(results, runs)
     if table.empty:
@@ -156,18 +165,13 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     table = table.dropna(subset="arm").rename(columns={"run": "rival", "tokenformer": "run"})
     losses, ends = held_out_losses(results, STUDY, runs), expand_columns("difference_nats[]+")
     changes, verdicts = table["rival"].isna(), table["verdict"].str.partition(" (")[0].replace("", None)
-    values = Series([in_words(row, "difference_nats") for _, row in table.iterrows()], table.index)
-    evaluated = verdicts.radd(": ").fillna("")
-    words = table["tokens"].map(format_count, "ignore") + ", above 0" + evaluated + values.str.extract("([‡§]?)$")[0]
-    words = words.where(verdicts.notna()).mask(changes, "change (" + table["arm"] + ")" + evaluated + "\n" + values)
-    words = words.dropna().groupby(table["regime"]).agg("\n".join)
     pairs = table[~changes & table["regime"].isin(losses["regime"])]
     seeds = differences(losses, pairs[["regime", "arm", "tokens", "run", "rival"]], "run", "rival")
     table = table.assign(
         source="ours",
         part=changes.map({True: "change", False: "mean"}),
         verdict=verdicts,
-        _xlabel="training tokens" + table["regime"].map(words).radd("\n").fillna(""),
+        _xlabel="training tokens",
         _panel=table["regime"].map(lambda regime: regime_label(regime, results.scale)),
     )
     table["_panel"] = table["_panel"].str.replace(", cosine learning rate", ": rate")
@@ -179,11 +183,16 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     columns = ["source", "regime", "arm", "tokens", "run", "rival", "part", "seed", "seeds", *ends, "verdict"]
     lengths = rows.groupby("arm")["tokens"].nunique()
     few = rows["arm"].map(lengths < lengths.max()).map({True: " (short runs only)", False: ""})
+    change, tokens, is_published = rows["part"].eq("change"), rows["tokens"], rows["source"].eq("published")
+    at = tokens.fillna(_CHANGE * tokens.max()).mask(is_published, 1.0)
+    series = ("minus a " + rows["arm"] + " Transformer" + few).mask(change, "change over shared seeds (modern)")
     shown: DataFrame = rows[[*columns, "_name", "_panel", "_xlabel"]].assign(
-        _series=("minus a " + rows["arm"] + " Transformer" + few).where(rows["part"].ne("change")),
-        _tokens=rows["tokens"] * rows["arm"].map(_SHIFTS),
-        _marker=rows["arm"].map({"classic": "X", "modern": "s"}),
-        _color=rows["arm"].map({"classic": _CLASSIC}),
+        _series=series,
+        _tokens=at * rows["arm"].map(_SHIFTS).mask(change | is_published, 1.0),
+        _tick=tokens.map(format_count, "ignore").mask(change, "change"),
+        _at_tick=at,
+        _marker=rows["arm"].map({"classic": "X", "modern": "s"}).mask(change, "D"),
+        _color=rows["arm"].map({"classic": GREY}),
         _style=TOKENFORMER,
     )
     return shown

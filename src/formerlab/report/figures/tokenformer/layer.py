@@ -153,7 +153,7 @@ def mark_context(axes: Axes, rows: DataFrame) -> None:
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
     Panel("length", "flops_relative", by="_series", style="family", log="x", kind="band", finish=mark_context, zero=1.0,
-          name="inside", title="Below 1, a Tokenformer of fixed width needs fewer FLOPs",
+          name="legend", title="Below 1, a Tokenformer of fixed width needs fewer FLOPs",
           xlabel="length of the text (tokens)",
           ylabel="FLOPs of a Tokenformer, relative\nto a Transformer of equal size",
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"),
@@ -162,14 +162,16 @@ def mark_context(axes: Axes, rows: DataFrame) -> None:
     width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
-    """FLOPs of a forward pass of a Tokenformer of fixed width, relative to a Transformer of equal parameters, after
-    Fig. 5 of Tokenformer (arXiv:2410.23168). The formula is 2 N T + 4 L d T^2 for a text of length T, without logits
-    and with the full square of attention. Nothing is measured. The CSV has the FLOPs. To see: growth in width increases
-    the token-token term of a Transformer. In a Tokenformer of fixed width this term is constant. In long texts the term
+    """FLOPs of a forward pass of a Tokenformer of fixed width, relative to a Transformer of equal size, after Fig. 5 of
+    Tokenformer (arXiv:2410.23168). The formula is 2 N T + 4 L d T^2 for a text of length T, without logits and with the
+    full square of attention. Nothing is measured. The CSV has the FLOPs. To see: growth in width increases the
+    token-token term of a Transformer. In a Tokenformer of fixed width this term is constant. In long texts the term
     dominates, and the ratio falls towards the ratio of the widths. The term would also be constant in a Transformer
     that grew only its feed-forward layer. The Transformer of the size of the largest Tokenformer was not trained; its
     width follows from 12 L d^2 parameters. Hollow: the published sizes of Table 8 with 12 layers, whose widths follow
-    from its printed FLOPs. Sizes whose ratio is 1 at every length are not drawn.
+    from its printed FLOPs. Its models are of equal size only with embeddings: without them (N, which the formula
+    counts) a Tokenformer has more parameters than its Transformer, so these curves start above 1. Sizes whose ratio is
+    1 at every length are not drawn.
     """
     models, records = [], results.runs(STUDY, runs).drop_duplicates("run")
     contexts = (
@@ -193,6 +195,7 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
         models.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
     rows = DataFrame(
         {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
+        | {"parameters_non_embedding": shape.parameters}
         | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
         for source, family, size, run, shape in sorted(models, key=lambda model: (*model[:2], model[-1].parameters))
         for length in TEXT_LENGTHS
@@ -205,6 +208,9 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     rivals = widths.reindex(rows.set_index(keys[:2]).index).astype("Int64").astype(str).to_numpy()
     owner = rows["source"].map({"ours": "ours", "published": "paper"})
     names = rows["size"] + ", " + owner + ": width " + rows["width"].astype(str) + " against " + rivals
+    rival_sizes = of_transformers.drop_duplicates(keys[:2]).set_index(keys[:2])["parameters_non_embedding"]
+    more = rows["parameters_non_embedding"] / rival_sizes.reindex(rows.set_index(keys[:2]).index).to_numpy() - 1
+    names += more.map(lambda part: f", N {100 * part:+.0f} %" if round(100 * part) else "")
     rows = rows.assign(
         flops_relative=relative,
         _series=names.where(differs & rows["family"].eq("Tokenformer")),
