@@ -156,7 +156,7 @@ README_CLAIMS = {
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
         "perplexity after short, medium and long training (5, 20, 39 M tokens); needed: lower",
         "no such comparison",
-        "Conditions not met: unfinished search of learning rates; the model trained further had nearly stopped "
+        "Conditions not met: growth's rate not its best; the model trained further had nearly stopped "
         "learning. From scratch, the grown size has a 10 % lower perplexity."),
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
