@@ -320,9 +320,9 @@ def test_the_sink_test_measures_the_loss_under_each_policy(position, monkeypatch
     expected = []
     for policy in (Local(), StreamingLLM(), Full()):
         with prune(model, policy, 26), torch.no_grad():
-            pruning._measured.setdefault(model, set()).add(policy)
+            pruning._tested_policies.setdefault(model, set()).add(policy)
             expected.append(cross_entropy(model(LONG).logits[0, :-1].float(), LONG[0, 1:]).item())
-    pruning._measured.clear()
+    pruning._tested_policies.clear()
     monkeypatch.setattr(
         pruning, "cross_entropy", lambda *args: losses.append(cross_entropy(*args).item()) or losses[-1]
     )
