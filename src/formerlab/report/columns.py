@@ -35,7 +35,7 @@ COLUMNS = {
     "layers": Column("blocks"),
     "lr": Column("peak learning rate (10^-3)", factor=1e3),
     "learning_rate": Column("peak learning rate (10^-3)", factor=1e3),
-    "axis": Column("in"),
+    "axis": Column("exponent of"),
     "published_exponent": Column("published", places=0),
     "counted_exponent": Column("counted", places=2),
     "time_exponent": Column("time", places=2),
@@ -44,7 +44,8 @@ COLUMNS = {
     "published_steps": Column("published sequential operations"),
     "change": Column("model"),
     "published_nats": Column(
-        "published ↓", "English to German, development split; one head minus as many heads as our base has"
+        "published ↓",
+        "English to German, development split; for one head, minus the published model with as many heads as our base",
     ),
     "published_bleu": Column("published ↑", places=1),
     "published_gain_nats": Column("published gain (nats) ↑"),
@@ -55,8 +56,10 @@ COLUMNS = {
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("minus 1x1 (nats) ↓"),
-    "plain_perplexity": Column("plain, perplexity ↓"),
-    "rates": Column("peak rates, plain; 1x1"),
+    "plain_perplexity": Column(
+        "plain, perplexity ↓", "of the paired seeds, also of 1x1; in the CSV, `perplexity` is of all seeds of 1x1"
+    ),
+    "rates": Column("peak rates, plain; 1x1", "at 24 blocks, the first row has the best rate of each model"),
     "plain_milliseconds": Column("plain (ms) ↓", places=1),
     "time_ratio": Column("time / plain ↓", places=2, null=1),
     "memory_ratio": Column("memory / plain ↓", places=2, null=1),
@@ -83,10 +86,17 @@ COLUMNS = {
     "teraflops": Column("cost (TFLOP) ↓", places=0),
     "extrapolated": Column("extrapolated", "beyond the cost of our most expensive Transformer"),
     "tokens_read": Column("tokens", "of the training from scratch or of the stage"),
-    "rate": Column("end of rate", "final learning rate divided by its peak"),
-    "used": Column("used", "a Transformer that ends at 0.1 of the peak rate, with the lowest loss for its cost"),
+    "rate": Column("final learning rate"),
+    "used": Column(
+        "used",
+        "a Transformer that ends at 0.1 of the peak rate, with the lowest loss for its cost; the CSV has more models",
+    ),
     "formula_minus_printed_percent": Column("formula minus printed (%)", places=1),
-    "nearer_count_minus_printed_percent": Column("nearer value minus printed (%)", places=1),
+    "nearer_count_minus_printed_percent": Column(
+        "nearer value minus printed (%)",
+        "relative to the printed number; the nearer of the counts with and without embedding",
+        places=1,
+    ),
     "formula of FLOPs": Column("formula of FLOPs", "2 N T + 4 L d T² for N parameters"),
     "printed": Column("printed", places=0),
     "without_embedding": Column("formula without embedding", places=0),

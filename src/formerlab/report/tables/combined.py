@@ -194,12 +194,13 @@ def _answer(rows: DataFrame) -> str:
                "parameters_non_embedding "
                "regime blocks width tokens step seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
-    """Do parameter tokens, averages over depth and a pruned cache add up?
+    """Are the effects of parameter tokens, averages over depth and a pruned cache additive?
 
     - Test loss, without and with DenseFormer's averages (1x1). The interaction is the last cell of the first block: if
     it is zero, the two add up.
     - Brackets: 95 % Student t interval over seeds, paired.
-    - Doubt: one learning rate for all, and a 5-gram model is better than all four. The CSV has more.
+    - Doubt: one learning rate for all, and a 5-gram model is better than all four. The CSV also has
+    the other contrasts.
     """
     losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
     if losses.empty and pruned.empty:

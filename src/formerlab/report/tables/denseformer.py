@@ -192,11 +192,10 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Do averages over depth lower the loss?
 
     - Gain: test loss of plain minus test loss of 1x1, paired by seed; after Tables 1 and 2 of DenseFormer
-    (arXiv:2402.02622). Perplexities are of the paired seeds; in the CSV, `perplexity` is of all seeds of 1x1.
-    At 24 blocks, the first row has the best rate of each model.
+    (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs, if any.
-    - Doubt: the gain depends on the learning rates, and a 5-gram model is better than all models. Two processors
-    differ by 0.005 nats.
+    - Doubt: the gain depends on the learning rates, and a 5-gram model is better than all models. Losses on two
+    processors differ by 0.005 nats.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     items = registered_arms(_EQUAL_DEPTH, results.scale).items.values()
@@ -346,10 +345,10 @@ def pattern_losses(results: Results, runs: list[str]) -> DataFrame:
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
-    - Test loss minus the loss of 1x1, paired by seed, after Tables 1 and 4 of DenseFormer (arXiv:2402.02622, with 48
-    blocks and batch 400; 2x1: batch 128, Table 6). mHC: manifold-constrained Hyper-Connections.
-    - Brackets: 95 % interval over seeds, with the variance of similar runs; 4x3: Welch, as its seeds differ more.
-    - Doubt: two processors differ by about 0.005 nats, so the best schemes cannot be ordered.
+    - Test loss minus the loss of 1x1, paired by seed. After Tables 1 and 4 of DenseFormer (arXiv:2402.02622; 48 blocks,
+    batch 400; 2x1: batch 128, Table 6). mHC: manifold-constrained Hyper-Connections.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs; for 4x3 (unequal variances) Welch's.
+    - Doubt: two processors differ by about 0.005 nats; the best cannot be ordered.
     """
     ours = pattern_losses(results, runs)
     ours = ours.assign(device=ours["device"].map(processor))

@@ -214,9 +214,9 @@ def _answer_layers(rows: DataFrame) -> str:
     error = (table["counted_exponent"] - table["published_exponent"]).abs().max()
     near = (table["time_exponent_largest"] / table["published_exponent"] - 1).abs().lt(0.05)
     return (
-        f"Counted operations grow as published (largest difference of an exponent: {error:.2f}). Measured times need "
-        f"not: between the two largest sizes, {near.sum()} of {len(table)} exponents are within 5 % of the published "
-        f"one{with_prefix(': ', ', '.join((table['layer'] + ' in ' + table['axis'])[near]))}."
+        f"Counted operations grow as published (largest difference of an exponent: {error:.2f}). Measured times may "
+        f"grow differently: between the two largest sizes, {near.sum()} of {len(table)} exponents are within 5 % of "
+        f"the published one{with_prefix(': ', ', '.join((table['layer'] + ' in ' + table['axis'])[near]))}."
     )
 
 

@@ -203,9 +203,9 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer as good as a ViT?
 
     - Top-1 accuracy of pairs of models, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet). A
-    Tokenformer has the L2 norm, then GeLU, unless it says otherwise.
+    Tokenformer uses the L2 norm, then GeLU, unless its label says otherwise.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: ten epochs (11 to 12.7 with a stage) and one learning rate favour models that learn fast.
+    - Doubt: ten epochs (11 to 12.7 including growth) and one learning rate favour models that learn fast.
     """
     measured = accuracies(results, runs)
     texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()

@@ -202,7 +202,7 @@ def _answer_methods(rows: DataFrame) -> str:
 def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
     """Which way to grow learns a new text best?
 
-    - Change of the loss by growth, beside the same model that is trained without growth. HyperCloning and Net2Net grow
+    - Loss of the grown model minus the loss of the same model trained without growth. HyperCloning and Net2Net grow
     the width of a Transformer; noise breaks the symmetry of copies.
     - Brackets: 95 % interval over seeds, paired, with the variance of similar runs.
     - Doubt: Net2Net's stage costs a fifth more FLOPs, and its parent had a high learning rate.
@@ -254,7 +254,7 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     if rows["source"].eq("published").any():
         ratios = rows["flops_ratio"].map("{:.2f}".format, na_action="ignore").fillna("not estimated")
         costs = rows.drop(columns="flops_ratio").dropna(axis=1, how="all").assign(**{_ESTIMATE: ratios})
-        return {"OpenWebText; 30B tokens a stage, Transformer from 300B": costs}
+        return {"OpenWebText; stages of 30B tokens; Transformer trained on 300B tokens": costs}
     at_zero = rows["parent"].isna() & rows["schedule"].str.endswith(" to 0")
     ours = rows[rows["variant"].isin(_WAYS) & ~at_zero].replace({"variant": _WAYS})
     transformers = rows.loc[rows["variant"].eq(TRANSFORMER), "flops_cumulative"]
@@ -289,7 +289,7 @@ def _answer_ratios(rows: DataFrame) -> str:
     row, flops = grown.sort_values("flops_cumulative").iloc[-1], rows["flops_cumulative"]
     of_parent = flops[rows["run"].eq(row["parent"])].max() / flops[rows["variant"].eq(TRANSFORMER)].max()
     return (
-        f"We cannot test it: the parent alone costs {of_parent:.2f} of our most expensive Transformer. "
+        f"We cannot test it: the parent alone costs {of_parent:.2f} times as much as our most expensive Transformer. "
         f"Growth costs {in_words(row, 'flops_ratio')} times a Transformer of equal loss{with_verdict(row)}."
     )
 
@@ -305,8 +305,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     - Ratio: FLOPs, with ancestors, over FLOPs of a Transformer of equal loss, interpolated between those marked
     "used"; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
     - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the used Transformers end at a tenth of the peak rate, stages at zero; some have one seed. The CSV has more
-    Transformers.
+    - Doubt: the used Transformers end at a tenth of the peak rate, stages at zero; some have one seed.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
