@@ -311,9 +311,9 @@ def lineage(losses: DataFrame, run: str) -> list[str]:
 
 def seed_count(counts: Iterable[float]) -> str:
     """Return the number of seeds in words, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
-    numbers = sorted({int(count) for count in counts if not np.isnan(count)})
+    numbers = sorted({int(count) for count in counts if not np.isnan(count)}) or [0]
     text = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
-    return f"n = {text} seed{'s' if numbers[-1] > 1 else ''}"
+    return f"n = {text} seed{'' if numbers[-1] == 1 else 's'}"
 
 
 def seed_notes(rows: DataFrame) -> list[str]:
