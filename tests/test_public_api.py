@@ -67,8 +67,9 @@ def test_the_readme_examples_are_short_and_print_the_documented_output(capsys, m
     sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
     config = transformers.LlamaConfig(**sizes, vocab_size=1000, intermediate_size=16)
     model = transformers.LlamaForCausalLM(config)
-    load = lambda name, dtype: model.to(getattr(torch, dtype))  # noqa: E731
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(
+        transformers.AutoModelForCausalLM, "from_pretrained", lambda name, dtype: model.to(getattr(torch, dtype))
+    )
     inputs = {"input_ids": tokens(1, 501)}
     tokenizer = lambda text, return_tensors: inputs  # noqa: E731
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: tokenizer)

@@ -232,9 +232,9 @@ def test_the_cells_of_both_tables_of_findings_are_short():
         assert len(line.claim.split()) <= 20
         assert max(len(cell.split()) for cell in (line.number, line.published)) <= 15
         assert len(line.objection.split()) <= 27
-        assert len(line.short_objection.split()) <= 14
+        assert len(line.short_objection.split()) <= 10
         assert bool(line.short_objection) == bool(line.brief)
-        assert max(len(cell.split()) for cell in (line.brief, line.result)) <= 18
+        assert max(len(cell.split()) for cell in (line.brief, line.result)) <= 16
 
 
 def test_the_readme_has_a_claim_of_each_paper():

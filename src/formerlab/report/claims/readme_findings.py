@@ -65,7 +65,7 @@ README_CLAIMS = {
         math.exp, "", "z.2f",
         brief="**[Tokenformer](docs/vision.md)** makes 0.98 to 1.01 times the errors of a vision Transformer (ViT)",
         result="{} times (CIFAR-10, ten epochs; the whole interval must be at most 1.05)",
-        short_objection="Learning rates searched on two of ten epochs; growth claims would get no verdict"),
+        short_objection="Short search of learning rates; growth claims require longer ones"),
     "tokenformer-worse-than-modern-transformer": ReadmeClaim(
         "After 6 M tokens, a Tokenformer is worse than a modern Transformer of equal size (a third party's claim).",
         "perplexity, 45 novels; needed: 0.6 % higher",
@@ -85,7 +85,7 @@ README_CLAIMS = {
         _perplexity_of_gain,
         brief="**[DenseFormer](docs/denseformer.md)** lowers the perplexity by 2.6 % at equal depth (24 blocks)",
         result="{} (24 blocks; from 46.5 to 44.8 on 45 novels; 5-gram: 42.0)",
-        short_objection="One text; the main claims, deeper models and equal time, were not run"),
+        short_objection="One text; deeper models and equal time were not run"),
     "tokenformer-continued-training-lower": ReadmeClaim(
         "On new text, growth by parameter tokens with zero keys starts lower, falls faster and ends lower than "
         "Net2Net.",
@@ -96,9 +96,9 @@ README_CLAIMS = {
         "had more to gain. The Tokenformer starts lower.",
         _perplexity_of_gain,
         brief="**[Tokenformer](docs/tokenformer_new_text.md)** grown with zero keys starts lower, falls faster and "
-        "ends lower on new text than Net2Net",
+        "ends lower than Net2Net (new text)",
         result="starts lower, ends higher: the final perplexity (relative to no growth) is {} compared with Net2Net",
-        short_objection="Weak: one text, badly trained models before growth, 20 % more FLOPs for Net2Net"),
+        short_objection="Weak: one text, badly trained parents, Net2Net used more FLOPs"),
     "tokenformer-zero-keys-default-tau": ReadmeClaim(
         "New parameter tokens with zero keys leave the output unchanged, with the paper's default scale of the scores.",
         "largest change of a logit, in standard deviations; needed: 0",
@@ -190,8 +190,7 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     for verdict, line in _in_order(by_scale):
         if line.brief:
             result = line.result.format(_numbers_text(verdict, line))
-            word = _verdict_word(verdict) + _earlier_verdict(verdict)
-            row = f"| {line.brief} | {result} | {word} | {line.short_objection} |"
+            row = f"| {line.brief} | {result} | {_verdict_words(verdict)} | {line.short_objection} |"
             lines.append(row.replace("\n", "<br>"))
     lines += ["", *(f"- {sign} {meaning}" for sign, meaning in KEY.items())]
     return "\n".join([*lines, "", _count_line(best_verdicts(by_scale))])
@@ -218,7 +217,7 @@ def findings_table(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return the block of docs/results.md: a table of README_CLAIMS with criteria and objections."""
     rows = [
         {
-            "verdict": _verdict_word(verdict) + _earlier_verdict(verdict),
+            "verdict": _verdict_words(verdict),
             "claim, and what decides it": f"**{line.claim}**\n{line.number}",
             "ours": _numbers_text(verdict, line),
             "published": line.published,
@@ -236,16 +235,14 @@ def _in_order(by_scale: Mapping[str, Sequence[Verdict]]) -> list[tuple[Verdict, 
     return [(by_id[name], README_CLAIMS[name]) for name in names]
 
 
-def _verdict_word(verdict: Verdict) -> str:
-    """Return the sign and the word of a verdict; † marks a verdict that was different before."""
-    word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
-    return f"{SIGNS[verdict.outcome]} {word}{' †' * bool(_earlier_verdict(verdict))}"
-
-
-def _earlier_verdict(verdict: Verdict) -> str:
+def _verdict_words(verdict: Verdict) -> str:
+    """Return the sign and the word of a verdict, then † and the earlier verdict if it was different."""
+    words = f"{SIGNS[verdict.outcome]} {outcome_text(verdict.outcome, verdict.items).partition(':')[0]}"
     former = read_claims().former_outcome(verdict.claim, verdict.outcome)
-    word = "no verdict" if former == "not_tested" else outcome_text(former, [])
-    return f"\n(before: *{word}*)" if former else ""
+    if former:
+        before = CONDITION_NOT_MET.partition(":")[0] if former == "not_tested" else outcome_text(former, [])
+        words += f" †\n(before: *{before}*)"
+    return words
 
 
 def _numbers_text(verdict: Verdict, line: ReadmeClaim) -> str:
