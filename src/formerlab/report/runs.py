@@ -292,6 +292,12 @@ def differences(
     return DataFrame(rows)
 
 
+def differences_by_step(curves: DataFrame, pairs: DataFrame, a: str, b: str, name: str) -> DataFrame:
+    """Return `differences` of the validation losses in `curves` (`validation_losses`) for each `step`."""
+    steps = [differences(losses, pairs, a, b, name).assign(step=step) for step, losses in curves.groupby("step")]
+    return pd.concat(steps, ignore_index=True) if steps else DataFrame()
+
+
 def parent_run(losses: DataFrame, run: str) -> str | None:
     """Return the run from which `run` started, or None if it is not among `losses`."""
     if "init.id" not in losses:

@@ -16,7 +16,7 @@ from formerlab.report.catalogue import plot
 from formerlab.report.claims.quantity import Quantity
 from formerlab.report.marks import heat, write_verdicts
 from formerlab.report.panel import Panel, layout, setting
-from formerlab.report.runs import differences, held_out_losses, seed_count, validation_losses
+from formerlab.report.runs import differences, differences_by_step, held_out_losses, seed_count, validation_losses
 from formerlab.report.style import BLACK, GREY, HOLLOW, NARROW, PUBLISHED_GROUND, PUBLISHED_INK, WIDEST, plot_style
 from formerlab.report.tables.blocks import claim_verdicts, with_pooled
 from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
@@ -29,7 +29,6 @@ VARIANTS = ["heads-1", "dropout-0", "dropout-2", "smoothing-0", "smoothing-2", "
 _MINUS = {"loss_nats": "loss_minus_base_nats", "sacrebleu": "bleu_minus_base"}
 _PUBLISHED = {"published_nats": "loss_minus_base_nats", "published_bleu": "bleu_minus_base"}
 _beside_base = partial(Panel, y="_label", by="_series", kind="forest", zero=0.0, name="legend")
-_SMOOTHING = "transformer-label-smoothing-trade"
 LEARNED = 0.02
 """Largest difference in loss at which the claim calls learned positions equal to sinusoids, in nats."""
 
@@ -71,7 +70,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     met = {"positions-learned": -LEARNED, "smoothing-0": -np.inf}
     claims = claim_verdicts(results, STUDY, *CLAIMS)
     verdicts = {run: claim.word for claim in claims.values() for run in claim.runs}
-    bleu = claims[_SMOOTHING].quantities.get("bleu_effect")  # with smoothing minus without
+    bleu = claims["transformer-label-smoothing-trade"].quantities.get("bleu_effect")  # with smoothing minus without
     if isinstance(bleu, Quantity):
         mean = rows["run"].eq("smoothing-0") & rows["part"].eq("mean") & rows["bleu_minus_base"].notna()
         ends = bleu.interval(CONFIDENCE)
@@ -122,9 +121,7 @@ def transformer_training(results: Results, runs: list[str]) -> DataFrame:
     curves = validation_losses(results, STUDY, runs)
     curves = curves[3 * curves["step"] >= curves["step"].max()]
     pairs = DataFrame({"run": [run for run in VARIANTS if run in set(curves["run"])], "base": "base"})
-    steps = [differences(losses, pairs, "run", "base", "validation_minus_base_nats").assign(step=step)
-             for step, losses in curves.groupby("step")]  # fmt: skip
-    rows = pd.concat(steps, ignore_index=True) if steps else DataFrame()
+    rows = differences_by_step(curves, pairs, "run", "base", "validation_minus_base_nats")
     if rows.empty:
         return rows
     published = published_variations().set_index("run")["published_nats"]

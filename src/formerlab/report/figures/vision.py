@@ -9,7 +9,14 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.marks import write_verdicts
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import differences, load_runs, seed_count, seed_notes, validation_losses
+from formerlab.report.runs import (
+    differences,
+    differences_by_step,
+    load_runs,
+    seed_count,
+    seed_notes,
+    validation_losses,
+)
 from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
 from formerlab.report.tables.blocks import claim_verdicts, with_pooled
@@ -112,9 +119,7 @@ def vision_training(results: Results, runs: list[str]) -> DataFrame:
     curves = validation_losses(results, tables.STUDY, runs)
     read = load_runs(results, tables.STUDY, runs)["read"].dropna()
     pair = DataFrame({"run": ["tokenformer-matched"], "compared_with": "vit"})
-    steps = [differences(losses, pair, "run", "compared_with", "validation_minus_vit_nats").assign(step=step)
-             for step, losses in curves[curves["step"] > 0].groupby("step")]  # fmt: skip
-    rows = pd.concat(steps, ignore_index=True) if steps else DataFrame()
+    rows = differences_by_step(curves[curves["step"] > 0], pair, "run", "compared_with", "validation_minus_vit_nats")
     if rows.empty or read.empty:
         return DataFrame()
     epochs = rows["step"] / rows["step"].max() * json.loads(read.iloc[0])[-1]["epochs_cumulative"]

@@ -19,6 +19,8 @@ POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_
 """Labels of the policies, in the order of figures and tables. DynamicCache is the full cache
 of the transformers library."""
 
+BEYOND_BUDGET = ("Full", "Ideal")
+"""Configurations for comparison: no cache of a budget can implement them."""
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 MINUS_H2O = "minus_h2o_nats"
 PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4

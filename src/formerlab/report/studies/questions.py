@@ -56,12 +56,22 @@ def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str,
     return configurations, grids, names
 
 
-def _with_mean(values: dict[str, Any], suites: Sequence[str], reduce: Callable[..., Any] = np.mean) -> dict[str, Any]:
-    """Add `reduce` (default: the unweighted mean) over the local and over the official suites, if all are present."""
-    for suffix, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
-        names = [f"{suite}{suffix}" for suite in suites]
-        if all(name in values for name in names):
-            values = values | {label: reduce([values[name] for name in names], axis=0)}
+def mean_label(suites: Sequence[str]) -> str:
+    """Return the name of the mean of the suites."""
+    return MEAN_LABEL if suites == SUITES else f"mean of {', '.join(map(task_label, suites))}"
+
+
+def _with_means(
+    values: dict[str, Any], averaged: Sequence[Sequence[str]], reduce: Callable[..., Any] = np.mean
+) -> dict[str, Any]:
+    """Add `reduce` (default: the unweighted mean) over the local and over the official suites of each group in
+    `averaged`, if all are present.
+    """
+    for suites in averaged:
+        for suffix, ending in ((LOCAL_SUFFIX, " (local)"), ("", "")):
+            names = [f"{suite}{suffix}" for suite in suites]
+            if all(name in values for name in names):
+                values = values | {f"{mean_label(suites)}{ending}": reduce([values[name] for name in names], axis=0)}
     return values
 
 
@@ -85,33 +95,37 @@ class ResampledMeans(NamedTuple):
         return interval_over(weights @ self.by_seed, self.replicates @ weights, self.questions)
 
 
-def resampled_accuracies(rows: DataFrame, suites: Sequence[str]) -> tuple[DataFrame, dict[str, ResampledMeans]]:
-    """Return the configurations of a run (one per row), and their accuracies by task and, if all `suites` are present,
-    for the mean of the suites.
+def resampled_accuracies(
+    rows: DataFrame, averaged: Sequence[Sequence[str]] = (SUITES,)
+) -> tuple[DataFrame, dict[str, ResampledMeans]]:
+    """Return the configurations of a run (one per row), and their accuracies by task and for the mean of each group of
+    suites in `averaged` whose suites are all present.
     """
     configurations, grids, _ = answer_grids(rows)
     replicates_by_task = {
         task: bootstrap_means(grid, resamples=RESAMPLES, random_seed=index)
         for index, (task, grid) in enumerate(grids.items())
     }
-    means = _with_mean({task: grid.mean(axis=2) for task, grid in grids.items()}, suites)
-    sizes = _with_mean({task: grid.shape[2] for task, grid in grids.items()}, suites, np.sum)
-    replicates = _with_mean(replicates_by_task, suites)
+    means = _with_means({task: grid.mean(axis=2) for task, grid in grids.items()}, averaged)
+    sizes = _with_means({task: grid.shape[2] for task, grid in grids.items()}, averaged, np.sum)
+    replicates = _with_means(replicates_by_task, averaged)
     return configurations, {task: ResampledMeans(means[task], replicates[task], sizes[task]) for task in means}
 
 
-def accuracies(rows: DataFrame, against: Sequence[str] = ("full",), suites: Sequence[str] = SUITES) -> DataFrame:
+def accuracies(
+    rows: DataFrame, against: Sequence[str] = ("full",), averaged: Sequence[Sequence[str]] = (SUITES,)
+) -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
 
     `difference` is the accuracy minus the accuracy of the full cache on the same questions of the same models, and
-    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` lists keys of `DIFFERENCES`. If all `suites` are
-    present, a further task is their mean. Intervals are over questions and seeds (`statistics.mean_ends`): `low` and
-    `high` are the ends for `accuracy`, and `<name>_low` and `<name>_high` are the ends for a difference. The difference
-    to a policy without rows is empty.
+    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` lists keys of `DIFFERENCES`. Further tasks are
+    the means of the groups of suites in `averaged` whose suites are all present. Intervals are over questions and seeds
+    (`statistics.mean_ends`): `low` and `high` are the ends for `accuracy`, and `<name>_low` and `<name>_high` are the
+    ends for a difference. The difference to a policy without rows is empty.
     """
     tables = []
     for run, of_run in rows.groupby("run", sort=False):
-        configurations, means_by_task = resampled_accuracies(of_run, suites)
+        configurations, means_by_task = resampled_accuracies(of_run, averaged)
         budgets = of_run.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
         half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
         for task, (by_seed, replicates, size) in means_by_task.items():

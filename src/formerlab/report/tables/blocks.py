@@ -103,6 +103,10 @@ def processor(device: str) -> str:
     return device.replace("(R)", "").removesuffix(" Processor")
 
 
+NEEDED_BLOCKS = r"Blocks of .*needed: at least (\d+)"
+"""Matches the number of blocks in the reason of a claim that needs deeper models."""
+
+
 class ClaimVerdict(NamedTuple):
     """The verdict on a claim in words, the runs that it uses, the conditions that are not met, the claim with its
     limits, the verdicts on its items, the name and the interval of its first quantity, the limits alone, and the

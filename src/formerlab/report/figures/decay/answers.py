@@ -56,7 +56,6 @@ def published_accuracies() -> DataFrame:
 
 
 _MEAN = "mean of five"
-_COSTLY_MEAN = f"mean of {', '.join(map(task_label, COSTLY))}"
 
 
 def _task(task: str) -> str:
@@ -138,10 +137,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = load_answers(results, STUDY, runs)
     chosen = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])])
-    table = accuracies(chosen, against=("full", "h2o"))
-    costly = accuracies(chosen, against=("full", "h2o"), suites=COSTLY)
-    costly = costly[costly["task"].str.startswith(MEAN_LABEL)].assign(task=_COSTLY_MEAN)
-    table = pd.concat([table, costly], ignore_index=True)
+    table = accuracies(chosen, against=("full", "h2o"), averaged=(SUITES, COSTLY))
     table = table.assign(series=policy_labels(table["policy"]), chance=table["task"].map(chance_accuracy(rows)))
     ends = expand_columns("minus_h2o[]")
     rows = pd.concat([table[[*table.columns.drop(ends), *ends]], published_accuracies()], ignore_index=True)

@@ -78,8 +78,7 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     over all layers, heads and windows. The registered claim uses it. It weighs keys by their attention, so Local, which
     evicts the first key, has a low cosine. Published: LLaMA-2-7B at 20 % (A2SF, arXiv:2407.20485, Table 2), for Decay
     with alpha 0.1. The CSV also has larger budgets. To see: vertical lines are keys that a policy retains for long, and
-    the diagonal is recent keys. H2O retains some early keys to the end; a small alpha evicts all of them
-    but the first.
+    the diagonal is recent keys. H2O retains some early keys to the end; a small alpha evicts all of them but the first.
     """
     rows = first_model_rows(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]

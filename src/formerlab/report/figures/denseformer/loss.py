@@ -28,7 +28,7 @@ from formerlab.report.runs import (
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST
 from formerlab.report.tables import denseformer as tables
-from formerlab.report.tables.blocks import claim_verdicts, with_pooled
+from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
@@ -201,7 +201,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     limit = rows["run"].map(limits).mask(rows["verdict"].isna())
     other = rows["verdict"].isna() & rows["run"].isin(limits)
     modern = rows["setting"].eq("modern")
-    least = rows["verdict"].str.extract(r"Blocks of .*needed: at least (\d+)")[0]
+    least = rows["verdict"].str.extract(NEEDED_BLOCKS)[0]
     notes = ("Transformer's rate " + rows["plain_learning_rate"].map("{:g}".format)).where(other)
     notes = notes.mask(modern, "modern").str.cat("; needs " + least + " blocks", na_rep="").replace("", None)
     labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ", " + rows["_text"]

@@ -87,12 +87,10 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
 def _write_ratios(axes: Axes, rows: DataFrame) -> None:
     """Write each ratio with its interval at the right of its row."""
     for at, row in enumerate(rows.to_dict("records")[::-1]):
-        words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.2g}, {flops_ratio_pooled_high:.1f}]".format_map(row)
-        words = (
-            words
-            if pd.notna(row["flops_ratio_pooled_low"])
-            else "{flops_ratio:.2f} to {flops_ratio_other_perplexity:.2f}".format_map(row)
-        )
+        words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.2g}, {flops_ratio_pooled_high:.1f}]"
+        if row["source"] == "published":
+            words = "{flops_ratio:.2f} to {flops_ratio_other_perplexity:.2f}"
+        words = words.format_map(row)
         words += f", {row['verdict']}" if pd.notna(row["verdict"]) else ""
         axes.annotate(
             words, (1, at), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center"
@@ -144,9 +142,9 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     smallest Transformer, trained to a rate of zero on few and on many tokens, which no ratio uses. Hollow: the largest
     grown model of the paper against its Transformers of 300B tokens; 0.40 to 0.42, since one perplexity is printed with
     two values. To see: growing saves cost if its mark is to the left of the black line. The CSV of tokenformer_envelope
-    has the other stages, growth with zero keys and all
-    Transformers. The published models are a thousand times larger, and their Transformers are single models. If the
-    learning rates of some stages fell to zero, only these stages are shown. All losses are on one test text.
+    has the other stages, growth with zero keys and all Transformers. The published models are a thousand times larger,
+    and their Transformers are single models. If the learning rates of some stages fell to zero, only these stages are
+    shown. All losses are on one test text.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER))
@@ -176,9 +174,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     largest = cost.where(rows["variant"].eq(TRANSFORMER) | rows["run"].str.startswith(TRANSFORMER))
     linked = rows["parent"].notna() & rows["series"].ne(_FURTHER)  # arrows join models and their parents
     rows["_line"] = rows["run"].where(linked, rows["_series"])
-    rows = rows.sort_values(
-        "series", key=lambda names: names.eq("Tokenformer from scratch"), kind="stable"
-    )  # at the right
+    at_the_right = "Tokenformer from scratch"  # marks of equal cost are shifted sideways in this order
+    rows = rows.sort_values("series", key=lambda names: names.eq(at_the_right), kind="stable")
     ratio = rows.dropna(subset="flops_ratio").set_index("run")["flops_ratio"]
     rows["_ratio"] = rows["run"].map(ratio).where(rows["series"].ne(PARENT) & rows["flops_ratio"].isna())
     rows["_relative"] = cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan)

@@ -70,12 +70,12 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
     (arXiv:2410.23168). Left: validation loss on the new domain minus the loss of the same model without growth (zero),
     paired by step and seed. Right: the difference for growth by tokens (zero keys, tau kept) minus the difference for
-    the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero; its card has
-    the gain, of opposite sign. The CSV has the
-    losses. To see: a model whose growth preserves its function starts at zero. Copies (the Net2Net of 2015, and
-    HyperCloning) do so by construction. Padding with new blocks, the paper's form of Net2Net, does not. The curve of
-    HyperCloning is not drawn, since it coincides with the Net2Net of 2015. Bands are drawn for the two series of the
-    claim. The curves omit step 0; the legend has the values before the first step. The paper prints no values.
+    the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero; its card has the
+    gain, of opposite sign. The CSV has the losses. To see: a model whose growth preserves its function starts at zero.
+    Copies (the Net2Net of 2015, and HyperCloning) do so by construction. Padding with new blocks, the paper's form of
+    Net2Net, does not. The curve of HyperCloning is not drawn, since it coincides with the Net2Net of 2015. Bands are
+    drawn for the two series of the claim. The curves omit step 0; the legend has the values before the first step. The
+    paper prints no values.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -125,8 +125,7 @@ def _finish_gap(axes: Axes, rows: DataFrame) -> None:
     """Label the numbers of tokens and the change, write the verdicts, or name the published values."""
     ticks = rows.dropna(subset="_tick").drop_duplicates("_tick").set_index("_tick")["_at_tick"]
     axes.set_xticks(ticks, ticks.index)
-    longest = rows["tokens"].max()
-    axes.set_xlim(*((0.35 * ticks.min(), 3 * _CHANGE * longest) if len(ticks) else (0.7, 5)))
+    axes.set_xlim(*((0.35 * ticks.min(), 3 * _CHANGE * rows["tokens"].max()) if len(ticks) else (0.7, 5)))
     axes.minorticks_off()
     for y, name in rows.loc[rows["source"].eq("published"), ["difference_nats", "_name"]].to_numpy():
         axes.annotate(
@@ -153,11 +152,10 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     is modern (RMSNorm, SwiGLU), the other is classic (as GPT-2). Every run has its own full schedule, and each model
     has the best learning rate (lowest validation loss) of the rates that were run. Differences are paired by seed. The
     change is the difference after the longest training minus the difference after the shortest training, over the seeds
-    that both have, so it is not exactly the step between the two marks. Runs whose
-    learning rate falls to zero belong to data set `novels` (trained on the books, tested on the novels); on the test
-    books they have no pooled interval and no dots. Published: the paper (arXiv:2410.23168, Table 6) and a third party.
-    To see: whether the gap shrinks, stays or changes its sign as both train longer. If a thin
-    bar includes zero, these seeds alone do not show the sign.
+    that both have, so it is not exactly the step between the two marks. Runs whose learning rate falls to zero belong
+    to data set `novels` (trained on the books, tested on the novels); on the test books they have no pooled interval
+    and no dots. Published: the paper (arXiv:2410.23168, Table 6) and a third party. To see: whether the gap shrinks,
+    stays or changes its sign as both train longer. If a thin bar includes zero, these seeds alone do not show the sign.
     """
     table = tokenformer_modern.rows(results, runs)
     if table.empty:

@@ -12,7 +12,7 @@ from formerlab.report.columns import verdict_words, with_minus_signs
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
-from formerlab.report.studies.pruning import CONFIGURATION, is_published_setting, model_label
+from formerlab.report.studies.pruning import BEYOND_BUDGET, CONFIGURATION, is_published_setting, model_label
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, accuracies, load_answers, task_label
 from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices, split_halves
 from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, negated, verdict_cell
@@ -40,8 +40,6 @@ _CLAIMS = (
 _CLAIM = "claim"
 _OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"
 """Matches the settings of Decay that the table for readers omits, except the most accurate one."""
-_BEYOND_BUDGET = ("Full", "Ideal")
-"""Policies for comparison: no cache of this budget can implement them."""
 
 
 def _published_suites() -> DataFrame:
@@ -70,7 +68,7 @@ def _claims_policies_sets(rows: DataFrame) -> dict[str, DataFrame]:
     means = means[best | ~means["configuration"].str.match(_OTHER_ALPHAS)]
     size = means.loc[means["configuration"] == "H2O", "realised_budget"].max()
     means = means[means["realised_budget"].div(size).sub(1).abs().lt(0.01) | means["policy"].eq("full")]
-    beyond = means["configuration"].isin(_BEYOND_BUDGET)
+    beyond = means["configuration"].isin(BEYOND_BUDGET)
     means = means.assign(
         is_reference=means["configuration"].eq("H2O"), beyond_budget=beyond,
         configuration=means["configuration"] + beyond.map({True: " (for comparison)", False: ""}),
@@ -170,11 +168,7 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
         tasks = of_run["task"].str.removesuffix(LOCAL_SUFFIX).unique()
         suites, full = SUITES if {*SUITES} <= {*tasks} else tuple(tasks), of_run["policy"] == "full"
         for budget in of_run.loc[~full, "budget"].unique():
-            table = accuracies(of_run[full | of_run["budget"].eq(budget)], ("full", "h2o"), suites)
-            if suites != SUITES:
-                label = f"mean of {', '.join(task_label(suite) for suite in suites)}"
-                table["task"] = table["task"].mask(table["task"].str.startswith(questions.MEAN_LABEL), label)
-            tables.append(table)
+            tables.append(accuracies(of_run[full | of_run["budget"].eq(budget)], ("full", "h2o"), (suites,)))
     table = pd.concat(tables, ignore_index=True).drop_duplicates([*CONFIGURATION, "task"])
     table = table.rename(columns=lambda name: name.replace("difference", "minus_full"))
     table = table.rename(columns={"low": "accuracy_low", "high": "accuracy_high"})

@@ -8,6 +8,7 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.names import TABLE_LABELS
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import (
+    BEYOND_BUDGET,
     CONFIGURATION,
     MINUS_H2O,
     budget_text,
@@ -22,8 +23,6 @@ STUDY = "decay"
 _IN_CSV_ONLY = r"Decay 0\.(?:[13-8]|9$|2 \()"
 """Matches the settings of Decay that tables for readers leave out."""
 _HALF_RECENT = "decay-half-recent-beats-h2o"
-_BEYOND_BUDGET = ("Full", "Ideal")
-"""Policies for comparison: no cache of this budget can implement them."""
 _SAME_WINDOWS = ("random-", "novels-", "tight-", "league-")
 """Prefixes of the runs on the same windows of the novels. Only some of them have H2O."""
 _DIFFERENCE = expand_columns(f"{MINUS_H2O}[]")
@@ -37,7 +36,7 @@ def _by_budget(rows: DataFrame) -> DataFrame:
     """
     labels = {size: f"{budget_text(size)} (nats) ↓" for size in sorted(rows["budget"].unique())}
     table = side_by_side(rows, ["configuration"], rows["budget"].map(labels), MINUS_H2O, labels.values())
-    h2o, beyond_budget = table["configuration"].eq("H2O"), table["configuration"].isin(_BEYOND_BUDGET)
+    h2o, beyond_budget = table["configuration"].eq("H2O"), table["configuration"].isin(BEYOND_BUDGET)
     rank = table[labels[rows.groupby("budget").size().idxmax()]].mask(h2o, 0.0)
     table["configuration"] += beyond_budget.map({True: " (for comparison)", False: ""})
     return table.assign(is_reference=h2o).iloc[np.lexsort([rank, beyond_budget])]
@@ -87,7 +86,7 @@ def _answer_minus_h2o(rows: DataFrame) -> str:
     """Return, for each text, the policies that are clearly below H2O with their budgets."""
     lower, others, winners = list[str](), dict[str, set[str]](), set[str]()
     for shown in _by_text(rows).values():
-        rivals = shown[~shown["configuration"].isin((*_BEYOND_BUDGET, "H2O"))].dropna(subset=MINUS_H2O)
+        rivals = shown[~shown["configuration"].isin((*BEYOND_BUDGET, "H2O"))].dropna(subset=MINUS_H2O)
         rivals = rivals.sort_values(["budget", MINUS_H2O])
         clear = rivals[f"{MINUS_H2O}_high"] < 0
         policies = [

@@ -88,7 +88,7 @@ def _compared(rows: DataFrame, decay: str = "Decay 0.2", h2o: str = "H2O") -> li
     """Return a row per task and mean with the contrasts of the full cache, Decay and H2O, paired by question."""
     rows = labelled(rows, ("Full", decay, h2o))
     chance, published = questions.chance_accuracy(rows), _published().set_index("model")["fraction_won_back"]
-    configurations, means = questions.resampled_accuracies(rows, SUITES)
+    configurations, means = questions.resampled_accuracies(rows)
     labels = [configuration_label(*cell) for cell in configurations[["policy", "alpha", "recent"]].to_numpy()]
     if {*labels} != {"Full", decay, h2o}:
         return []
