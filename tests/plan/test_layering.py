@@ -41,6 +41,21 @@ def test_more_specific_settings_override_general_settings(project, height):
     assert project.run(set={"small.runs.plain.steps": 7})["steps"] == 7
 
 
+def test_the_name_of_a_run_overrides_its_template_and_patterns(project):
+    project.merge_into(project.study, "runs: {'wide-{steps}': {init: null}}")
+    runs = (
+        "{wide-7: {seeds: [0, 1]}, 'wide-{steps}': {grid: {steps: [7, 8]}, seeds: [0], steps: 5}, 'wide-*': {steps: 3}}"
+    )
+    project.merge_into(project.scale, f"studies: {{small: {{runs: {runs}}}}}")
+    trained = project.plan()["train"]
+    assert [name for name in trained if "wide" in name] == [
+        "small/wide-7/seed0",
+        "small/wide-7/seed1",
+        "small/wide-8/seed0",
+    ]
+    assert {trained[name]["spec"]["steps"] for name in trained if "wide" in name} == {5}
+
+
 def test_a_mapping_of_another_kind_replaces_the_base(project):
     x = Tree({"a": {"kind": "x", "p": 1}})
     assert merge(x, Tree({"a": {"kind": "y", "q": 2}})) == {"a": {"kind": "y", "q": 2}}

@@ -49,9 +49,12 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
         for run, study_keys, scale_keys in _instances(*templates, template):
             if run in trees:
                 raise UserError(f"{study.file}: runs.{template}: run {run!r} is defined twice; remove one")
-            other_templates = (pattern for pattern in scale.subtree("runs") if pattern != template)
-            patterns = (pattern for pattern in other_templates if fnmatchcase(run, pattern))
+            patterns = (
+                name for name in scale.subtree("runs") if name not in (template, run) and fnmatchcase(run, name)
+            )
             run_keys = [study_keys, *(scale.subtree("runs", pattern) for pattern in patterns), scale_keys]
+            if run != template:  # keys under the run's own name override the keys of its template
+                run_keys.append(scale.subtree("runs", run))
             subject, overrides = f"{name}.runs.{run}", [tree.subtree(name) for tree in sources.overrides]
             if merge_all(run_keys, subject).get(RELEASED) is None:
                 run_overrides = [

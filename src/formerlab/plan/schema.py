@@ -142,7 +142,7 @@ class StudyScale(Measures):
     defaults: dict[str, Any] = {}
     """Keys of every trained run of the study; runs of released models use only `data`."""
     runs: dict[str, dict[str, Any]] = {}
-    """Keys of single runs, by name, pattern, or template (with its grid)."""
+    """Keys of single runs, by pattern, template (with its grid), or name, in order of increasing priority."""
     claims: dict[str, ClaimArms] = {}
     """Arms of claims, by claim id; a claim listed here replaces the claim in the study's file."""
 
