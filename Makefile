@@ -112,7 +112,7 @@ format: $(DEVELOP) ## format the code and apply automatic fixes
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m snakefmt $(SNAKEFILES)
 
-lock: ## rewrite the lock files from pyproject.toml; UPGRADE=1 moves every pin to the newest release
+lock: ## rewrite requirements.lock and requirements-develop.lock from pyproject.toml; UPGRADE=1 moves every pin to the newest release
 	@PYTHON="$(PYTHON)" scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
 results-export: $(READY) ## check finished live results and copy them to results/cached, which `make figures` reads

@@ -71,7 +71,7 @@ if workflow.is_main_process:
         (
             signal.SIGHUP,
             signal.SIG_DFL,
-        ),  # under nohup the handler is SIG_IGN, which stays
+        ),  # under nohup the handler is SIG_IGN and is not replaced
     ):
         if signal.getsignal(number) == default_handler:
             signal.signal(number, interrupt)

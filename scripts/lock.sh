@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rewrite the lock files from pyproject.toml (called by `make lock`; needs the network, changes no environment).
+# Rewrite requirements.lock and requirements-develop.lock from pyproject.toml (called by `make lock`; needs the network, changes no environment).
 #
 #   scripts/lock.sh              keep the pins that pyproject.toml allows
 #   scripts/lock.sh --upgrade    move every pin to the newest release

@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 
 from formerlab.report.names import variant_styles
-from formerlab.report.panel import Panel, layout
+from formerlab.report.panel import Panel, _y_colours, layout
 from formerlab.report.runs import seed_notes, summarize
 from formerlab.report.style import _STYLES, BLUE, GREEN, ORANGE, PUBLISHED_GROUND, VERMILION, WIDEST, ink, plot_style
 
@@ -50,6 +50,13 @@ def test_a_mean_has_its_interval_and_its_seeds_and_differences_are_paired(rows):
     minus = summarize(each, "loss_nats", ["run"], {"Transformer-2": "Transformer-1"}, "gain")
     assert minus.loc[minus["part"] == "mean", ["gain", "gain_low", "gain_high"]].to_numpy() == pytest.approx(-0.1)
     assert len(minus) == 4
+
+
+@pytest.mark.parametrize("kind", ["line", "band", "forest"])
+def test_only_rows_of_a_forest_plot_have_shared_colours(rows, kind):
+    adjacent = panel(kind=kind, x="loss_nats", y="run", by="run", share_y=True)
+    colours = _y_colours(rows, [(adjacent, rows)])
+    assert list(colours) == (list(rows["run"].unique()) if kind == "forest" else [])
 
 
 @pytest.mark.parametrize("kind", ["line", "band", "forest"])

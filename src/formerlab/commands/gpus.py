@@ -49,8 +49,9 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait for `count` free GPUs of this machine, lock them, and hide all other GPUs from this process.
 
     The operating system releases the locks when the process ends. Locks separate only the jobs of a single user;
-    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. GPUs are not locked on
-    the CPU, in a torchrun process, or under Slurm. Raises UserError if the machine has fewer than `count` GPUs.
+    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. If `device` is the CPU,
+    in a torchrun process, and under Slurm, no GPU is locked. Raises UserError if the machine has fewer than `count`
+    GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield

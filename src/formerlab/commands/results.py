@@ -1,4 +1,6 @@
-"""The commands that read results: report, draw, figures, exact, claims, readme, runs, headline, track, export."""
+"""The commands of results: exact computes the values of the exact claims; report, draw, figures, claims, readme, runs,
+headline, track and export read rows.
+"""
 
 import argparse
 import gc
@@ -158,7 +160,7 @@ def readme(arguments: argparse.Namespace) -> None:
 
 
 def runs(arguments: argparse.Namespace) -> None:
-    """List every finished run with its cost, parent, code and data."""
+    """List every finished run with its cost; with --out, also with its parent, code and data."""
     from formerlab.report.run_table import format_text, write_run_table
 
     results = _results(load_plan(arguments))
@@ -184,7 +186,7 @@ def _write_verdicts(root: Path, out: Path) -> list[Path]:
 
 
 def headline(arguments: argparse.Namespace) -> None:
-    """Print the headline table of every study."""
+    """Print the headline tables of the studies."""
     from formerlab.report.headline import headline as format_headline
 
     plan = load_plan(arguments)

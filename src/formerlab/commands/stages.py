@@ -133,7 +133,8 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
     """Run a measurement of the plan and write its record."""
     plan, name = load_plan(arguments), arguments.name
     job = find_job(plan, stage.name, name)
-    # Use the plan's number of threads: Snakemake reserves all cores for a timing job and sets their number.
+    # Use the plan's number of threads: for a timing job, Snakemake reserves all cores and sets OMP_NUM_THREADS to their
+    # number.
     os.environ["OMP_NUM_THREADS"] = str(plan["threads"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch

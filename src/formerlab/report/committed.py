@@ -36,7 +36,8 @@ budget is for recent tokens), H2O vermilion, TOVA violet. Most other variants ar
 Shades of a colour are settings or sizes of one variant. An arrow at the edge of a panel gives a value beyond it.
 Published values are hollow; panels, rows and strips with published values alone are tinted. The line below a figure,
 or the legend of an overview figure, gives the number of seeds, windows or questions and the meaning of the bars.
-Figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column); the overview figures are 2.7 inches wide.
+Most figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column). The overview figures are 2.7 inches
+wide, and the width of a learning rate search depends on the number of rates.
 """
 
 
@@ -115,7 +116,7 @@ def index(root: Path) -> str:
 
 
 def _notes(picture: Path) -> str:
-    """Return the notes in a PNG (`write.save`) without the first, which the picture shows."""
+    """Return the notes in a PNG (`write.save`) without the first note, which is visible in the figure."""
     with suppress(UnidentifiedImageError), Image.open(picture) as image:
         return str(image.info.get("Description", "")).partition(". ")[2]
     return ""

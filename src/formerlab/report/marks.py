@@ -29,8 +29,8 @@ _LEAST_FACTOR = 2.5
 def mark(axes: Axes, panel: "Panel", rows: DataFrame, y_colours: Mapping[Any, str]) -> tuple[list[Label], DataFrame]:
     """Draw the rows of one panel. Return the names to write beside it, and the drawn means for `mark_outside`.
 
-    `y_colours` maps each y category to its colour, from top to bottom, for adjacent forest plots that share the
-    y axis; it is empty for other panels. The column `_at` has the plotted position after the offset: the x of points,
+    `y_colours` maps each y category to its colour, from top to bottom, for adjacent forest plots that share the y axis.
+    It is empty for other panels. The column `_at` has the plotted position after the offset: the x of points,
     or the y of a forest plot. `panel.finish` gets it for points only.
     """
     if panel.kind == "heat":
@@ -50,7 +50,8 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, y_colours: Mapping[Any, st
     if forest:
         names = list(y_colours or means[panel.y].unique())[::-1]
         means, seeds = _forest_positions(panel, means, seeds[seeds[panel.y].isin(names)], names)
-    labels = _forest(axes, panel, means, seeds, names, y_colours) if forest else _lines(axes, panel, means, seeds)
+        _forest(axes, panel, means, seeds, names, y_colours)
+    labels = [] if forest else _lines(axes, panel, means, seeds)
     for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
@@ -182,7 +183,10 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
 
 
 def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
-    """Draw points with bars and their seeds as dots, or curves in bands and their seeds as thin lines."""
+    """Draw points with bars and their seeds as dots, or curves in bands and their seeds as thin lines.
+
+    Return one label per series, at its last point.
+    """
     measured = means.dropna(subset=panel.y)  # the last row of a series may be a diverged learning rate, without a value
     if measured.empty:
         return []
@@ -216,7 +220,7 @@ def _forest_positions(
 
 def _forest(
     axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, names: list[Any], y_colours: Mapping[Any, str]
-) -> list[Label]:
+) -> None:
     """Draw a forest plot with a row per y category; `names` has the categories from bottom to top."""
     if len(means):
         _plot(axes, panel, means, seeds, panel.x, "_at")
@@ -244,7 +248,6 @@ def _forest(
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         plain = partial(np.format_float_positional, trim="-")
         axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 9)).replace("-", "\N{MINUS SIGN}"))
-    return []
 
 
 def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:

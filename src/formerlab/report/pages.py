@@ -16,8 +16,8 @@ from formerlab.report.columns import MINUS, column, is_spread, texts
 _NUMBER = re.compile(rf"[{MINUS}+]?\d[\d.,]*[kMB]?(?:e\d+)?(?:\s[\[±].*)?$")
 """Matches the text of a number, also with an interval or an error."""
 DAGGER, SECTION = "\N{DOUBLE DAGGER}", "\N{SECTION SIGN}"
-"""Marks of a pooled interval that excludes the null value while the interval of these seeds alone includes it, and the
-reverse."""
+"""`DAGGER` marks a pooled interval that excludes the null value although the interval of these seeds alone includes it.
+`SECTION` marks the opposite case."""
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.6em; }
@@ -58,7 +58,9 @@ def _escape_lines(value: object) -> str:
 
 
 def caption_title(caption: str) -> str:
-    """Return the first sentence of a caption without its source in brackets, cut at a comma if it is long."""
+    """Return the title of a caption: its text up to the first `?`, `.`, `:` or `;`, or up to its source (a figure or
+    table of a paper, or an arXiv number in brackets). If this is longer than 110 characters, cut it at a comma.
+    """
     first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", caption, maxsplit=1)[0].rstrip(".")
     first = re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
     clauses = re.match(r"(.{30,110}), ", first)
@@ -96,18 +98,18 @@ def visible_columns(table: DataFrame, hidden: Collection[str] = ()) -> list[str]
 def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the columns of `visible_columns` as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as
     `x ± se`. The pooled interval, `x_pooled_low` and `x_pooled_high`, replaces the other one, because verdicts use it.
-    ‡ marks a pooled interval that excludes the null value while the interval of these seeds alone includes it, and §
-    the reverse. Empty differences in the rows with a true `is_reference` are "reference".
+    ‡ marks a pooled interval that excludes the null value although the interval of these seeds alone includes it, and §
+    marks the opposite case. Empty differences in the rows with a true `is_reference` are "reference".
     """
     cells, empty = {}, pd.Series(math.nan, table.index)
     reference = table.get("is_reference", pd.Series(False, table.index)).eq(True)
     for name in visible_columns(table, hidden):
-        own_low, own_high = (table.get(f"{name}_{end}", empty) for end in ("low", "high"))
-        low, high = (table.get(f"{name}_pooled_{end}", own) for end, own in (("low", own_low), ("high", own_high)))
-        low, high, null = low.fillna(own_low), high.fillna(own_high), column(name).null
-        excluded, own_excluded = low.gt(null) | high.lt(null), own_low.gt(null) | own_high.lt(null)
-        known = low.notna() & own_low.notna() & excluded.ne(own_excluded)
-        marks = excluded.map({True: DAGGER, False: SECTION}).where(known, "")
+        seed_low, seed_high = (table.get(f"{name}_{end}", empty) for end in ("low", "high"))
+        low, high = (table.get(f"{name}_pooled_{end}", empty) for end in ("low", "high"))
+        low, high, null = low.fillna(seed_low), high.fillna(seed_high), column(name).null
+        excluded, excluded_by_seeds = low.gt(null) | high.lt(null), seed_low.gt(null) | seed_high.lt(null)
+        differ = low.notna() & seed_low.notna() & excluded.ne(excluded_by_seeds)
+        marks = excluded.map({True: DAGGER, False: SECTION}).where(differ, "")
         column_texts = texts(name, table[name], low, high, table.get(f"{name}_se", empty))
         is_difference = "minus" in name or f"{name}_low" in table
         cells[column(name).heading] = [

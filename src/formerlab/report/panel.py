@@ -249,9 +249,11 @@ def _equalize_limits(figure: Figure, pairs: Sequence[tuple[Panel, DataFrame]]) -
 
 
 def _y_colours(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
-    """Return the colour of each y category of a line of panels, in the order of the data; {} without `share_y`."""
+    """Return the colour of each y category of a line of forest plots, in the order of the data. The result is empty for
+    panels of another kind and for panels without `share_y`.
+    """
     first, colours = line[0][0], dict[Any, str]()
-    for panel, rows in line if first.share_y else ():
+    for panel, rows in line if first.share_y and first.kind == "forest" else ():
         colours |= {name: panel.plot_style(str(name), points)["color"] for name, points in rows.groupby(panel.y)}
     return {name: colours[name] for name in data[first.y].unique() if name in colours}
 
@@ -275,7 +277,7 @@ def _sides_of_columns(
 
 
 def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
-    """Return the legend handles of all panels with `name="legend"`, and of the limits of claims beside them."""
+    """Return the legend handles of all panels with `name="legend"`, and a handle for the limits of claims, if any."""
     handles: dict[str, Line2D] = {}
     for panel, rows in pairs:
         if panel.name == "legend":

@@ -38,7 +38,8 @@ def export(
 
     A run is exported if all its planned seeds are finished and `staleness_reason` returns no reason. `seeds` gives the
     planned seeds by study/run; the default is all seeds that any run of the study has. An exported run replaces all
-    seeds of its previous export; other exported runs are kept. Each study is replaced atomically.
+    seeds of its previous export; other exported runs are kept. A study is replaced as a whole. If an export is killed
+    while it replaces a study, the next export restores the old folder.
 
     Returns `exported` and `diverged` (ids of exported runs), `unfinished` (reason by id of an incomplete run), and
     `left_out` (measurements that were not exported). Raises UserError for damaged files, if scales or versions of data
@@ -67,7 +68,7 @@ def export(
             shutil.copyfile(live_root / EXACT, temporary)
     if not report["exported"]:
         first = "".join(f" ({name}: {reason})" for name, reason in list(report["unfinished"].items())[:1])
-        raise UserError(f"{live_root}: no complete run to export{first}; finish the seeds of a study first")
+        raise UserError(f"{live_root}: no complete run to export{first}; finish all seeds of a run first")
     report["left_out"] = [line for line in results.left_out() if not line.startswith("train ")]
     return report
 

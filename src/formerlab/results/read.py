@@ -4,7 +4,8 @@ A live study has one folder per run, into which the stages write. An exported st
 
     records.jsonl     one line per run: its id, its run.json and the records of its measurements; if runs of the study
                       were timed, the last line has the records of the timings
-    <kind>.parquet    the rows of all runs (test.parquet has test.csv of every run), with the first columns run and seed
+    <kind>.parquet    the rows of all runs (test.parquet has test.csv of every run), with the first columns run and
+                      seed; for a timing of a whole study (speed, decode), the rows of the study, without seeds
 """
 
 import hashlib
@@ -170,8 +171,8 @@ class Results:
         """Return a warning about rows that are left out, or an empty text."""
         left_out = self.left_out()
         further = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        warning = f"results were left out because the plan differs ({left_out[0]}{further})" if left_out else ""
-        return warning and f"{warning}: the command status lists them, snakemake runs them again"
+        warning = f"results that differ from the plan were left out ({left_out[0]}{further})" if left_out else ""
+        return warning and f"{warning}; `status` lists them, and `snakemake` runs them again"
 
     def origin(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
         """Describe the scale and origin (live or cached) of the rows, and the number of results that are left out."""

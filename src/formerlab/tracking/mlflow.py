@@ -86,7 +86,8 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
     """Create or update all studies, configurations and seeds.
 
-    Returns the number of runs, and the lists of created, updated, unchanged and refused runs.
+    Returns the number of runs, the keys of created, updated and unchanged MLflow runs, and the error messages of
+    refused configurations.
     """
     finished, refused = results.records(), results.left_out()
     finished_ids = {record["id"] for record in finished}

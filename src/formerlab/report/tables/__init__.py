@@ -1,1 +1,1 @@
-"""Tables, a file for each study; see `formerlab.report.catalogue`."""
+"""Tables, one package or module per study; see `formerlab.report.catalogue`."""
