@@ -102,7 +102,10 @@ def lowering(graph, inputs, *, is_inference: bool = False) -> Iterator[GraphLowe
 
 
 def counted_bytes(spec: Decoder, *, bytes_moved: bool = True) -> tuple[float, float]:
-    """Return the bytes per token that a compiled step saves for the backward pass, and reads and writes (optional)."""
+    """Return the bytes per token that a compiled step saves for the backward pass, and that its kernels read and write.
+
+    The second number is 0 without `bytes_moved`.
+    """
     saved, traffic = [], [0]
 
     def lowered(graph, inputs):

@@ -3,9 +3,9 @@
 
     python examples/one_decoder.py [TEXT] [--steps 300]
 
-The script trains a small model on the bytes of a text (default: the source of Python's standard library), grows it to
-twice its parameter tokens, trains it further, and evaluates it with simulated cache eviction. It takes two minutes on
-two CPU cores.
+The script trains a small model on the bytes of a text (default: the top-level modules of Python's standard library),
+grows it to twice its parameter tokens, trains it further, and evaluates it with simulated cache eviction. It takes two
+minutes on two CPU cores.
 """
 
 import argparse

@@ -22,7 +22,8 @@ WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 64, 4, 4, 128, 16
 class Block(nn.Module):
     """Pre-norm attention and feed-forward layer; `projection` builds most of their layers.
 
-    These are the layers for q, k and v, the attention output and the first feed-forward map. The second is nn.Linear.
+    It builds the layers for q, k and v, the attention output and the first feed-forward layer. The second feed-forward
+    layer is nn.Linear.
     """
 
     def __init__(self, projection: Linear | Pattention) -> None:

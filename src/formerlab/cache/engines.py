@@ -21,7 +21,7 @@ MAX_LOGITS = 2**26
 """Largest number of logits of a chunk in the torch engine on a CPU, unless a single sequence has more. Every thread
 computes one chunk at a time."""
 MAX_LOGITS_ON_GPU = 2**30
-"""Largest number of logits in memory on a GPU with enough free memory."""
+"""Largest number of logits of a chunk on a GPU with enough free memory."""
 BYTES_PER_LOGIT = 32
 """Bytes of free memory per logit: the logit, its probability, masks and copies."""
 

@@ -65,8 +65,8 @@ class CacheState:
 
         `query` is the position of the newest token. Candidates are the positions sink <= k <= query - recent, including
         the query's own key if recent is 0. Returns one empty slot per head group: the slot of the evicted key, or any
-        empty slot if nothing was evicted. Returns None if no sequence has reached its capacity. If `query` is a tensor,
-        the cache must be full.
+        empty slot if nothing was evicted. Returns None if no sequence exceeds its capacity. If `query` is a tensor, the
+        cache must be full.
         """
         if isinstance(query, int) and query < self.min_capacity:
             return None

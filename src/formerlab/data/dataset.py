@@ -139,8 +139,8 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
     """Return a hash (16 hexadecimal digits) of source and tokenizer file, or None if they are not available.
 
-    The hash depends on the contents of the files and their names below their common folder. `cache` is a file that
-    caches the hashes of files.
+    The hash covers the names and contents of text files, the contents of files of sentence pairs, and the names and
+    sizes of images. `cache` is a file that caches the hashes of files.
     """
     state: str | None = data.source.state(cache)
     tokenizer_state = getattr(getattr(data, "tokenizer", None), "state", None)

@@ -1,1 +1,1 @@
-"""Measurements of trained models: zero-shot questions, cache pruning, translation, speed and memory."""
+"""Measurements of models (zero-shot questions, pruning, translation, speed, memory), baselines, and exact claims."""

@@ -16,7 +16,7 @@ from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
-"""Specs of models that can grow."""
+"""Specs of models that a growth stage can grow."""
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
 AnyModelSpec = Growable | Translator

@@ -156,8 +156,9 @@ def _code_hash(settings: Measurement) -> str:
 
 
 def _load_tasks(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
-    """Return one `load_suites` result per named task, task of a group, and long-context task of each length.
+    """Return a list of `load_suites` results.
 
+    The list has a result for each named task, each task of a named group, and each long-context task at each length.
     Raises UserError for an invalid name, length or type of task.
     """
     from formerlab.evaluation.language.harness import load_group

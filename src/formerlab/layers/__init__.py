@@ -1,4 +1,7 @@
-"""Layers of a Transformer. A layer's file contains its spec, with the formula, and its module unless it is shared."""
+"""Layers of a Transformer.
+
+The file of a layer contains its spec with the formula, and its module, unless several specs share the module.
+"""
 
 from formerlab.layers.attention import Attend as Attend
 from formerlab.layers.attention import causal_attention as causal_attention

@@ -23,10 +23,10 @@ def linear_cross_entropy(
     """Return the mean over rows i of -log softmax(W x_i)[target_i], in nats.
 
     With P = softmax(X W^T) and one-hot targets Y, the gradient of the logits is (P - Y) / rows. The forward pass
-    processes chunks of rows: it overwrites the log-probabilities of a chunk with the gradient of its logits, and
-    accumulates the gradients of X and W. Softmax and sums are at least float32; matrix products follow autocast. Second
-    derivatives are not supported. torch.nn.functional.linear_cross_entropy uses the same method with another order of
-    summation.
+    processes chunks of rows: it overwrites the log-probabilities of a chunk with the gradient of its logits, writes the
+    rows of the gradient of X, and accumulates the gradient of W. Softmax and sums are at least float32; matrix products
+    follow autocast. Second derivatives are not supported. torch.nn.functional.linear_cross_entropy uses the same method
+    with another order of summation.
 
     Under torch.compile and torch.func, the plain formula is used, which stores the logits. All targets must be token
     ids; there is no `ignore_index`. Raises ValueError if the numbers of targets and rows differ.

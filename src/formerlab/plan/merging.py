@@ -245,5 +245,5 @@ def pattern_of(template: str) -> str:
 
 
 def may_match(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches the name of a run, or may match a run of the template `name`."""
+    """Return whether a pattern matches the name of a run or, for a template, can match one of its runs."""
     return fnmatchcase(name, pattern) or (not set("{}") & set(pattern) and fnmatchcase(pattern, pattern_of(name)))

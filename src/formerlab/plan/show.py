@@ -139,7 +139,10 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job; a job without a note gets the state of its record."""
+    """Return (stage, job, state, detail) of every job with a record, and of figures and tables that failed.
+
+    A job without a note gets the state of its record.
+    """
     staleness = Staleness(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:

@@ -58,7 +58,7 @@ def score(
 
     `lengths` has the number of inputs of each row, without padding. With `last`, only the last `last` columns are
     scored. Log-softmax is computed in float32 or wider, row by row, because a batch of float32 logits can be larger
-    than the model. Raises UserError if a logit is not finite.
+    than the model. Raises UserError if the log-probability of a scored token is not finite.
     """
     on_device = tokens.to(next(model.parameters()).device, non_blocking=True)
     targets = on_device[:, 1:] if last is None else on_device[:, 1:][:, -last:]

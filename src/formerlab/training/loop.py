@@ -81,7 +81,7 @@ def train(
 
     A run diverges if the loss or gradient of a step is not finite, or if the weights or the validation loss are not
     finite at a step that writes metrics. If loss, gradient or weights are not finite, no metrics of the step are
-    written. Weights that are not finite are never saved.
+    written. A checkpoint never contains weights that are not finite.
 
     `start` is the position in the data at which the run's ancestors ended. The batch, learning rate and dropout of a
     step depend only on (run, start, step), so resuming is bit-identical on a CPU, and on a GPU with `deterministic`.

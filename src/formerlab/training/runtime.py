@@ -42,8 +42,8 @@ class StopRequest:
     """A callable that returns a reason to stop, or None.
 
     In a `with` block, SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are reasons to stop; a second
-    Ctrl-C interrupts immediately. The time limit counts from the creation of this object. It becomes a
-    reason to stop `margin_s` seconds before it ends. Raises UserError if the margin is not shorter than the time limit.
+    Ctrl-C interrupts immediately. The time limit counts from the creation of this object and is a reason to
+    stop from `margin_s` seconds before its end. Raises UserError if the margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:

@@ -42,8 +42,9 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
     """Train `run` on the prepared data in `data` and write to `out`; `parent` is the folder of the run `run.init`.
 
     Returns immediately if `out` contains the finished run with all files intact. Raises UserError if the data are
-    damaged, if the parent is not finished, or if `out` contains another run. `runtime.replace` skips the test of `out`.
-    Raises StoppedEarly at a signal or before the time limit; another call resumes the run.
+    damaged, if the parent is not finished, or if `out` contains another run. With `runtime.replace`, existing results
+    in `out` are not checked and are overwritten. Raises StoppedEarly at a signal or before the time limit; another call
+    resumes the run.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
         # Check the data, the parent and existing results.

@@ -15,8 +15,8 @@ class SigmoidWindow(OneShot):
     code of A2SF, arXiv:2407.20485, since 2026).
 
     The last `width` queries have weights above 1/2. Slope 0 is the plain sum of H2O, and a large slope is the plain sum
-    over the window. Scores are summed over the query heads of a key-value head. The code always retains the last 16
-    keys (`recent`).
+    over the window. Scores are summed over the query heads of a key-value head. The code of A2SF always
+    retains the last 16 keys; here, `recent` is the fraction of the budget for the most recent keys.
 
     Until spring 2026 that code computed exp(slope (q - (T - width - 1))) under the name sigmoid. This exponential ranks
     keys like `Decay(alpha=exp(-slope))`, whatever the width. The policy is one-shot, because the weight of a query

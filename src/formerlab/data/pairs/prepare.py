@@ -1,7 +1,7 @@
 """Prepare a parallel corpus: write token streams and a tokenizer.
 
 For every pair, the stream of a split contains the tokens of the source sentence and the tokens of its translation, each
-followed by `<|endoftext|>`, which occurs only there.
+followed by the end-of-text token of the tokenizer, which occurs only there.
 """
 
 from collections.abc import Iterator

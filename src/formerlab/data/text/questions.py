@@ -1,7 +1,7 @@
 """Multiple-choice questions made from held-out documentation.
 
-The three tasks ask for the summary of a signature, the next sentence of a paragraph, or the last word of a sentence.
-Wrong choices are correct answers from other modules.
+The three tasks ask for the summary of a definition (given its signature), the last sentence of a paragraph, or the last
+word of a paragraph. Wrong choices are correct answers from other modules.
 """
 
 import json

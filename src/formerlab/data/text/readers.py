@@ -170,7 +170,10 @@ def split_text(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
 
 
 def _last_break(text: str, start: int, stop: int) -> int:
-    """Return the last position in (start, stop) of a space or line feed after another character, or `stop`."""
+    """Return the last position between `start` and `stop` of a space or line feed that follows a non-space character.
+
+    Returns `stop` if there is no such position.
+    """
     position = stop
     while (position := max(text.rfind(" ", start + 1, position), text.rfind("\n", start + 1, position))) > start:
         if not text[position - 1].isspace():

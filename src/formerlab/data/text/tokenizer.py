@@ -127,7 +127,7 @@ def write_tokenizer(
 ) -> dict[str, Any]:
     """Write a copied or learned tokenizer to `path`; return its manifest entry.
 
-    `sample` takes a size in bytes and returns training text of at most this size.
+    `sample` takes a size in bytes and returns training text of about this size.
     """
     with replacing(path) as temporary:
         if isinstance(spec, BytePairs):

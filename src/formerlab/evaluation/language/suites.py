@@ -75,7 +75,7 @@ class _Suite(Spec):
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:
-        """Return the configuration for `load_tasks`, which reads the files that this method writes to `folder`."""
+        """Return a configuration for `load_tasks`: a mapping, or the path of a YAML file that it writes to `folder`."""
         raise NotImplementedError
 
     def state(self) -> str | None:

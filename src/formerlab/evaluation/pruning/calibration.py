@@ -72,8 +72,9 @@ def head_distances(
 def calibrate(valid: Windows, test: Windows, alphas: Sequence[float], budget: Budget) -> tuple[list[Row], list[Row]]:
     """Choose alphas on the windows `valid`, evaluate them on `test`, and return the rows of two files.
 
-    There are three choices: for each head the alpha with the smallest distance, and for all heads the alpha with the
-    smallest mean distance and the alpha with the lowest loss. The losses of an alpha for all heads equal the losses of
+    There are three choices. `per_head` has the alpha of smallest distance for each head. For all heads,
+    `single_by_distance` has the alpha with the smallest mean distance, and `single_by_loss` has the alpha with the
+    lowest loss. The losses of an alpha for all heads equal the losses of
     the same Decay policy in the sweep. The files are prune_alphas.csv and prune_calibrated.csv.
     """
     losses = [mean_loss(valid.losses(Configuration(Decay(alpha=alpha), budget).attend)) for alpha in alphas]

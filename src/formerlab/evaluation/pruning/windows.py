@@ -32,8 +32,8 @@ class Configuration(NamedTuple):
     def cells(self) -> Row:
         """Return the values of the columns policy, alpha, recent and budget.
 
-        Alpha is None if the scoring policy has no alpha. Recent is None if the scoring policy has no recent. For
-        recent = 0 it is 0 with Decay and H2O, and None with other policies.
+        `alpha` is None if the scoring policy has no such field. `recent` is None if the scoring policy has no such
+        field, or if the field is 0 and the policy is neither Decay nor H2O.
         """
         values = self.policy.scorer.model_dump(mode="json")
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget

@@ -222,8 +222,8 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
     """Prune the KV cache of a causal language model of transformers inside the block.
 
     `model.generate` and `model(...)` work as usual: greedy, sampling and beam search, for batches padded on the left. A
-    stepwise policy evicts keys during prefill and generation (`PrunedCache`). A one-shot policy (SnapKV,
-    ExpectedAttention) compresses the prompt and retains all later tokens (`CompressedCache`).
+    stepwise policy evicts keys during prefill and generation (`PrunedCache`). A one-shot policy, such as SnapKV,
+    compresses the prompt and retains all later tokens (`CompressedCache`).
 
     `budget` is a count of keys per key-value head (int), or a fraction of each row's prompt without padding (float). A
     fraction gives a count that stays constant during generation. With `use_cache=False`, every call starts a new
