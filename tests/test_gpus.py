@@ -95,7 +95,7 @@ def test_a_job_locks_both_gpus_or_none(start):
 
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", None), ("cuda", "SLURM_JOB_ID"), ("cuda", "RANK")])
-def test_no_locks_if_a_scheduler_assigns_gpus(device, variable, tmp_path, monkeypatch):
+def test_no_locks_on_a_cpu_or_if_a_scheduler_assigns_gpus(device, variable, tmp_path, monkeypatch):
     for name in ("SLURM_JOB_ID", "RANK", VISIBLE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     if variable:

@@ -1,4 +1,4 @@
-"""Budgets of layers, heads and blocks, against references in plain Python."""
+"""Budgets of layers and heads, and retention of whole blocks, compared with references in plain Python."""
 
 import math
 

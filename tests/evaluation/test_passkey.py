@@ -29,7 +29,8 @@ def test_the_number_is_hidden_at_the_requested_depth(tokenizer):
 class Copier(torch.nn.Module):
     """An induction model.
 
-    It copies the token that follows the longest earlier occurrence of its last 2 to 8 tokens, if that token is visible.
+    It finds the earlier occurrences of the last 2 to 8 tokens whose next token is visible, and copies the token after the
+    longest occurrence.
     """
 
     def __init__(self, vocabulary):

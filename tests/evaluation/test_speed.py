@@ -1,4 +1,4 @@
-"""The rows of the stage `speed`, counted memory, and the number of steps of equal-time runs."""
+"""The rows of the stage `speed`, counted memory, and the time ratio of equal-time runs."""
 
 import pytest
 import torch

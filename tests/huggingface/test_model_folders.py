@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from variation import perturb
+from variation import defaults, perturb
 
 from formerlab import torchvision_shim
 from formerlab.errors import UserError
@@ -21,7 +21,6 @@ from formerlab.layers import DepthWeightedAverage, LayerNorm, Linear, Mlp, Patte
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.position import Learned, NoPosition, Rotary, Sinusoidal
 from formerlab.models import Decoder
-from formerlab.spec import variants
 
 TOKENFORMER = {
     "norm": LayerNorm(gain=False, bias=False),
@@ -38,10 +37,7 @@ VARIANTS = {
     "grouped": {"key_heads": 1, "query_key_norm": RMSNorm(), "norm": RMSNorm(gain=False)},
     "sinusoidal": {"position": Sinusoidal(), "feedforward": Pattention(tokens=24, score="gelu_l1")},
 }
-VARIANTS |= {
-    layer.__name__: {"depth": mixer(), "position": Learned()}
-    for layer, mixer in {type(mixer().build(2, 8)): mixer for mixer in variants(DepthMixer)}.items()
-}
+VARIANTS |= {mixer.kind: {"depth": mixer, "position": Learned()} for mixer in defaults(DepthMixer)}
 """Models that are exported with model code, including every depth mixer."""
 HALVES = Rotary(interleaved=True, fraction=0.5)
 NATIVE = {
@@ -209,7 +205,7 @@ def test_padding_does_not_change_logits(tmp_path):
         loaded(prompt, attention_mask=torch.tensor([[0, 1, 1, 0, 1, 1]]))
 
 
-@pytest.mark.parametrize("kind", ["plain", "densetokenformer", "StaticHyperConnectionsLayer"])
+@pytest.mark.parametrize("kind", ["plain", "densetokenformer", "static_hyper_connections"])
 def test_hidden_states_are_block_inputs_and_the_final_norm_output(kind, tmp_path):
     loaded, prompt = saved(build(**VARIANTS[kind]), None, tmp_path / "model"), tokens(2, 12)
     mask = torch.ones_like(prompt)

@@ -181,7 +181,7 @@ def test_indices_of_sub_layers_and_blocks_start_at_1(spec):
 
 
 @pytest.mark.parametrize("spec", [DepthWeightedAverage(), DynamicDense()], ids=label)
-def test_the_error_for_a_skipped_block_has_its_index(spec):
+def test_a_skipped_or_repeated_block_gives_an_error_with_the_block_index(spec):
     mixer = built(spec)
     mixer.fused = False
     x, history = mixer.begin(torch.ones(1, 2, WIDTH))

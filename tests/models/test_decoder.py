@@ -22,6 +22,7 @@ from formerlab.layers import (
     Rotary,
 )
 from formerlab.layers.attention import causal_attention
+from formerlab.layers.depth.dwa import Averages
 from formerlab.layers.depth.hyper_connections import HyperConnections
 from formerlab.models import Decoder
 
@@ -44,7 +45,7 @@ UNIONS_BY_FIELD = {
 
 
 def combinations():
-    """Return decoders that cover every pair of variants of two fields, chosen greedily."""
+    """Yield decoders that cover every pair of variants of two fields, selected greedily."""
     choices, covered_pairs = [defaults(union) for union in UNIONS_BY_FIELD.values()], set()
     for minimum in range(len(UNIONS_BY_FIELD) * (len(UNIONS_BY_FIELD) - 1) // 2, 0, -1):
         for variants in itertools.product(*choices):
@@ -55,7 +56,7 @@ def combinations():
 
 
 def single_options():
-    """Return every option of every field."""
+    """Yield a tiny decoder for every variant and option of every field."""
     for name, union in UNIONS_BY_FIELD.items():
         for variant in settings(union):
             yield tiny(**{name: variant})
@@ -120,19 +121,26 @@ def test_shared_modules_start_with_equal_values(field, variant):
     assert all(torch.equal(plain[name], changed[name]) for name in shared)
 
 
+AVERAGES_WITH_PERIOD_2 = DepthWeightedAverage(period=2)
+ONE_PER_MODULE = {type(mixer.build(2, 8)): mixer for mixer in [*defaults(DepthMixer), AVERAGES_WITH_PERIOD_2]}
+"""One mixer for every module class.
+
+The period of 2 covers a block with an average and a block without. The other averages with static weights have the same
+module.
+"""
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    "depth", {type(mixer.build(2, 8)): mixer for mixer in defaults(DepthMixer)}.values(), ids=label
-)
+@pytest.mark.parametrize("depth", ONE_PER_MODULE.values(), ids=label)
 def test_a_decoder_compiles_to_one_graph(depth):
     """The released DenseFormer code breaks the graph, because the compiler cannot see the shape of its history.
 
-    The backward pass is traced for DenseFormer only; the other mixers have no custom backward pass.
+    To save time, the compiler traces the backward pass only for averages over depth, the mixers of DenseFormer.
     """
     model = tiny(layers=2, depth=depth, projection=Pattention(tokens=5)).build()
     tokens = torch.randint(11, (2, TIME))
     torch.compiler.reset()  # reset: torch compiles the same code at most eight times
-    backend = "aot_eager" if depth.kind == "dwa" else "eager"
+    backend = "aot_eager" if isinstance(depth, Averages) else "eager"
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     parameters = list(model.parameters())
     gradients, expected = (torch.autograd.grad(run(tokens).square().sum(), parameters) for run in (compiled, model))

@@ -101,7 +101,7 @@ def test_stages_and_their_controls_read_text_that_runs_from_scratch_do_not_read(
             assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
 
 
-def test_a_stage_has_a_tenth_of_its_parents_tokens(runs):
+def test_a_stage_has_a_tenth_of_the_tokens_of_the_first_model_of_its_chain(runs):
     for name in ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-zero-keep-2", "net2net-2", "hypercloning-2"):
         assert 10 * runs[name].tokens == runs[PARENT].tokens
     assert runs["grown-double-2"].tokens == 2 * runs["grown-random-sqrt-2"].tokens == 4 * runs["grown-half-2"].tokens
@@ -137,7 +137,8 @@ def test_annealed_stages_and_continued_parents_have_equal_flops_data_and_schedul
     for stage in stages:
         assert (stage.init, stage.tokens, stage.model.params()) == (PARENT, fraction * runs[PARENT].tokens, 852096)
         assert control.flops == pytest.approx(stage.flops, rel=5e-4)
-        assert (control.task, control.data, control.init, control.growth) == (stage.task, stage.data, PARENT, None)
+        assert (control.task, control.data, control.schedule) == (stage.task, stage.data, stage.schedule)
+        assert (control.init, control.growth) == (PARENT, None)
 
 
 @pytest.mark.parametrize(

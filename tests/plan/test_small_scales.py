@@ -1,4 +1,8 @@
-"""Initial models have the loss of a uniform distribution. Models of the small scales also rotate all channels."""
+"""Initial loss, initial embedding and rotary fraction of the models of every scale.
+
+Models of the small scales start at the loss of a uniform distribution and rotate all channels. Models of the large
+scales have the published initial embedding and rotary fraction.
+"""
 
 import math
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import MODEL, RUN, VOCABULARY, small
+from torch.utils._pytree import tree_flatten
 
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
@@ -21,26 +22,36 @@ RANDOM = np.random.default_rng(5)
 TRAIN, VALID = (RANDOM.integers(0, VOCABULARY, size).astype(np.uint16) for size in (2000, 200))
 
 
-def start(run):
+def initial_state(run):
     model = run.model.build(run.seed)
     return State(model, run.optimizer.build(model))
 
 
-def go(run, state, *, save=lambda state: None, stop=lambda: None, checkpoint_seconds=math.inf):
+def run_steps(run, state, *, save=lambda state: None, stop=lambda: None, checkpoint_seconds=math.inf):
     return train(run, state, TRAIN, VALID, Hooks(save, stop, checkpoint_seconds))
 
 
-def done(run):
-    state = start(run)
-    assert go(run, state) is None
+def trained_state(run):
+    state = initial_state(run)
+    assert run_steps(run, state) is None
     return state
 
 
-def same(left, right):
-    """Return whether two states are bit-identical, except for times."""
-    tensors = zip(left.model.state_dict().values(), right.model.state_dict().values(), strict=True)
-    rows = all(left.rows[name] == right.rows[name] for name in ("train", "eval"))
-    return rows and left.step == right.step and all(torch.equal(a, b) for a, b in tensors)
+def content_without_times(state):
+    content = state.dump()
+    rows = {name: rows for name, rows in content["rows"].items() if name != "timing"}
+    times = ("started", "training_time_s", "wall_time_s")
+    return {name: value for name, value in content.items() if name not in times} | {"rows": rows}
+
+
+def identical(left, right):
+    """Return whether two states have bit-identical checkpoints, except for times."""
+    (left, left_structure), (right, right_structure) = (
+        tree_flatten(content_without_times(state)) for state in (left, right)
+    )
+    return left_structure == right_structure and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(left, right, strict=True)
+    )
 
 
 KINDS = {
@@ -57,21 +68,21 @@ KINDS = {
 @pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_on_a_fake_device.py has more kinds
 def test_reading_losses_only_at_logged_steps_changes_no_bits(kind, monkeypatch):
     """On a GPU the optimizer skips non-finite gradients without a synchronisation; here the CPU does the same."""
-    at_once = done(KINDS[kind])
+    at_once = trained_state(KINDS[kind])
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
-    assert same(at_once, done(KINDS[kind]))
+    assert identical(at_once, trained_state(KINDS[kind]))
 
 
 def test_every_checkpoint_resumes_to_the_same_result():
     saved = []
-    full = start(RUN)
-    go(RUN, full, save=lambda state: saved.append(copy.deepcopy(state.dump())), checkpoint_seconds=0)
+    full = initial_state(RUN)
+    run_steps(RUN, full, save=lambda state: saved.append(copy.deepcopy(state.dump())), checkpoint_seconds=0)
     assert [content["step"] for content in saved] == list(range(1, 13))
     for content in saved:
-        state = start(RUN)
+        state = initial_state(RUN)
         state.restore(content)
-        go(RUN, state)
-        assert same(state, full)
+        run_steps(RUN, state)
+        assert identical(state, full)
 
 
 def test_slow_checkpoints_are_saved_less_often(monkeypatch):
@@ -87,7 +98,7 @@ def test_slow_checkpoints_are_saved_less_often(monkeypatch):
         clock[0] += 100
 
     monkeypatch.setattr(loop.time, "monotonic", read_clock)
-    hooks, state = Hooks(save, lambda: None, 60), start(RUN)
+    hooks, state = Hooks(save, lambda: None, 60), initial_state(RUN)
     for _ in range(5000):
         hooks.reason_to_stop()
         hooks.write(state)
@@ -101,13 +112,13 @@ def test_training_rows_have_the_loss_and_gradient_norm_before_the_step():
     loss = run.task.losses(model, windows)[0]
     loss.backward()
     norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in model.parameters()))
-    ((_, _, logged_loss, _, logged_norm),) = done(run).rows["train"]
+    ((_, _, logged_loss, _, logged_norm),) = trained_state(run).rows["train"]
     assert (logged_loss, logged_norm) == (loss.item(), pytest.approx(norm, rel=1e-5))
 
 
 def test_validation_rows_have_the_loss_of_fixed_windows_without_dropout():
     run = KINDS["dropout"]
-    state = done(run)
+    state = trained_state(run)
     model = state.model.eval()
     last = [row[4] for row in state.rows["eval"] if row[0] == 12]
     with torch.no_grad():
@@ -124,19 +135,19 @@ def test_one_step_applies_the_optimizer_to_the_clipped_gradient():
     for parameter in model.parameters():
         parameter.grad *= 0.25 / norm
     optimizer.step()
-    for expected, actual in zip(model.parameters(), done(run).model.parameters(), strict=True):
+    for expected, actual in zip(model.parameters(), trained_state(run).model.parameters(), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_accumulation_changes_only_rounding(monkeypatch):
-    full, loss, sizes = done(RUN), LanguageModeling.losses, set()
+    full, loss, sizes = trained_state(RUN), LanguageModeling.losses, set()
 
     def loss_and_note(task, model, windows):
         sizes.add(len(windows))
         return loss(task, model, windows)
 
     monkeypatch.setattr(LanguageModeling, "losses", loss_and_note)
-    accumulated = done(KINDS["accumulate"])
+    accumulated = trained_state(KINDS["accumulate"])
     assert sizes == {2}
     losses = [[row[2] for row in state.rows["train"]] for state in (full, accumulated)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -150,16 +161,16 @@ def test_compile_runs_the_compiled_model_and_saves_the_plain_model(monkeypatch):
         return lambda *tokens, **targets: calls.append(1) or model(*tokens, **targets)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    assert same(done(small(compile=True)), done(RUN))
+    assert identical(trained_state(small(compile=True)), trained_state(RUN))
     assert len(calls) == 12 + 4 * 2  # steps, and two batches at each of four evaluations
 
 
 def test_before_mixing_start_step_a_run_is_bit_identical_to_the_plain_run():
-    """Before this step, the mixing weights are neither trained nor part of the gradient norm."""
+    """Before `mixing_start_step`, the mixing weights are not trained and not part of the gradient norm."""
     mixed = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
-    waiting = done(small(model=mixed, optimizer=AdamW(lr=0.01, mixing_start_step=12)))
-    plain = done(small()).model.state_dict()
+    waiting = trained_state(small(model=mixed, optimizer=AdamW(lr=0.01, mixing_start_step=12)))
+    plain = trained_state(small()).model.state_dict()
     state = waiting.model.state_dict()
     assert all(torch.equal(state[name], weight) for name, weight in plain.items())
     assert {weight for _, _, weight in waiting.model.mixer.weights()} == {0.0, 1.0}
-    assert waiting.rows["train"] == done(small()).rows["train"]
+    assert waiting.rows["train"] == trained_state(small()).rows["train"]

@@ -4,6 +4,7 @@ import functools
 import json
 import platform
 import re
+import socket
 import subprocess
 from datetime import datetime
 
@@ -23,6 +24,9 @@ def record(finished):
 
 
 def test_the_record_has_the_code_data_and_machine(record, finished, data):
+    assert record["code_hash"] == "code"
+    assert record["git"] == provenance.git_state()
+    assert (record["host"], record["device"]) == (socket.gethostname(), provenance.device_name(torch.device("cpu")))
     manifest = json.loads((data / "manifest.json").read_text())
     assert record["data"] == {"name": "text", "fingerprint": manifest["fingerprint"]}
     test = manifest["splits"]["test"]
@@ -55,7 +59,7 @@ def test_parameters_tokens_and_flops_match_counts(model, data, tmp_path, monkeyp
 
 
 def test_extra_entries_are_in_the_record_from_the_start(data, tmp_path):
-    """The record is written once with all entries, so a run that is killed just after is complete."""
+    """The record is written once with all entries, so a run that is killed after this write is complete."""
     assert trained(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
 
 
