@@ -156,8 +156,8 @@ def test_repeated_growth_keeps_the_first_tau():
     assert grow(twice, tau="sqrt").spec.projection == Pattention(tokens=72)
 
 
-def test_a_carried_optimizer_takes_the_parents_next_step():
-    """If growth preserves the function, the next step changes old weights exactly as in the parent."""
+def test_the_next_step_with_the_carried_optimizer_equals_the_step_of_the_parent():
+    """If growth preserves the function, the next step changes the old weights in the same way as in the parent."""
     model, optimizer = trained()
     grown = grow(model)
     carried = torch.optim.AdamW(grown.parameters(), lr=0.01, betas=(0.9, 0.95))

@@ -1,4 +1,4 @@
-"""Growth in width: two forms of Net2Net and HyperCloning, and the functions that they preserve."""
+"""Growth in width by two forms of Net2Net and by HyperCloning, and which of them preserve the function."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def spec(parent=PARENT, **changes):
 
 
 def wider(parent, factor, hidden=None):
-    """Return the parent's spec with `factor` times the width and the heads and, by default, the hidden units."""
+    """Return the parent's spec with width, heads and, unless `hidden` is given, hidden units multiplied by `factor`."""
     feedforward = parent.feedforward
     if isinstance(feedforward, Mlp):
         units = feedforward.width(parent.width)

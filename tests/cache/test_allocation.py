@@ -90,7 +90,7 @@ def test_the_measured_cache_size_of_adaptive_heads_equals_the_budget():
     Toy(4, rotary=False)(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME])
     q, k, v = tensors(time=20)
-    k[:, 1] *= 1000  # the other head retains all of its keys
+    k[:, 1] *= 1000  # Knorm evicts the long keys of head 1, so head 0 retains all of its keys
     simulation = Simulation(HeadAdaptive(policy=Knorm(), safeguard=0.0), 10)
     simulation(0, q, k, v)
     assert simulation.realised_budget.tolist() == pytest.approx([0.5, 0.5])
@@ -168,7 +168,7 @@ def test_a_pyramid_evicts_as_simulated_in_each_layer(scoring):
     assert (feed(model, tokens, cache) - expected).abs().max() < 1e-10
     assert [cache.kept(layer).shape[-1] for layer in (0, 1)] == [9, 3]
     assert [masks[layer][0, 0, -1].sum().item() for layer in (0, 1)] == [10, 4]
-    # at least two keys that the query sees stay after the last eviction
+    # the last eviction retains at least two of the keys that the last query sees
     assert masks[1][0, 0, -1, cache.kept(1)[0, 0]].sum() >= 2
 
 

@@ -91,7 +91,7 @@ def decoder(**fields):
     spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, embedding_std=1.0, **fields)
     model = spec.build(seed=3).double().requires_grad_(False)
     for number, weights in enumerate(model.mixer.parameters(), start=1):
-        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the initial identity
+        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # weights that differ from the initial identity
     return model
 
 
@@ -114,7 +114,7 @@ def tokens():
 
 
 def feed(model, tokens, cache):
-    """Feed the tokens in chunks, several at once and one by one."""
+    """Feed the tokens in chunks of one or several tokens; return the concatenated outputs."""
     return torch.cat([model(chunk, attend=cache, start=cache.length) for chunk in tokens.split(CHUNKS, 1)], 1)
 
 
@@ -129,14 +129,14 @@ def test_the_full_cache_matches_one_pass(model, tokens):
 def test_eviction_matches_simulation(policy, model, tokens):
     for budget in (max(1, policy.sink), 5):
         cache = PrunedCache(policy, budget)
-        real = feed(model, tokens, cache)
+        actual = feed(model, tokens, cache)
         expected = model(tokens, attend=Simulation(policy, budget))
-        assert (real - expected).abs().max() < 1e-10
+        assert (actual - expected).abs().max() < 1e-10
         assert cache.length == TIME
         if not isinstance(policy, Full):
             unpruned_logits = model(tokens, attend=Simulation(Full(), 1.0))
             # the budget must be smaller than the text, otherwise the test is vacuous
-            assert (real - unpruned_logits).abs().max() > 1e-6
+            assert (actual - unpruned_logits).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
@@ -156,7 +156,7 @@ def test_a_cache_grows_only_up_to_its_budget():
         cache = PrunedCache(Decay(), budget)
         out = torch.cat([cache(0, chunk, chunk, chunk) for chunk in q.split([1, 150, 149], 2)], 2)
         assert torch.allclose(out, Simulation(Decay(), budget)(0, q, q, q), atol=1e-12)
-        slots = -(-min(budget + 1, 512) // 16) * 16  # full SIMD vectors
+        slots = -(-min(budget + 1, 512) // 16) * 16  # rounded up to full SIMD vectors
         assert cache._layers[0].slots <= slots
 
 
@@ -171,19 +171,22 @@ def test_memory_is_proportional_to_the_budget():
     per_token = 2 * 2 * 2 * 8 * 4
     assert full.bytes() == per_token * length
     assert pruned.bytes() == per_token * budget
-    slots = -(-(budget + 1) // 16) * 16  # full SIMD vectors
+    slots = -(-(budget + 1) // 16) * 16  # rounded up to full SIMD vectors
     assert pruned.metadata_bytes() == 2 * 2 * slots * (4 + 4)
     assert pruned.bytes() / full.bytes() == pytest.approx(0.4, abs=0.01)
 
 
 REORDERED = {repr(policy): functools.partial(PrunedCache, policy, 5) for policy in (Decay(recent=0.5), TOVA(), Knorm())}
-REORDERED |= {"everything": KVCache, "compressed": lambda: CompressedCache(SnapKV(), 5)}
+REORDERED |= {"full cache": KVCache, "compressed": lambda: CompressedCache(SnapKV(), 5)}
 
 
 @pytest.mark.parametrize("compile_threshold", [0, math.inf], ids=["compiled", "torch"])
 @pytest.mark.parametrize("make", REORDERED.values(), ids=REORDERED)
 def test_reordered_sequences_continue_correctly(make, compile_threshold, monkeypatch):
-    """As in beam search. A compiled step must not keep references to buffers from before the reordering."""
+    """Beam search reorders sequences like this.
+
+    A compiled step must not keep references to buffers from before the reordering.
+    """
     monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", compile_threshold)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
@@ -192,7 +195,7 @@ def test_reordered_sequences_continue_correctly(make, compile_threshold, monkeyp
         reordered(0, *(x[:, :, start:end] for x in (q, k, v)))
         reference(0, *(x[rows, :, start:end] for x in (q, k, v)))
     reordered.reorder(rows)
-    copied = copy.deepcopy(reference)  # has its own buffers and its own compiled step
+    copied = copy.deepcopy(reference)  # has separate buffers and a separate compiled step
     for position in range(10, 14):
         token = [x[rows, :, position : position + 1] for x in (q, k, v)]
         expected = reference(0, *token)
@@ -287,7 +290,7 @@ def test_the_measured_cache_size_is_the_retained_fraction(policy, tokens):
     simulation = Simulation(policy, 0.4, [TIME, 11])
     model(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME, 4 / 11])
-    # with a budget of one key fewer than tokens, the last query still sees every key and then evicts one
+    # with a budget of TIME - 1 keys, the last query sees every key, and one key is evicted after it
     for budget in (1.0, TIME, TIME - 1):
         simulation = Simulation(policy, budget)
         model(tokens, attend=simulation)

@@ -60,7 +60,7 @@ def tensors(heads=4, key_heads=2, time=30, d_head=4, seed=0):
     return [2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def chosen(policy, budget, q, k, v, position=None):
+def retained_keys(policy, budget, q, k, v, position=None):
     cache = CompressedCache(policy, budget, position or PositionEncoding())
     cache(0, q, k, v)
     return cache.kept(0).tolist()
@@ -102,7 +102,7 @@ def test_scores_match_the_worked_example(alpha, expected, vectors, hand_logits):
     k = torch.eye(5, dtype=torch.float64)[None, None]
     importance = importance_of(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]), None)[0, 0]
     assert importance.tolist() == pytest.approx(vectors["hand"][f"oneshot_prefill_alpha{alpha:g}"], abs=1e-6)
-    assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
+    assert retained_keys(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
 
 
 @pytest.mark.parametrize(("slope", "width"), [(0.0, 1), (0.01, 128), (0.1, 16), (10.0, 32), (10.0, 0), (0.1, 400)])
@@ -115,35 +115,35 @@ def test_the_sigmoid_window_matches_its_formula(slope, width):
     policy = SigmoidWindow(slope=slope, width=width)
     importance = importance_of(policy, Prompt(q, k, v, [9, 9], [150, 150]), None)
     torch.testing.assert_close(importance, expected, rtol=1e-5, atol=1e-7)
-    assert chosen(policy, 9, q, k, v) == expected.topk(9).indices.sort().values.tolist()
+    assert retained_keys(policy, 9, q, k, v) == expected.topk(9).indices.sort().values.tolist()
     if slope == 0:
-        assert chosen(policy, 9, q, k, v) == chosen(H2O(recent=0.0), 9, q, k, v)
+        assert retained_keys(policy, 9, q, k, v) == retained_keys(H2O(recent=0.0), 9, q, k, v)
 
 
-def test_the_exponential_that_was_published_as_a_sigmoid_is_decay():
+def test_decay_equals_the_exponential_weights_of_the_published_sigmoid_window():
     q, k, v = tensors(time=40)
     weights = torch.exp(0.3 * (torch.arange(40, dtype=torch.float64) - (40 - 16 - 1)))
     expected = (attention(q, k) * weights[:, None]).sum(2).unflatten(1, (2, 2)).sum(2)
     decay = Decay(alpha=math.exp(-0.3))
     importance = importance_of(decay, Prompt(q, k, v, [9, 9], [40, 40]), None)
     torch.testing.assert_close(importance * weights[-1], expected)
-    assert chosen(decay, 9, q, k, v) != chosen(SigmoidWindow(slope=0.3, width=16), 9, q, k, v)
+    assert retained_keys(decay, 9, q, k, v) != retained_keys(SigmoidWindow(slope=0.3, width=16), 9, q, k, v)
 
 
 def test_step_by_step_policies_compress_a_prompt_to_their_best_keys():
     q, k, v = tensors(time=300)
     sums = attention(q, k).sum(2).unflatten(1, (2, 2)).sum(2)
     sums[..., 270:] = torch.inf  # the recent half of the budget
-    assert chosen(H2O(), 60, q, k, v) == sums.topk(60).indices.sort().values.tolist()
+    assert retained_keys(H2O(), 60, q, k, v) == sums.topk(60).indices.sort().values.tolist()
     last = attention(q, k)[:, :, -1].sum(1, keepdim=True).expand(-1, 2, -1).clone()
     last[..., -1] = torch.inf
-    assert chosen(TOVA(), 60, q, k, v) == last.topk(60).indices.sort().values.tolist()
-    assert chosen(Knorm(), 60, q, k, v) == k.norm(dim=-1).topk(60, largest=False).indices.sort().values.tolist()
+    assert retained_keys(TOVA(), 60, q, k, v) == last.topk(60).indices.sort().values.tolist()
+    assert retained_keys(Knorm(), 60, q, k, v) == k.norm(dim=-1).topk(60, largest=False).indices.sort().values.tolist()
     anchor = F.normalize(k, dim=-1).mean(2, keepdim=True)
     alike = F.cosine_similarity(k, anchor, dim=-1)
-    assert chosen(KeyDiff(), 60, q, k, v) == alike.topk(60, largest=False).indices.sort().values.tolist()
-    assert chosen(Local(), 3, q, k, v)[0][0] == [297, 298, 299]
-    assert chosen(StreamingLLM(sink=1), 3, q, k, v)[0][0] == [0, 298, 299]
+    assert retained_keys(KeyDiff(), 60, q, k, v) == alike.topk(60, largest=False).indices.sort().values.tolist()
+    assert retained_keys(Local(), 3, q, k, v)[0][0] == [297, 298, 299]
+    assert retained_keys(StreamingLLM(sink=1), 3, q, k, v)[0][0] == [0, 298, 299]
 
 
 def test_snapkv_scores_are_the_attention_of_the_window():
@@ -153,7 +153,7 @@ def test_snapkv_scores_are_the_attention_of_the_window():
     pooled = torch.stack([padded[..., i : i + 26] for i in range(3)]).mean(0)
     best = pooled.unflatten(1, (2, 2)).mean(2).topk(6).indices.sort().values
     tail = torch.arange(26, 30).expand(2, 2, 4)
-    assert chosen(SnapKV(window=4, kernel=3), 10, q, k, v) == torch.cat([best, tail], -1).tolist()
+    assert retained_keys(SnapKV(window=4, kernel=3), 10, q, k, v) == torch.cat([best, tail], -1).tolist()
 
 
 def test_expected_attention_matches_a_mean_over_gaussian_queries():
@@ -211,7 +211,7 @@ def test_policies_that_mask_whole_sequences_cannot_compress(policy):
 def test_a_short_prompt_retains_at_least_one_key(policy):
     for time, budget in ((1, 4), (1, 0.1), (4, 0.1)):
         retained = time if isinstance(policy, Full) else 1
-        assert [[len(keys) for keys in row] for row in chosen(policy, budget, *tensors(time=time))] == [
+        assert [[len(keys) for keys in row] for row in retained_keys(policy, budget, *tensors(time=time))] == [
             [retained] * 2
         ] * 2
 
@@ -220,7 +220,7 @@ def test_a_short_prompt_retains_at_least_one_key(policy):
 def test_half_precision_selects_the_keys_of_float32(policy):
     q, k, v = (x.half() for x in tensors(time=300))
     q = 200 * q  # the squares overflow in float16
-    assert chosen(policy, 60, q, k, v) == chosen(policy, 60, q.float(), k.float(), v.float())
+    assert retained_keys(policy, 60, q, k, v) == retained_keys(policy, 60, q.float(), k.float(), v.float())
 
 
 def test_missing_inputs_are_refused():

@@ -269,7 +269,7 @@ def test_only_large_inputs_use_numba(numba_engine, monkeypatch):
     assert engines.choose_engine(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is engines.run_in_torch
 
 
-def test_without_numba_torch_runs_and_logs_it(monkeypatch, caplog):
+def test_without_numba_the_torch_engine_runs_and_a_message_is_logged(monkeypatch, caplog):
     engines.load_numba.cache_clear()
     monkeypatch.setitem(sys.modules, "formerlab.cache.numba_engine", None)
     monkeypatch.delattr("formerlab.cache.numba_engine", raising=False)

@@ -18,13 +18,13 @@ def test_decoding_a_token_needs_few_launches():
 
 
 def test_averages_over_depth_need_two_launches_per_block():
-    """Adding streams one by one took 1273 launches in 48 blocks."""
+    """Adding block outputs one by one took 1273 launches in 48 blocks."""
     mixing = launches(KVCache(), DEEP_LAYERS, depth=DepthWeightedAverage()) - launches(KVCache(), DEEP_LAYERS)
     assert mixing <= 2 * DEEP_LAYERS + 2
 
 
 def test_attention_over_depth_needs_few_launches_and_is_equal():
-    """Adding sources one by one took 19 493 launches in 48 blocks."""
+    """Adding block outputs one by one took 19 493 launches in 48 blocks."""
     mixing = launches(KVCache(), LAYERS, depth=AttentionResiduals()) - launches(KVCache(), LAYERS)
     assert mixing <= 2 * 12 * LAYERS
     values = torch.randn(5, 2, 1, 8).unbind()

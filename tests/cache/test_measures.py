@@ -35,7 +35,7 @@ def ideal(full, budget):
     return rows
 
 
-def test_the_ideal_has_distance_zero_and_other_masks_are_farther():
+def test_the_ideal_has_distance_zero_and_policies_have_a_positive_distance():
     logits = random_logits(time=20)
     full, _ = simulate(Full(), logits, 1.0)
     best = ideal(full, 5)

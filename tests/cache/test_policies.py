@@ -1,4 +1,4 @@
-"""Properties of every policy of the union, and their rules against a reference in plain Python."""
+"""Properties of every policy in `CachePolicy`; the rules are compared with a reference in plain Python."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def full_attention(logits):
     return logits.masked_fill(~mask, -torch.inf).softmax(-1)
 
 
-def test_the_union_is_the_registry():
+def test_cache_policy_parses_every_policy_from_its_kind():
     assert len({policy.kind for policy in VARIANTS}) == len(VARIANTS) >= 13
     adapter = TypeAdapter(CachePolicy)
     for policy in VARIANTS + OFFICIAL:
@@ -157,7 +157,7 @@ def test_official_h2o_matches_the_plain_python_reference(oracle, time, budget, r
 @pytest.mark.parametrize("budgets", [(8, 6, 3, 1), (6, 6, 6, 6), (0.8, 0.5, 0.2, 0.1)])
 def test_spatten_matches_the_plain_python_reference(oracle, budgets):
     state, lengths = {}, [12, 8]
-    # every layer prefers other keys, so that the sum over layers and the last layer give different results
+    # layers prefer different keys, so that the sum over layers and the last layer give different results
     stack = [random_logits(seed=seed) + 3 * random_logits(seed=seed + 9)[:, :, :1] for seed in range(4)]
     results = [
         simulate(SpAtten(), logits, budget, lengths=lengths, state=state)[1]
@@ -231,7 +231,7 @@ def test_query_heads_of_a_key_value_head_retain_the_same_keys(policy):
     twins = logits[:, ::2].repeat_interleave(2, 1)
     _, grouped = layers(policy, twins, 4, groups=2)
     _, single = layers(policy, logits[:, ::2], 4)
-    assert torch.equal(grouped[:, ::2], single), "two equal query heads retain the keys that one of them retains alone"
+    assert torch.equal(grouped[:, ::2], single), "two equal query heads retain the same keys as a single head"
 
 
 def test_scores_of_half_precision_logits_are_summed_in_float32():

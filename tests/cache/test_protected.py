@@ -90,9 +90,9 @@ def test_a_protected_prompt_is_retained_as_simulated(policy):
     model, tokens = Toy(2, rotary=True), torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
     for budget in (PROMPT, PROMPT + 4):
         cache = PrunedCache(policy, budget)
-        real = feed(model, tokens, cache)  # the first chunk has 7 tokens
+        actual = feed(model, tokens, cache)  # the first chunk has 7 tokens
         expected = model(tokens, attend=Simulation(policy, budget, prompt=PROMPT))
-        assert (real - expected).abs().max() < 1e-10
+        assert (actual - expected).abs().max() < 1e-10
         retained = cache.kept(1)
         assert retained.shape[-1] == budget
         assert torch.equal(retained[..., :PROMPT], torch.arange(PROMPT).expand_as(retained[..., :PROMPT]))

@@ -15,7 +15,7 @@ ORIGINAL_POSITIONS = StreamingLLM(sink=2)
 TIME, BUDGET = 25, 6
 
 
-class Exact(PositionEncoding):
+class DoublePrecisionRotary(PositionEncoding):
     """Rotary positions in double precision."""
 
     def rotate(self, x, start):
@@ -48,7 +48,7 @@ def rotated(q, k):
 
 def test_simulation_matches_the_paper():
     q, k, v = plain()
-    out = Simulation(POLICY, BUDGET, position=Exact())(0, *rotated(q, k), v)
+    out = Simulation(POLICY, BUDGET, position=DoublePrecisionRotary())(0, *rotated(q, k), v)
     assert torch.allclose(out, by_index(q, k, v, BUDGET, sink=2), atol=1e-12)
     # re-indexing must change the output, otherwise the test is vacuous
     assert (out - Simulation(ORIGINAL_POSITIONS, BUDGET)(0, *rotated(q, k), v)).abs().max() > 1e-3
@@ -57,10 +57,10 @@ def test_simulation_matches_the_paper():
 def test_each_sequence_of_a_padded_batch_is_reindexed():
     q, k, v = plain()
     lengths = [TIME, 13]
-    together = Simulation(POLICY, 0.3, lengths, position=Exact())(0, *rotated(q, k), v)
+    together = Simulation(POLICY, 0.3, lengths, position=DoublePrecisionRotary())(0, *rotated(q, k), v)
     for row, length in enumerate(lengths):
         sequence = [x[row : row + 1, :, :length] for x in (*rotated(q, k), v)]
-        alone = Simulation(POLICY, 0.3, position=Exact())(0, *sequence)
+        alone = Simulation(POLICY, 0.3, position=DoublePrecisionRotary())(0, *sequence)
         assert torch.allclose(together[row, :, :length], alone[0], atol=1e-12)
 
 
@@ -68,14 +68,17 @@ def test_each_sequence_of_a_padded_batch_is_reindexed():
 def test_a_text_may_be_shorter_than_the_sink(time):
     policy, (q, k, v) = StreamingLLM(sink=4, positions="reindexed"), (x[:, :, :time] for x in plain())
     full, tensors = by_index(q, k, v, budget=9, sink=4), (*rotated(q, k), v)
-    for attend in (Simulation(policy, 9, position=Exact()), PrunedCache(policy, 9, position=Exact())):
+    for attend in (
+        Simulation(policy, 9, position=DoublePrecisionRotary()),
+        PrunedCache(policy, 9, position=DoublePrecisionRotary()),
+    ):
         assert torch.allclose(attend(0, *tensors), full, atol=1e-12)
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 7, 20])
 def test_eviction_matches_the_paper(prompt):
     q, k, v = plain()
-    cache, tensors = PrunedCache(POLICY, BUDGET, position=Exact()), (*rotated(q, k), v)
+    cache, tensors = PrunedCache(POLICY, BUDGET, position=DoublePrecisionRotary()), (*rotated(q, k), v)
     sizes = [prompt, *[1] * (TIME - prompt)]
     out = torch.cat([cache(0, *chunk) for chunk in zip(*(x.split(sizes, 2) for x in tensors), strict=True)], 2)
     assert torch.allclose(out, by_index(q, k, v, BUDGET, sink=2), atol=1e-12)
@@ -103,4 +106,4 @@ def test_unsupported_position_encodings_are_refused():
         with pytest.raises(UserError, match="use positions='kept'"):
             make(POLICY, BUDGET, position=learned)
     with pytest.raises(UserError, match="use positions='kept'"):
-        CompressedCache(POLICY, BUDGET, position=Exact())
+        CompressedCache(POLICY, BUDGET, position=DoublePrecisionRotary())

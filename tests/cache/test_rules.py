@@ -51,7 +51,7 @@ def test_half_precision_keys_give_the_scores_of_float32(policy, dtype):
 
 
 def check_evictions(policy, worst):
-    """Check that `policy` evicts the key worst(keys of a head, retained positions) if more than 5 keys are retained."""
+    """Check that `policy` evicts the key that `worst(keys, positions)` returns, if a head has more than 5 keys."""
     keys = draw(2, 2, TIME, 3)
     visible_keys = visible_to_queries(policy, draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
     for row in range(2):

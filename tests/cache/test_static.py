@@ -35,7 +35,7 @@ def decoder(kind):
     for weights in model.blocks.parameters():
         weights *= 20 if "projection" not in MODELS[kind] else 2
     for number, weights in enumerate(model.mixer.parameters(), start=1):
-        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the initial identity
+        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # weights that differ from the initial identity
     return model
 
 
@@ -71,7 +71,7 @@ def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
 
 def test_a_cache_that_has_reached_its_budget_is_static():
     model = decoder("transformer")
-    cache = PrunedCache(Decay(), 64)  # its initial slots equal the budget, without a slot for the next key
+    cache = PrunedCache(Decay(), 64)  # starts with one slot per key of the budget and none for the next key
     static = []
     for token in torch.randint(64, (80, 1, 1)):
         static.append(is_static(cache))

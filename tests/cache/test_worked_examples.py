@@ -18,7 +18,7 @@ TRACES = {
 
 
 def slot_states(policy: Eviction, layer):
-    """Return positions and scores of the slots after every query, before its eviction."""
+    """Return the positions and scores of the slots at every query, before the query evicts a key."""
     states = []
 
     class RecordingPolicy(type(policy)):
@@ -31,7 +31,7 @@ def slot_states(policy: Eviction, layer):
 
 
 def steps(policy, logits, budget):
-    """Return the keys that each query sees, and the scores before its eviction ({position: score} per query)."""
+    """Return {position: score} of the keys that each query sees, before the query evicts a key."""
     states, (batch, _, time, _) = [], logits.shape
     for positions, scores in slot_states(policy, LayerInputs(by_group(logits, 1), [budget] * batch, [time] * batch)):
         filled = positions[0, 0] != EMPTY_POSITION

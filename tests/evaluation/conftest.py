@@ -57,7 +57,10 @@ def configs() -> list[dict]:
 
 
 def naive_log_prob(model, context, continuation) -> tuple[float, bool]:
-    """Return the log-probability of a continuation and whether it is greedy, each token from its own forward pass."""
+    """Return the log-probability of a continuation and whether greedy decoding would generate it.
+
+    Each token is scored by a separate forward pass.
+    """
     total, greedy = 0.0, True
     for count, token in enumerate(continuation):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Beam search equals searches without a cache, greedy search, brute force, and search without a score bound."""
+"""Beam search matches greedy search (beam 1), brute force (a wide beam), and a search without cache and score bound."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Evaluation and decoding on a fake GPU: tensors are on it, rows equal the CPU's, and few operations synchronise."""
+"""Evaluation and decoding on a fake GPU: tensors are on it, rows match the CPU, and few operations synchronise."""
 
 import csv
 import math

@@ -54,7 +54,7 @@ def test_only_unconstrained_mixing_weights_are_pruned(mixer):
     assert measures.count(f"{SINGULAR}feed-forward up") == 16
 
 
-def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():
+def test_singular_values_are_relative_to_the_largest_and_averaged_over_blocks():
     model = MODEL.build(0)
     with torch.no_grad():
         for block, scale in zip(model.blocks, (1.0, 5.0, 9.0), strict=True):

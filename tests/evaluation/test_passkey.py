@@ -29,8 +29,8 @@ def test_the_number_is_hidden_at_the_requested_depth(tokenizer):
 class Copier(torch.nn.Module):
     """An induction model.
 
-    It finds the earlier occurrences of the last 2 to 8 tokens whose next token is visible, and copies the token after the
-    longest occurrence.
+    It finds the earlier occurrences of the last 2 to 8 tokens whose next token is visible, and copies the token after
+    the longest occurrence.
     """
 
     def __init__(self, vocabulary):

@@ -76,7 +76,7 @@ def test_scores_of_every_format(model, tokenizer, suites, leading):
     assert tokenizer.decode(sentence) == "the cat sat"
 
 
-def test_rows_have_stable_examples_and_their_own_number_of_choices(model, tokenizer, suites):
+def test_rows_have_stable_example_ids_and_the_number_of_choices_of_their_question(model, tokenizer, suites):
     rows = list(Questions(load_suites(suites), tokenizer).scores(model))
     counts = {(row.task, row.example): row.choices for row in rows}
     assert counts["pairs_local", "agreement-7"] == 2
@@ -223,7 +223,7 @@ OPENBOOK = {
 
 
 def harness_questions(folder, tokenizer, rows):
-    """Load the suite of a task of the harness, with a file of rows in place of the data set on the hub."""
+    """Load a harness task that reads local rows instead of its data set on the Hub."""
     (folder / "rows.jsonl").write_text(
         rows if isinstance(rows, str) else "".join(f"{json.dumps(row)}\n" for row in rows)
     )

@@ -1,4 +1,4 @@
-"""Answers with the full cache match a naive scorer; answers do not depend on the batch size, with or without pruning."""
+"""Answers of questions: with the full cache they match a naive scorer; they never depend on the batch size."""
 
 import json
 import math

@@ -166,8 +166,8 @@ def test_frozen_mixing_weights_save_no_tensors():
 
 
 @pytest.mark.parametrize(("dilation", "period", "saved_outputs"), [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)])
-def test_only_outputs_that_an_average_reads_are_saved_each_once(dilation, period, saved_outputs):
-    """With 24 blocks: all outputs and X_0 for 1x1, 15 of 25 for 4x5, multiples of 4 for 4x4."""
+def test_each_output_that_an_average_reads_is_saved_once(dilation, period, saved_outputs):
+    """Of the 25 tensors X_0 to X_24, 1x1 saves all, 4x5 saves 15, and 4x4 saves those with an index divisible by 4."""
     mixer, streams = single(24, dilation=dilation, period=period), leaves(24)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):

@@ -120,7 +120,10 @@ def test_static_weights_have_no_weight_decay_and_translators_are_refused(kind):
 
 @pytest.mark.parametrize("streams", [2, 4])
 def test_the_residual_matrix_changes_more_with_the_mixing_start_than_with_the_identity_start(streams):
-    """Sinkhorn-Knopp returns exp(b) / row sum, because all rows and columns of exp(b) have the same sum."""
+    """The initial residual matrix is computed from the initial bias b.
+
+    All rows and columns of exp(b) have the same sum, so Sinkhorn-Knopp returns exp(b) divided by this sum.
+    """
     tokens, inputs, changes = torch.arange(6)[None], torch.randn(1, 1, streams, 8, dtype=torch.float64), {}
     for start, bias in (("identity", 4.0), ("mixing", 1.0)):
         model = tiny(ManifoldHyperConnections(streams=streams, start=start))

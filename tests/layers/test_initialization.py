@@ -56,7 +56,7 @@ def test_initial_values_depend_on_seed_and_module_name():
             assert torch.equal(weight, torch.empty_like(weight).normal_(0.0, std, generator=generator))
 
 
-def test_without_values_keeps_shapes_and_imports_no_compiler():
+def test_the_context_without_values_keeps_shapes_and_imports_no_compiler():
     code = "import sys; from formerlab.layers.initialization import without_values; from formerlab.models import *\n"
     code += "with without_values():\n"
     for spec in MODELS:

@@ -125,7 +125,7 @@ AVERAGES_WITH_PERIOD_2 = DepthWeightedAverage(period=2)
 ONE_PER_MODULE = {type(mixer.build(2, 8)): mixer for mixer in [*defaults(DepthMixer), AVERAGES_WITH_PERIOD_2]}
 """One mixer for every module class.
 
-The period of 2 covers a block with an average and a block without. The other averages with static weights have the same
+With a period of 2, block 1 has no average and block 2 has one. LastK, ConnectToLast and RandomSparse have the same
 module.
 """
 

@@ -60,7 +60,7 @@ def as_torch(model, spec):
         batch_first=True,
         norm_first=spec.order == "pre",
     ).eval()
-    if spec.order == "post":  # the model of the paper has no norm after the norm of the last sub-layer
+    if spec.order == "post":  # the post-norm model of the paper has no additional final norm
         reference.encoder.norm = reference.decoder.norm = None
     for ours, layer in zip(model.encoder, reference.encoder.layers, strict=True):
         copy_attention(ours.attention, layer.self_attn)

@@ -39,7 +39,7 @@ RUN = Run(
     evaluate_every=5,
 )
 
-SAME_BITS = ("weights.safetensors", "train.csv", "eval.csv", "test.csv", "depth.csv", "run.yaml")
+BIT_IDENTICAL_FILES = ("weights.safetensors", "train.csv", "eval.csv", "test.csv", "depth.csv", "run.yaml")
 
 
 def small(**changes: object) -> Run:
@@ -93,7 +93,7 @@ def interrupted(
 
 def hashes(out: Path) -> dict[str, str]:
     """Return the hashes of all results that must not depend on interruptions."""
-    return {name: sha256(out / name) for name in SAME_BITS}
+    return {name: sha256(out / name) for name in BIT_IDENTICAL_FILES}
 
 
 def rows(out: Path, name: str) -> list[dict[str, float | str]]:

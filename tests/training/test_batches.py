@@ -52,7 +52,7 @@ def test_each_micro_batch_has_one_process_and_processes_have_equal_counts(micro_
     )
 
 
-def test_a_shard_has_its_micro_batches_of_the_step(case):
+def test_a_shard_gets_the_micro_batches_of_its_process(case):
     """Sharded micro-batches are bit-identical to the micro-batches of one process, also with Mixup and CutMix."""
     run, data = case
     for step in range(3):

@@ -40,13 +40,13 @@ def test_processes_share_the_memory_of_a_checkpoint(tmp_path):
     """The private memory of a process does not grow with the file, because the page cache is shared."""
     path, size = tmp_path / "last.pt", 2**26
     save_checkpoint(path, {"step": 7, "model": torch.zeros(size // 4)}, IDENTITY)
-    memory = own_memory()
+    memory = private_memory()
     content = load_checkpoint(path, IDENTITY)
     assert content["model"].sum() == 0
-    assert own_memory() - memory < size / 4
+    assert private_memory() - memory < size / 4
 
 
-def own_memory():
+def private_memory():
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(lines["RssAnon"].split()[0])
 

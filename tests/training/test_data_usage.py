@@ -94,7 +94,7 @@ def test_a_resumed_continued_run_reads_the_next_windows(data, tmp_path, monkeypa
     assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(8))
 
 
-def test_a_child_reads_another_stretch_than_its_parent(data, tmp_path, train_batches):
+def test_a_child_can_read_a_different_stretch_from_its_parent(data, tmp_path, train_batches):
     first, last = (run("a").task.model_copy(update={"stretch": stretch}) for stretch in ((0.0, 0.8), (0.8, 1.0)))
     trained(run("a", task=first, steps=30), data, tmp_path / "a")
     record = trained(run("b", "a", task=last, steps=5), data, tmp_path / "b", tmp_path / "a")

@@ -7,8 +7,8 @@ values, other batches), renew the trajectories from the root of the checkout and
 
 On the machine type and build of torch that `golden.json` names, results are bit-identical. On other machines, relative
 differences of up to 2e-5 (bfloat16: 4e-3) were measured, because vector instructions and the order of sums differ. The
-hash covers tensors regardless of their names and order, so moving a class to another file needs no renewal. Renaming a
-submodule needs one, because its name determines its initial values.
+hash covers tensors regardless of their names and order, so moving a class to another file needs no renewal. Renew the
+trajectories after renaming a submodule, because its name determines its initial values.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Runs that grow from a finished run, and old parameter tokens that train slower or are frozen."""
+"""Runs that grow from a finished run, and old parameter tokens that train more slowly or are frozen."""
 
 import json
 import math
@@ -85,13 +85,13 @@ def test_a_resumed_grown_run_is_bit_identical(growth, parent, data, tmp_path, mo
     trained(run, data, tmp_path / "interrupted", parent)
     assert hashes(tmp_path / "interrupted") == hashes(tmp_path / "uninterrupted")
     if method is not None:
-        same = losses(tmp_path / "uninterrupted", 0) == pytest.approx(losses(parent, 12), rel=1e-5)
-        assert same == (method != "net2net_pad")
+        starts_at_parent_loss = losses(tmp_path / "uninterrupted", 0) == pytest.approx(losses(parent, 12), rel=1e-5)
+        assert starts_at_parent_loss == (method != "net2net_pad")
     if "old_tokens" in growth:
         old, new = (load_file(folder / "weights.safetensors") for folder in (parent, tmp_path / "uninterrupted"))
         for name, weight in old.items():
-            held_back = name.endswith((".keys", ".values")) and growth["old_tokens"] == "freeze"
-            assert torch.equal(new[name][: len(weight)], weight) == held_back
+            frozen = name.endswith((".keys", ".values")) and growth["old_tokens"] == "freeze"
+            assert torch.equal(new[name][: len(weight)], weight) == frozen
 
 
 def test_carry_continues_with_the_parents_moments(parent, data, tmp_path):
@@ -155,7 +155,7 @@ class Tokens(nn.Module):
 
 
 def stepped(module, optimizer, steps=6):
-    """Take steps with gradients that do not depend on the weights."""
+    """Take steps with gradients that do not depend on the weights; yield the gradient norm before each step."""
     generator = torch.Generator().manual_seed(2)
     for _ in range(steps):
         weights = [torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in module.parameters()]
@@ -175,7 +175,7 @@ def limited(old_tokens):
     return module, optimizer, parent
 
 
-def test_a_fraction_of_the_rate_equals_adamw_at_that_rate():
+def test_old_tokens_with_a_fraction_of_the_learning_rate_match_adamw_with_that_rate():
     """In the reference, old rows are a separate parameter with a quarter of the learning rate."""
     module, optimizer, parent = limited(0.25)
     plain = Tokens()

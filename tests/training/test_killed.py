@@ -35,9 +35,10 @@ class Processes:
         )
 
     def run(self, *command, signal="SIGKILL", at_call=None, function=None, **limits):
-        """Run a command.
+        """Run a command; return its status, output and number of calls.
 
-        The process gets the signal at call number `at_call` (of `function`, if given). With 0 it only counts calls.
+        The process gets the signal at call number `at_call` of `function`, or of any function by default. With
+        `at_call=0`, calls are only counted.
         """
         order = {"command": [str(word) for word in command], "signal": signal, "at_call": at_call, "function": function}
         order |= limits
@@ -121,7 +122,7 @@ def test_a_run_killed_before_each_rename_is_bit_identical(
 ):
     """os.fsync is called for every file.
 
-    First come run.yaml and each checkpoint with its four tables, then six tables, the weights and the record.
+    The order is run.yaml, each checkpoint with its four tables, six tables, the weights, and the record.
     """
     curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
     last = [*curves, "test.csv", "lender_test.csv", "weights.safetensors", "run.json"]

@@ -8,7 +8,7 @@ from formerlab.layers import DepthWeightedAverage, Learned, Linear, Mlp
 from formerlab.models import Decoder, VisionTransformer
 from formerlab.training.optimizer import AdamW, LayerwiseAdamW, Muon
 
-EVERYTHING = Decoder(
+DECODER = Decoder(
     vocabulary=11,
     layers=2,
     width=8,
@@ -20,11 +20,11 @@ EVERYTHING = Decoder(
     depth=DepthWeightedAverage(),
     tied=False,
 )
-PICTURES = VisionTransformer(
+IMAGE_MODEL = VisionTransformer(
     **{"image": 8, "patch": 4, "channels": 1, "classes": 3, "layers": 2, "width": 8, "heads": 2},
     depth=DepthWeightedAverage(),
 )
-BOTH = pytest.mark.parametrize(("kind", "model_spec"), [(AdamW, EVERYTHING), (LayerwiseAdamW, PICTURES)])
+every_optimizer = pytest.mark.parametrize(("kind", "model_spec"), [(AdamW, DECODER), (LayerwiseAdamW, IMAGE_MODEL)])
 
 
 def split_by_decay(spec, model):
@@ -36,19 +36,19 @@ def split_by_decay(spec, model):
     return groups[True], groups[False]
 
 
-@BOTH
+@every_optimizer
 @pytest.mark.parametrize("mixing", [True, False])
 def test_weight_decay_by_parameter_group(mixing, kind, model_spec):
     decayed, undecayed = split_by_decay(kind(decay_mixing=mixing), model_spec.build())
     alphas = {name for name in decayed | undecayed if name.startswith("mixer.")}
     vectors = {name for name in decayed | undecayed if "bias" in name or "norm" in name}
-    exempt = {"class_token.token", "position.rows"} if model_spec is PICTURES else set()
+    exempt = {"class_token.token", "position.rows"} if model_spec is IMAGE_MODEL else set()
     assert undecayed == vectors | exempt | (set() if mixing else alphas)
-    outer = {"patch_embed.weight", "head.weight"} if model_spec is PICTURES else {"embedding", "head"}
+    outer = {"patch_embed.weight", "head.weight"} if model_spec is IMAGE_MODEL else {"embedding", "head"}
     assert (len(alphas), outer < decayed) == (2, True)
 
 
-@BOTH
+@every_optimizer
 @pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True)])
 def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step, trained, kind, model_spec):
     """The settings depend only on the step."""
@@ -67,13 +67,13 @@ def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step
 def test_the_error_of_muon_without_torch_support_has_the_required_version(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(UserError, match=r"muon needs torch 2\.9 or newer, this is 2\."):
-        Muon().build(EVERYTHING.build())
+        Muon().build(DECODER.build())
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 def test_muon_matches_torch_on_block_matrices_and_adamw_on_other_parameters(tmp_path):
-    """Covers a checkpoint after two steps. A step with found_inf = 1 changes no weights."""
-    model, twin = EVERYTHING.build(), EVERYTHING.build()
+    """The optimizer is saved and loaded after two steps. A step with found_inf = 1 changes no weights."""
+    model, twin = DECODER.build(), DECODER.build()
     spec = Muon(lr=0.02, weight_decay=0.3, momentum=0.9)
     optimizer = spec.build(model)
     inside = [p for name, p in twin.named_parameters() if name.startswith("blocks.") and p.ndim == 2]

@@ -9,7 +9,7 @@ from variation import label, settings
 from formerlab.spec import variants
 from formerlab.training.schedule import Cosine, OneCycle, Schedule
 
-SHARES = st.floats(0.0, 0.99)
+FRACTIONS = st.floats(0.0, 0.99)
 
 
 def curve(schedule, steps):
@@ -23,7 +23,7 @@ def test_factors_of_all_schedules_are_between_0_and_1(schedule, steps):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in variants(Schedule) if "warmup" in kind.model_fields])
-@given(warmup=SHARES, steps=st.integers(1, 300))
+@given(warmup=FRACTIONS, steps=st.integers(1, 300))
 def test_a_warm_up_rises_to_the_peak(kind, warmup, steps):
     factors = curve(kind(warmup=warmup), steps)
     top = factors.index(max(factors))
@@ -50,7 +50,7 @@ def test_onecycle_matches_torch(steps, warmup, start, end):
 
 
 def test_cosine_values():
-    """10 of 101 steps rise by tenths; step 55 is half way down; the last step is exactly the floor."""
+    """The factor rises by 0.1 in each of 10 steps, is half way to the floor at step 55, and ends at the floor."""
     factors = curve(Cosine(warmup=0.1, floor=0.2), 101)
     assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])
     assert factors[10] == 1.0

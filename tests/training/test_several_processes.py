@@ -124,7 +124,10 @@ def test_a_failed_process_ends_the_other_and_its_error_is_shown(failure, train, 
 
 
 def test_steps_with_fewer_sentences_than_micro_batches_are_divided(tmp_path):
-    """With a single sentence, the second process repeats its micro-batch without a contribution to the gradient."""
+    """With a single sentence, the second process computes the micro-batch of the first process again.
+
+    The gradient of the repeated micro-batch does not count.
+    """
     source, pairs = Phrases(count=100), tmp_path / "pairs"
     prepare("pairs", ParallelData(source=source, tokenizer=BytePairs(vocabulary=300), max_tokens=64), pairs)
     run = small(
