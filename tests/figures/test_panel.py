@@ -108,19 +108,39 @@ def test_published_panels_have_a_background_colour_and_a_title(rows):
     assert dots(published) == 0
 
 
-def test_points_with_equal_x_are_shifted_and_rows_without_x_are_horizontal_lines(rows):
+def test_joined_points_stay_at_their_x_and_rows_without_x_are_horizontal_lines(rows):
     level = rows.iloc[:1].assign(variant="level", size=np.nan)
     (axes,) = layout(panel())(pd.concat([rows, level], ignore_index=True)).axes
-    first, second = (
+    joined = [
         line.get_xdata() for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() != "None"
-    )
-    assert (first < second).all()
-    assert first + second == pytest.approx([2, 4])
+    ]
+    assert [list(points) for points in joined] == [[1, 2]] * 2
     assert sum(len(bars.get_segments()) for bars in axes.collections if isinstance(bars, LineCollection)) == 4
     assert "level" in {text.get_text() for text in axes.texts}
-    (axes,) = layout(panel(where={"source": "published"}))(rows).axes
+    # the dots of seeds are beside the bars, on opposite sides for the two series
+    shifts = [
+        points.get_offset_transform().transform((1, 4))[0] - axes.transData.transform((1, 4))[0]
+        for points in axes.collections
+        if isinstance(points, PathCollection)
+    ]
+    assert shifts[0] < 0 < shifts[1] == pytest.approx(-shifts[0])
+
+
+@pytest.mark.parametrize(("apart", "expected"), [(0.0, [[1, 2], [1.035, 2.035]]), (9.0, [[1, 2]] * 2)])
+def test_points_that_are_not_joined_are_shifted_if_their_bars_overlap(rows, apart, expected):
+    losses = [column for column in rows if str(column).startswith("loss_nats")]
+    rows.loc[rows["variant"].eq("Transformer"), losses] += apart
+    (axes,) = layout(panel())(rows.assign(_linestyle="")).axes
+    xs = [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1]
+    assert sorted(xs) == pytest.approx(sorted(x for of_series in expected for x in of_series))
+    (axes,) = layout(panel(where={"source": "published"}))(rows.assign(_linestyle="")).axes
     # points without error bars are not shifted
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2
+    assert {x for line in axes.get_lines() for x in line.get_xdata()} == {1, 2}
+
+
+def test_verdicts_are_a_line_of_the_note(rows):
+    (text,) = layout(panel(title="Loss", name="none"))(rows.assign(_claims="a, b: agrees; c: no verdict")).texts
+    assert text.get_text().endswith("\nClaims: a, b: agrees; c: no verdict.")
 
 
 def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):

@@ -11,10 +11,11 @@ import pandas as pd
 import seaborn.objects as so
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.collections import PathCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation
 from pandas import DataFrame, Series
 
 from formerlab.report.style import BLACK, GREY, LETTER, MET_GROUND, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink
@@ -45,8 +46,10 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, y_colours: Mapping[Any, st
     references = means[means[panel.x].isna()]
     means = means.drop(references.index)
     if panel.kind == "line":
-        rows = rows.assign(_at=pd.concat([_offset_x(panel, means, means), _offset_x(panel, seeds, means, -0.35)]))
-        means, seeds = rows.loc[means.index], rows.loc[seeds.index]
+        means = means.join(placed := _place_x(panel, means))
+        of_mean = means.drop_duplicates([panel.by, panel.x]).set_index([panel.by, panel.x])[[*placed]]
+        seeds = seeds.join(of_mean, on=[panel.by, panel.x]).fillna({"_side": -1})
+        rows = pd.concat([means, seeds])
     if forest:
         names = list(y_colours or means[panel.y].unique())[::-1]
         means, seeds = _forest_positions(panel, means, seeds[seeds[panel.y].isin(names)], names)
@@ -126,22 +129,30 @@ def _reference_line(axes: Axes, panel: "Panel", name: str, rows: DataFrame) -> L
     return Label(axes.get_xlim()[1], first[panel.y], name, colour)
 
 
-def _offset_x(panel: "Panel", points: DataFrame, means: DataFrame, shift: float = 0.0) -> Series:
-    """Return x positions. Series at nearly equal x are offset so that their error bars do not overlap."""
-    if f"{panel.y}_low" not in means or means[f"{panel.y}_low"].isna().all() or points.empty:
-        return points[panel.x]
-    to_axis = np.log if "x" in panel.log else np.asarray
-    mean_x, x = to_axis(means[panel.x].astype(float)), to_axis(points[panel.x].astype(float))
-    span = float(np.ptp(mean_x)) or 1.0
-    series_at = means.groupby(np.round(mean_x / (0.012 * span)), sort=False)[panel.by].unique()
-    gaps = np.abs(np.subtract.outer(np.asarray(x), np.asarray(mean_x)))
-    gaps = np.where(gaps > 0.03 * span, gaps, span).min(axis=1)  # from each point to the nearest other x
-    step = np.minimum(0.035 * span, 0.7 * gaps / int(series_at.map(len).max()))
-    series = [list(series_at.get(near, [])) for near in np.round(x / (0.012 * span))]
-    order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0
-             for names, name in zip(series, points[panel.by], strict=True)]  # fmt: skip
-    positions = x + step * (np.array(order) + shift)
-    return Series(np.exp(positions) if "x" in panel.log else positions, points.index)
+def _place_x(panel: "Panel", means: DataFrame) -> DataFrame:
+    """Return x positions as `_at`, and as `_side` the side (-1: left, 1: right) of the dots of seeds.
+
+    Series whose points are joined and the first of the other series stay at their x. Other series at nearly the same x
+    are moved aside if their bars overlap.
+    """
+    ends = [end for kind in ("_low", "_high", "_pooled_low", "_pooled_high") if (end := f"{panel.y}{kind}") in means]
+    placed = DataFrame({"_at": means[panel.x].astype(float), "_side": -1})
+    if not ends or means[ends].isna().all(axis=None):
+        return placed
+    to_axis, from_axis = (np.log, np.exp) if "x" in panel.log else (np.asarray, np.asarray)
+    x, bars = Series(to_axis(placed["_at"]), means.index), means[[panel.y, *ends]].astype(float)
+    low, high, span = bars.min(axis=1), bars.max(axis=1), float(np.ptp(x)) or 1.0
+    lines = {name: panel.plot_style(str(name), points)["linestyle"] for name, points in means.groupby(panel.by)}
+    joined = means.groupby(panel.by)[panel.x].transform("nunique").gt(1) & means[panel.by].map(lines).ne("")
+    for _, marks in means.groupby(np.round(x / (0.012 * span)), sort=False):
+        moved, before = 0, list[Any]()
+        for nth, at in enumerate(marks.index[np.argsort(~joined[marks.index], kind="stable")]):
+            if not joined[at] and (low[at] <= high[before]).mul(high[at] >= low[before]).any():
+                moved += 1
+                placed.loc[at, "_at"] = from_axis(x[at] + 0.035 * span * ((moved + 1) // 2) * (1 if moved % 2 else -1))
+            placed.loc[at, "_side"] = 1 if nth % 2 else -1
+            before.append(at)
+    return placed
 
 
 def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str, y: str) -> None:
@@ -174,9 +185,13 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
         plot = plot.add(curve, data=points.assign(_line=lines), group="_line", **shared)
     if len(seeds) and panel.kind == "band":
         plot = plot.add(so.Line(linewidth=0.5, alpha=0.6), data=seeds, color="_series", group="seed", **shared)
-    elif len(seeds):
-        plot = plot.add(so.Dots(marker=".", pointsize=3, fillalpha=0.7), data=seeds, color="_series", **shared)
+    dots = seeds.groupby(seeds.get("_side", Series(0, seeds.index))) if panel.kind != "band" else ()
+    for _, of_side in dots:
+        plot = plot.add(so.Dots(marker=".", pointsize=3, fillalpha=0.7), data=of_side, color="_series", **shared)
     plot.on(axes).plot()
+    points = [points for points in axes.collections if isinstance(points, PathCollection)]
+    for (side, _), of_side in zip(dots, points, strict=True):  # beside the bars, which would hide the dots
+        of_side.set_offset_transform(axes.transData + ScaledTranslation(0.06 * side, 0, axes.figure.dpi_scale_trans))
     axes.set(
         xlabel="", ylabel="", xscale="linear", yscale="linear"
     )  # replace seaborn's unnamed scales, because `_forest` tests for the name "linear"
@@ -250,25 +265,11 @@ def _forest(
         axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 9)).replace("-", "\N{MINUS SIGN}"))
 
 
-def write_verdicts(axes: Axes, rows: DataFrame, label: str = "_label") -> None:
-    """Write the column `verdict` in a white strip inside a forest plot at its right edge, and make the labels of these
-    rows bold.
-
-    `label` is the column with the labels of the rows.
-    """
-    labels, (low, high) = {text.get_text(): text for text in axes.get_yticklabels()}, axes.get_xlim()
-    axes.set_xlim(low, high + 0.2 * (high - low))
-    axes.add_patch(Rectangle((5 / 6, 0), 1 / 6, 1, transform=axes.transAxes, color="white", linewidth=0, zorder=1))
-    for name, verdict in rows.reindex(columns=[label, "verdict"]).dropna().drop_duplicates().to_numpy():
-        at, across = (0.99, list(labels).index(name)), axes.get_yaxis_transform()
-        axes.text(*at, verdict.replace(" ", "\n"), ha="right", va="center", fontsize=7, transform=across)
-        labels[name].set_fontweight("bold")
-
-
-def write_claim_words(axes: Axes, rows: DataFrame) -> None:
-    """Write the column `verdicts` (`blocks.claim_words`) of the first row at the lower left, a line per claim."""
-    axes.text(0.03, 0.03, rows["verdicts"].iloc[0].replace("; ", "\n"), transform=axes.transAxes, fontsize=7,
-              bbox={"color": "white", "pad": 0.5})  # fmt: skip
+def embolden_claims(axes: Axes, rows: DataFrame) -> None:
+    """Make the labels of the rows with a verdict bold (columns `_label` and `verdict`)."""
+    claimed = {*rows.dropna(subset="verdict")["_label"]}
+    for text in axes.get_yticklabels():
+        text.set_fontweight("bold" if text.get_text() in claimed else "normal")
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:

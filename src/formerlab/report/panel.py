@@ -139,6 +139,13 @@ def setting(rows: DataFrame) -> str:
     return ", ".join([*filter(None, ours["_data_set"].unique()), *models])
 
 
+def with_claims(note: str, rows: DataFrame, letters: int) -> str:
+    """Return a note with `letters` per line, and below it the verdicts of column `_claims` (`blocks.claim_words`)."""
+    texts = rows["_claims"].dropna().unique() if "_claims" in rows else ()
+    words = [f"Claim{'s' * any(mark in text for mark in ',;')}: {text}." for text in filter(None, texts)]
+    return "\n".join(fill(line, letters) for line in filter(None, [note, *words]))
+
+
 def layout(
     *panels: Panel,
     notes: Callable[[DataFrame], Sequence[str]] = seed_notes,
@@ -193,7 +200,7 @@ def _figure(
     across = max(1, int(full_width / (0.55 + LETTER * _letters(handles))))
     head = 0.17 * -(-len(handles) // across) + 0.37 * bool(first.bar)
     note = "; ".join(filter(None, (settings, note.partition(". ")[0].rstrip("."))))
-    note = fill(note, int(full_width / LETTER))
+    note = with_claims(note, data, int(full_width / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
     repeated = [panel.same_limits == "x" and at + len(lefts) < len(pairs) for at, (panel, _) in enumerate(pairs)]
     below = [0.1 if all(repeated[at] for at in line) else 0.5 + 0.13 * max(xlabels[at].count("\n") for at in line)

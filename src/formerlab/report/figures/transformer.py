@@ -14,11 +14,11 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
 from formerlab.report.claims.quantity import Quantity
-from formerlab.report.marks import heat, write_verdicts
+from formerlab.report.marks import embolden_claims, heat
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import differences, differences_by_step, held_out_losses, seed_count, validation_losses
 from formerlab.report.style import BLACK, GREY, HOLLOW, NARROW, PUBLISHED_GROUND, PUBLISHED_INK, WIDEST, plot_style
-from formerlab.report.tables.blocks import claim_verdicts, with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, claim_words, with_pooled
 from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
@@ -29,6 +29,8 @@ VARIANTS = ["heads-1", "dropout-0", "dropout-2", "smoothing-0", "smoothing-2", "
 _MINUS = {"loss_nats": "loss_minus_base_nats", "sacrebleu": "bleu_minus_base"}
 _PUBLISHED = {"published_nats": "loss_minus_base_nats", "published_bleu": "bleu_minus_base"}
 _beside_base = partial(Panel, y="_label", by="_series", kind="forest", zero=0.0, name="legend")
+_SHORT_CLAIMS = dict(zip(CLAIMS, ("one head is worse", "no dropout is worse", "smoothing costs loss and gains BLEU",
+                                 "learned positions are equal"), strict=True))  # fmt: skip
 LEARNED = 0.02
 """Largest difference in loss at which the claim calls learned positions equal to sinusoids, in nats."""
 
@@ -36,9 +38,9 @@ LEARNED = 0.02
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
       needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
     _beside_base("loss_minus_base_nats", title="Loss minus loss of base", xlabel="nats per word piece (left is better)",
-                 finish=write_verdicts),
+                 finish=embolden_claims),
     _beside_base("bleu_minus_base", title="BLEU minus base (validation)", xlabel="points (right is better)",
-                 finish=lambda axes, rows: write_verdicts(axes, rows[rows["bleu_minus_base_limit"].notna()])),
+                 finish=lambda axes, rows: embolden_claims(axes, rows[rows["bleu_minus_base_limit"].notna()])),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); thin bars: 95 % Student t interval of these seeds; thick "
                         "bars: as used for verdicts; bold: a claim asks for the green range; no "
                         "verdict: our models were still learning."],
@@ -82,6 +84,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
         bleu_minus_base_limit=rows["run"].map({"smoothing-0": 0.0}),
         bleu_minus_base_met=rows["run"].map({"smoothing-0": -np.inf}),
         verdict=rows["run"].map(verdicts).where(rows["part"].eq("mean")),
+        _claims=claim_words(results, STUDY, _SHORT_CLAIMS),
         _label=rows["run"].replace(LABELS, regex=True),
         _series=rows["source"].map({"ours": "ours", "published": "the paper, 65M"}),
         _style="Transformer",
@@ -94,7 +97,7 @@ def _draw_published_value(axes: Axes, rows: DataFrame) -> None:
     first, last = rows["step"].min(), rows["step"].max()
     left, right = last + 0.15 * (last - first), last + 0.65 * (last - first)
     axes.axvspan(left, right, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
-    axes.set_xlim(first - 0.1 * (last - first), right)
+    axes.set_xlim(first - 0.17 * (last - first), right)
     axes.set_xticks([first, last])
     middle, value = (left + right) / 2, rows["published_nats"].iloc[0]
     axes.plot(middle, value, **plot_style("Transformer") | HOLLOW, markersize=4.5)

@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.marks import write_verdicts
+from formerlab.report.marks import embolden_claims
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     differences,
@@ -19,7 +19,7 @@ from formerlab.report.runs import (
 )
 from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
-from formerlab.report.tables.blocks import claim_verdicts, with_pooled
+from formerlab.report.tables.blocks import claim_verdicts, claim_words, with_pooled
 from formerlab.results.read import Results
 
 GROUPS = {
@@ -31,6 +31,13 @@ GROUPS = {
     "floor": "",
 }
 """Groups of runs that answer one question."""
+_CLAIMS = {
+    "vision-matches-vit-equal-parameters": "equal to the ViT at equal parameters",
+    "vision-more-tokens-help": "more tokens help",
+    "vision-gelu-over-exp": "GeLU beats exp",
+    "vision-l2-over-l1": "L2 beats L1",
+}
+"""Claims on the rows of `vision_accuracy`, with their short names."""
 _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
 
 
@@ -61,7 +68,7 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 
 @plot(reads="test.csv floors.csv", draw=layout(
     Panel(tables.COMPARED, "_label", by="_series", kind="forest", facet="_question", zero=0.0, name="legend",
-          same_limits="x", finish=write_verdicts, xlabel="top-1 (points; right is better)"),
+          same_limits="x", finish=embolden_claims, xlabel="top-1 (points; right is better)"),
     notes=lambda rows: [note.rstrip(".") + "; bold: a claim uses the row; green: range that meets the claim."
                         for note in seed_notes(rows)[:1]] + seed_notes(rows)[1:],
     columns=1, order="_rank"
@@ -101,6 +108,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
         verdict=Series(words, rows.index, dtype=object),
+        _claims=claim_words(results, tables.STUDY, _CLAIMS),
         **{f"{tables.COMPARED}_limit": limits, f"{tables.COMPARED}_met": limits.where(limits.isna(), np.inf)},
     )
 

@@ -133,9 +133,14 @@ def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, Clai
 
 
 def claim_words(results: Results, study: str, names: Mapping[str, str]) -> str:
-    """Return the verdict on each claim of `names` after its short name: `a: agrees; b: no verdict`."""
-    verdicts = claim_verdicts(results, study, *names)
-    return "; ".join(f"{name}: {verdicts[claim].word}" for claim, name in names.items())
+    """Return the verdicts on the claims of `names` after their short names: `a, b: agrees; c: no verdict`. Claims that
+    are not tested are left out.
+    """
+    by_word = dict[str, list[str]]()
+    for claim, verdict in claim_verdicts(results, study, *names).items():
+        by_word.setdefault(verdict.word, []).append(names[claim])
+    by_word.pop("not tested", None)
+    return "; ".join(f"{', '.join(claims)}: {word}" for word, claims in by_word.items())
 
 
 def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | None) -> ClaimVerdict:

@@ -9,7 +9,6 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha
-from formerlab.report.marks import write_claim_words
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
 from formerlab.report.studies.pruning import (
@@ -82,7 +81,7 @@ REGAINED_FRACTION = 0.17
 
 
 def _mark_sets(axes: Axes, rows: DataFrame) -> None:
-    """Print the mean in bold with its interval and the verdict, print sets at chance level in grey, and draw a line
+    """Print the mean in bold with its interval, print sets at chance level in grey, and draw a line
     between the sets of the article and other sets.
     """
     labels = axes.get_yticklabels()
@@ -96,7 +95,7 @@ def _mark_sets(axes: Axes, rows: DataFrame) -> None:
     if any(unpublished) and not all(unpublished):
         axes.axhline(sum(unpublished) - 0.5, color=GREY, linewidth=0.6)
     for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
-        words = f"{_MEAN}\n{value:z.1f} [{low:z.1f}, {high:z.1f}]\n{first['verdict'].iloc[0]}"
+        words = f"{_MEAN}\n{value:z.1f} [{low:z.1f}, {high:z.1f}]"
         words = words.replace("-", "\N{MINUS SIGN}")
         axes.set_yticks(axes.get_yticks(), [words if text == _MEAN else text for text in map(Text.get_text, labels)])
 
@@ -156,6 +155,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
     return rows.assign(
         verdict=limit.notna().map({True: verdict, False: None}),
+        _claims=claim_words(results, STUDY, {_CLAIM: "Decay beats H2O"}),
         _minus_h2o_limit=limit,
         _minus_h2o_met=np.inf,
         **(100 * rows[[*ENDS, *ends]]).add_prefix("_"),
@@ -168,15 +168,17 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-_ALPHA_CLAIMS = {"decay-small-alpha-better": "small alpha is better", "decay-past-helps-beyond-last-row": "0.2 beats 0"}
+_ALPHA_CLAIMS = {
+    "decay-small-alpha-better": "small alpha is better",
+    "decay-past-helps-beyond-last-row": "alpha 0.2 beats alpha 0",
+}
 """Claims on the mean of the suites, with their short labels in the figure."""
 
 
 def _describe_set(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published alpha, and write the verdicts on the mean."""
+    """Mark the published alpha, and keep all bars within the limits."""
     mark_alpha(axes, rows)
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
-    write_claim_words(axes, rows)
 
 
 _draw_alpha_accuracy = layout(
@@ -225,6 +227,7 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         **(100 * table[minus_h2o]).add_prefix("_"),
         _title=names + ":\n" + questions.map("{:.0f} questions".format) + accuracy,
         verdicts=names.eq(_MEAN).map({True: words, False: ""}),
+        _claims=words,
         _order=~table["task"].str.startswith(MEAN_LABEL),
         _series=policy_labels(table["policy"]).where(plotted),
         _data_set="",

@@ -9,7 +9,7 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
 from formerlab.report.studies.pruning import CONFIGURATION, RELEASED_RUNS, budget_text, first_model_rows, label_and_sort
 from formerlab.report.style import BLACK, PUBLISHED_INK
-from formerlab.report.tables.blocks import claim_verdicts
+from formerlab.report.tables.blocks import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -37,8 +37,6 @@ def _finish_mask(axes: Axes, rows: DataFrame) -> None:
                 words += f"\n{rows['windows'].iloc[0]:.0f} windows"
             axes.text(1.02, at, words, color=color, ha="right", va="top", fontsize=7,
                       transform=axes.transAxes)  # fmt: skip
-    for verdict in rows["verdict"].dropna().unique():
-        axes.text(1.02, 0.56, f"claim\n{verdict}", ha="right", va="top", fontsize=7, transform=axes.transAxes)
     missed = rows[rows["_ideal"] & rows["_seen"].eq(0)]
     axes.scatter(missed["key"], missed["query"], marker="s", s=2.4, color=BLACK, linewidths=0)
     axes.set_xticks(range(0, len(rows["key"].unique()), 16))
@@ -90,4 +88,5 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     rows = label_and_sort(rows).sort_values(["budget", "query"], kind="stable")
     verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
     rows["verdict"] = rows["configuration"].map({"Decay 0.2": verdict})
+    rows["_claims"] = claim_words(results, STUDY, {_CLAIM: "Decay is nearer to Ideal than H2O, and H2O than Local"})
     return rows.assign(published=rows["configuration"].map(values).where(rows["budget"].eq(0.2)), source="ours")

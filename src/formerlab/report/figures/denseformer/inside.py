@@ -29,7 +29,7 @@ from formerlab.report.runs import (
 )
 from formerlab.report.studies.denseformer import STUDY, compared_runs
 from formerlab.report.style import BLACK, GREY, LETTER, NARROW, ORANGE, PUBLISHED_INK, WIDEST, arrow, box, ink
-from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, in_words, pooled_estimate
+from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, claim_words, in_words, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE
@@ -235,7 +235,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     of_thirds = [f"\n{third.partition('_')[0]} " + by_run.apply(in_words, axis=1, name=third) for third in THIRDS]
     thirds = of_thirds[0] + of_thirds[1]
     least = re.search(NEEDED_BLOCKS, " ".join(claim.reasons))
-    claim_words = "; " + by_run["verdict"] + (f" (needs {least[1]})" if least else "")
+    needed = f" (needs {least[1]} blocks)" if least else ""
     counts = seeds.groupby("run")["seed"].nunique().map(", {} seeds".format)
     correlations = by_run["seed_correlation"].map(lambda r: f"\nr = {r:.2f}" if r == r else "")
     rows = rows.assign(
@@ -244,7 +244,8 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
         _title=shown.where(dense | (not dense.any())),
         _model_name=(blocks + rows["run"].map(correlations)).where(dense),
         _thirds=rows["run"].map(thirds),
-        _model=(blocks + rows["run"].map(counts + claim_words.reindex(counts.index).fillna(""))).where(dense & ~moment),
+        _model=(blocks + rows["run"].map(counts)).where(dense & ~moment),
+        _claims=claim_words(results, STUDY, {_PATTERN: "the pattern of the embedding"}) + needed,
         _moment=blocks.where(moment),
         _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),
         _style=rows["variant"],

@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.figures.denseformer.inside import averages
-from formerlab.report.marks import write_verdicts
+from formerlab.report.marks import embolden_claims
 from formerlab.report.names import TABLE_LABELS, data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
@@ -28,7 +28,7 @@ from formerlab.report.runs import (
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST
 from formerlab.report.tables import denseformer as tables
-from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, with_pooled
+from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, claim_words, with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 
@@ -36,6 +36,12 @@ DENSE = f"{DENSEFORMER} 1x1"
 SPARSEST = f"{DENSEFORMER} 4x5"
 _TIME, _GAIN, _MINUS_DENSE = f"{FORWARD}_time_s", "gain_over_shallowest_nats", "minus_dense_nats"
 _DEEPER = "minus_shallowest_nats"
+_GAIN_CLAIMS = {
+    DEPTH: "1x1 is better at equal depth",
+    LONG: "its gain lasts with training",
+    "denseformer-gain-modern-backbone": "it helps a modern Transformer",
+    "denseformer-no-gain-modern-backbone": "it does not",
+}
 _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
 
 
@@ -157,15 +163,15 @@ def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
     return {arm.run: words[claim].word for claim, name, arm in named if name == arms[claim] and arm.run}
 
 
-def _write_verdicts(axes: Axes, rows: DataFrame) -> None:
-    """Write the verdicts, and draw markers that hide no interval."""
+def _finish_gain(axes: Axes, rows: DataFrame) -> None:
+    """Make the rows of claims bold, and draw markers that hide no interval."""
     for line in axes.get_lines():
         line.set_markersize(3 if line.get_marker() == "s" else line.get_markersize())
-    write_verdicts(axes, rows)
+    embolden_claims(axes, rows)
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=_write_verdicts,
+    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=_finish_gain,
           same_limits="x", xlabel="Transformer minus 1x1\n(nats; right: 1x1 better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; green: the claim "
                         "asks for a mean in this range."],
@@ -225,20 +231,18 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         _panel="ln perplexity",
         _rank=2,
     )[["source", "layers", "_label", "_brief", "difference_nats", "part", "_panel", "_rank"]]
-    return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE)
+    words = claim_words(results, STUDY, _GAIN_CLAIMS)
+    return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE, _claims=words)
 
 
 _POOLED = ["gain_nats_pooled_low", "gain_nats_pooled_high"]
 
 
 def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
-    """Name the lines of 1x1 and of the Transformer, and write the verdict with the lost fraction."""
+    """Name the lines of 1x1 and of the Transformer, and make the row of the claim bold."""
     axes.xaxis.set_major_locator(MultipleLocator(100))
     axes.axvline(100, color=BLACK, linewidth=0.9, zorder=1)
-    of_claim = rows.dropna(subset="verdict")
-    words = [f"{lost:.0f} %\n{verdict}".replace(" ", "\N{NO-BREAK SPACE}")
-             for lost, verdict in of_claim[["_lost", "verdict"]].to_numpy()]  # fmt: skip
-    write_verdicts(axes, of_claim.assign(verdict=words))
+    embolden_claims(axes, rows)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.6)
     for at, name in ((0, "1x1"), (100, TRANSFORMER)):
@@ -304,5 +308,6 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         _lost_limit=np.where(verdict.notna(), 25.0, np.nan),
         _lost_met=np.where(verdict.notna(), -np.inf, np.nan),
         verdict=verdict,
+        _claims=claim_words(results, STUDY, {SPARSE: "4x5 keeps three quarters of the gain"}),
         _order=np.lexsort((-weights, -rows["layers"], rows["source"])).argsort(),
     )

@@ -188,8 +188,8 @@ PUBLISHED_TOKENS_PER_NEW_PARAMETER = (27, 260)
 
 _GROWN, _SCRATCH = "annealed-random-sqrt", "annealed-scratch"
 _CLAIMS = {
-    "tokenformer-growth-beats-continuing": "below 0",
-    "tokenformer-growth-gap-shrinks-with-stage": "falls",
+    "tokenformer-growth-beats-continuing": "growing beats training the parent further",
+    "tokenformer-growth-gap-shrinks-with-stage": "it helps more in longer stages",
 }
 """Claims on the model grown as published, with their short labels in the figure."""
 
@@ -215,7 +215,7 @@ def _mark_stages(axes: Axes, rows: DataFrame) -> None:
       needs="annealed-trained-on-*", draw=layout(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
           title="Below 0: better than no growth", finish=_mark_stages,
-          xlabel="stage: tokens per new parameter\n{verdicts}", ylabel="loss minus parent trained\nfurther (nats)"),
+          xlabel="stage: tokens per new parameter", ylabel="loss minus parent trained\nfurther (nats)"),
     width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
@@ -240,4 +240,5 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     if rows.empty:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=claim_words(results, STUDY, _CLAIMS))
+    words = claim_words(results, STUDY, _CLAIMS)
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=words, _claims=words)

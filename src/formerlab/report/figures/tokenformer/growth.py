@@ -24,7 +24,7 @@ from formerlab.report.studies.tokenformer import (
     mean_curves,
 )
 from formerlab.report.style import GREY, PUBLISHED_INK
-from formerlab.report.tables.blocks import claim_verdicts, pooled_estimate
+from formerlab.report.tables.blocks import claim_verdicts, claim_words, pooled_estimate
 from formerlab.report.tables.tokenformer.models import published_gaps, tokenformer_modern
 from formerlab.results.read import Results
 
@@ -60,7 +60,7 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
           title="Below 0, growing helps", xlabel="step on the second domain",
           ylabel="loss, grown minus\nnot grown (nats)"),
     Panel("tokens_minus_net2net_nats", "_item", by="_item", kind="forest", style="_style", where={"part": "claim"},
-          zero=0.0, title="Claim: all three below 0 ({verdict})", finish=_limit_to_later_steps,
+          zero=0.0, title="The claim asks for values below 0", finish=_limit_to_later_steps,
           xlabel="loss, tokens minus Net2Net (nats; left: tokens better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands (series of the claim): 95 % Student t interval over "
                         "seeds; bars: 95 % interval with the spread of similar runs, as used for verdicts."],
@@ -97,6 +97,7 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     reader, registered = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_CLAIM, results.scale)
     signs = {"tokenformer": 1.0, "tokenformer_ungrown": -1.0, "rival": -1.0, "rival_ungrown": 1.0}
     verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
+    rows["_claims"] = claim_words(results, STUDY, {_CLAIM: "growth by tokens ends with the lower loss"})
     for item, label in ITEMS.items():
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
