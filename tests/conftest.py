@@ -14,7 +14,7 @@ hypothesis.settings.load_profile("formerlab")
 
 
 @pytest.fixture(autouse=True)
-def _fixed_numbers() -> None:
+def _fixed_seed_and_one_thread() -> None:
     try:
         import torch
     except ImportError:  # tests of figures need no torch
@@ -25,7 +25,10 @@ def _fixed_numbers() -> None:
 
 @pytest.fixture
 def unchecked_shapes(monkeypatch):
-    """Disable the type and shape checks of the tests, for invalid arguments and for torch.compile, which they stop."""
+    """Disable type and shape checks.
+
+    They would reject invalid arguments before the code under test, and torch.compile cannot trace them.
+    """
     import jaxtyping
 
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

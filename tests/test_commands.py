@@ -39,7 +39,7 @@ def project(tmp_path, monkeypatch):
 
 
 def output(capsys, *words):
-    """Run a command that succeeds and return what it prints."""
+    """Run a command that succeeds; return its output."""
     assert main([*words]) == 0
     return capsys.readouterr().out
 

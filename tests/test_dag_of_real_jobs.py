@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from fixtures.checkout import Checkout, figures_of_runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag_in_earnest")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dag_of_real_jobs")]
 
 TINY = """
 studies: [tokenformer]

@@ -144,7 +144,7 @@ def test_the_configuration_of_docs_own_text_makes_a_plan(tmp_path, monkeypatch):
     assert set(re.findall(r"snakemake --cores 2 (figures/\S+)", page)) <= figures
 
 
-def test_the_overview_has_the_numbers_of_the_readme():
+def test_the_overview_shows_the_numbers_of_the_readme():
     intervals = re.findall(r"\S+ \[[^]]+\]", (ROOT / "docs/overview.svg").read_text())
     assert len(intervals) == 3
     assert [text for text in intervals if text.partition(">")[2] not in (ROOT / "README.md").read_text()] == []

@@ -220,7 +220,7 @@ def test_a_damaged_record_excludes_only_its_run(live, cached, content):
 def stale_outputs(**reasons):
     """Return a staleness function.
 
-    If the "stage name" of an output contains a keyword of `reasons`, the function returns the reason, otherwise "".
+    It returns the reason whose keyword occurs in "<stage> <name>", or "" if no keyword occurs.
     """
     return lambda stage, name: next((reason for word, reason in reasons.items() if word in f"{stage} {name}"), "")
 

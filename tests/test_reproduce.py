@@ -1,4 +1,7 @@
-"""A committed run that is trained again: bit-identical, refused, or different."""
+"""The command `reproduce` trains a committed run again.
+
+It reports identical bits or differences, and refuses changed code and data.
+"""
 
 import json
 import shutil

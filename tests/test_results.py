@@ -182,7 +182,7 @@ def test_stale_rows_are_left_out_and_listed(root):
     assert len(results.all_records) == 4
 
 
-def test_floats_are_exact_and_none_is_an_empty_cell(tmp_path):
+def test_floats_are_exact_and_a_missing_value_is_an_empty_cell(tmp_path):
     path = tmp_path / "rows.csv"
     values = [0.1, 1 / 3, 1e-300, float("inf"), np.float64(2 / 3), np.nextafter(1, 2)]
     write_rows(path, ("name", "value", "missing"), [(f"a,{i}\n", value, None) for i, value in enumerate(values)])

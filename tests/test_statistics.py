@@ -60,7 +60,7 @@ def test_bootstrap_weights_examples_by_their_tokens():
     assert set(np.round(np.unique(replicates), 6)) == {1.0, 1.5, 3.0}
 
 
-def test_differences_of_replicates_are_replicates_of_differences():
+def test_resampled_means_of_differences_equal_differences_of_resampled_means():
     random = np.random.default_rng(1)
     a, b, weights = random.normal(size=(3, 40)), random.normal(size=(3, 40)), random.uniform(1, 2, 40)
     together = bootstrap_means(np.stack([a, b]), weights, resamples=300)

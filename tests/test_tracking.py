@@ -26,7 +26,7 @@ PLAIN = "live/laptop/denseformer/plain-8"
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory):
+def synced_results(tmp_path_factory):
     """Write two studies and a figure, and sync them; return their folder and the outcome of the sync."""
     folder = tmp_path_factory.mktemp("tracking")
     root = folder / "results/live/laptop"
@@ -44,10 +44,10 @@ def first(tmp_path_factory):
 
 
 @pytest.fixture
-def root(first):
+def root(synced_results):
     """Return the folder of both studies after a sync."""
-    synced(first[0])
-    return first[0]
+    synced(synced_results[0])
+    return synced_results[0]
 
 
 def change(path, change):
@@ -88,10 +88,10 @@ def counts(root):
     return len(runs), len(history), len(child.data.params), len(artifacts(client, child))
 
 
-def test_sync_is_complete_and_has_no_duplicates(first, root, monkeypatch):
-    outcome = first[1]
+def test_sync_is_complete_and_has_no_duplicates(synced_results, root, monkeypatch):
+    outcome = synced_results[1]
     runs = len(list((root / "results/live/laptop").glob("*/*/seed*")))
-    # configurations, and the entry of the study with its figures
+    # plus one entry per configuration, and one entry for the study and its figures
     entries = runs + len(list((root / "results/live/laptop").glob("*/*/"))) + 1
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
     before = counts(root)
@@ -166,7 +166,7 @@ def test_a_run_has_metrics_tags_and_data(root):
 
 
 def test_verdicts_are_searchable_tags(root):
-    """The verdicts are tags of the study. Claims of other studies are no tags."""
+    """The verdicts are tags of the study. Claims of other studies are not added as tags."""
     figures = root / "figures/live/laptop"
     rows = [
         "claim,kind,outcome,verdict,changed,ours,reason,holm_p",

@@ -143,7 +143,10 @@ def test_similar_runs_share_a_variance():
 
 
 def test_seeds_and_examples_add_separate_variances():
-    """Two seeds have effects near zero and one is large. An interval from resampled seeds would exclude zero."""
+    """Two seeds have an effect near zero and one seed has a large effect.
+
+    An interval from resampled seeds would exclude zero.
+    """
     by_seed = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
     low, high = estimate(by_seed).ends(0.95)
     assert low < 0 < high

@@ -212,7 +212,9 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     altered = {name for name, outcome in former.items() if outcome}
     by_id = {claim.id: claim for claim in readme_claims}
     depth, new_text = by_id["denseformer-better-at-equal-depth"], by_id["tokenformer-continued-training-lower"]
-    assert registry.former_outcome(depth, "agrees") == "not_tested", "version 4 withdrew the verdict, new runs gave it"
+    assert registry.former_outcome(depth, "agrees") == "not_tested", (
+        "version 4 withdrew the verdict, and new runs restored it"
+    )
     assert registry.former_outcome(depth, "not_tested") == "agrees"
     assert registry.former_outcome(new_text, "contradicts") == "cannot_tell"
     assert "decay-beats-h2o" not in altered, "the outcome `undecided` was renamed to `cannot_tell`"

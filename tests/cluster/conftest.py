@@ -1,6 +1,7 @@
 """A private Slurm for the tests of this folder. They take minutes: `make test-cluster` runs them, `make test` does not.
 
-If a program is missing, the tests are skipped with its name. If `.ci/run` has set FORMERLAB_CI, they fail instead.
+If a program is missing, the tests are skipped, and the reason names the program. If `.ci/run` has set FORMERLAB_CI,
+they fail instead.
 """
 
 import os

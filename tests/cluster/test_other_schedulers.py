@@ -120,7 +120,8 @@ def test_interrupted_and_killed_calls_resume_from_the_checkpoint(checkout):
     checkout.gate(RUN)
     call = SchedulerCall(checkout)
     job_arguments = call.at_gate()["arguments"]
-    assert "--time-limit" in job_arguments  # also for a scheduler that does not set SLURM_JOB_ID
+    # the job has a time limit although this scheduler does not set SLURM_JOB_ID
+    assert "--time-limit" in job_arguments
     call.process.send_signal(signal.SIGINT)
     assert call.wait_for_end()[0] != 0
     (first_job,) = submitted(jobs)

@@ -1,4 +1,4 @@
-"""Read documents from files, and messages about unreadable files."""
+"""Reading of documents from files, and error messages about unreadable files."""
 
 import bz2
 import csv

@@ -38,7 +38,7 @@ def test_digest_is_the_same_on_every_machine():
 def test_digests_equal_a_set(values, recent):
     digests, reference = Digests(recent), set()
     for value in values:
-        high = value * (2**58 + 1)  # up to 2**63.3, beyond a signed integer, and never an exact float
+        high = value * (2**58 + 1)  # values up to 2**63.3 exceed int64 and are not exact as float64
         assert digests.add(high) == (high not in reference)
         reference.add(high)
         assert not digests.add(high)

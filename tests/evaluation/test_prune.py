@@ -52,7 +52,7 @@ def out(model, streams, tokenizer, configs, tmp_path_factory):
     return folder
 
 
-def test_rows_of_windows_have_the_document(out):
+def test_rows_of_windows_contain_the_document(out):
     for name in ("prune.csv", "prune_masks.csv"):
         assert all(int(row["document"]) == int(row["window"]) + 100 for row in read(out / name))
 

@@ -62,7 +62,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory):
-    """Replace the task definitions of the harness by a group `birds` of two generative tasks.
+    """Replace the task definitions of the harness with a group `birds` of two generative tasks.
 
     Yields the folder of the definitions.
     """

@@ -1,4 +1,4 @@
-"""The commands and examples of docs/existing_models.md run on small models that have the names of the page."""
+"""The commands and examples of docs/existing_models.md run on small models that have the names used on the page."""
 
 import re
 import shlex

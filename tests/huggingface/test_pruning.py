@@ -153,7 +153,7 @@ def test_calls_match_a_simulation_and_have_no_gradient(models):
 
 
 def test_consecutive_positions_are_accepted(models):
-    """Covers positions that start at 9, and the positions that transformers gives to left padding (1)."""
+    """Positions may start at 9, and left padding may have position 1, as in transformers."""
     model, text = models["llama"], tokens(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     padded_positions = {"position_ids": (mask.cumsum(1) - 1).masked_fill(mask == 0, 1), "attention_mask": mask}

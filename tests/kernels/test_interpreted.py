@@ -57,7 +57,7 @@ def test_pruned_attention_matches_the_torch_engine(interpreted, policy):
 
 
 def test_pruned_attention_over_several_blocks_and_chunks(interpreted):
-    """Three blocks of queries, with more slots than one load reads."""
+    """The prompt has three blocks of queries, and the cache has more slots than one load reads."""
     interpreted(check_pruned_attention, Decay(), prompt(Decay(), 24, [35], 1, 1, 16), 16)
 
 

@@ -53,7 +53,7 @@ def test_parents_come_first_and_with_higher_priority(plan):
 
 def test_released_models_read_text_encoded_with_their_tokenizer(plan):
     assert bool(plan["load"]) == (plan["scale"] in ("released", "pretrained", "paper"))
-    if plan["scale"] in ("released", "pretrained"):  # its shape differs from the trained decoder
+    if plan["scale"] in ("released", "pretrained"):  # the released model and the trained decoder have different shapes
         assert plan["decode"]["decay"]["runs"] == ["decay/released-smollm2-135m-instruct/seed0"]
     for name, job in plan["load"].items():
         run = ReleasedRun.model_validate(job["spec"])
@@ -67,7 +67,7 @@ def test_figures_that_wait_for_the_same_jobs_are_rendered_in_one_job(plan):
     def waits(inputs):
         return {(path.rpartition("/")[0], WRITER[path.rpartition("/")[2]]) for path in inputs}
 
-    if plan["scale"] == "laptop":  # draw_by_study
+    if plan["scale"] == "laptop":  # laptop has draw_by_study: one job per study
         assert sorted(job["study"] for job in plan["draw"].values()) == sorted(plan["studies"])
         return
     awaited = []

@@ -85,7 +85,8 @@ class Package:
         for memory in self.memories:
             if file.endswith("__init__.py"):
                 memory.clear()  # names are resolved through packages
-            for key in [key for key in memory if key == (module,) or len(key) > 1]:  # or keys of several modules
+            # results that depend on several modules have longer keys and are dropped too
+            for key in [key for key in memory if key == (module,) or len(key) > 1]:
                 del memory[key]
 
     def changed_by(self, file, edit):

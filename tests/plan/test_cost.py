@@ -83,7 +83,7 @@ def test_published_runs_above_200_hours_have_eight_gpus_without_sharding():
 
 
 def test_tokenformers_have_a_lower_utilisation_than_transformers():
-    """0.42 and 0.36 of the peak, as measured on an H100."""
+    """On an H100, 0.42 and 0.36 of the peak were measured."""
     hardware = find_hardware(read_sources(ROOT, {"scale": "paper"}).config_tree, "H100")
     rates = [hardware.flops_per_s("bfloat16", pattention=pattention) for pattention in (False, True)]
     assert rates == pytest.approx([0.42 * 989e12, 0.36 * 989e12])
@@ -157,7 +157,7 @@ def test_sharding_of_an_unsupported_run_is_refused(project):
 
 
 def test_loader_threads_per_gpu_are_limited_and_determine_the_hours():
-    """B/16 at the published size: images of a step would take 2.5 GB as floats, and take 0.6 GB as bytes."""
+    """For B/16 at the published size, the images of a step take 0.6 GB as bytes; as floats they would take 2.5 GB."""
     plan = build_plan(ROOT, {"scale": "paper", "studies": ["vision"]})
     job = plan["train"]["vision/vit/seed0"]
     assert job["threads"] == CPUS_PER_GPU

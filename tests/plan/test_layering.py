@@ -147,7 +147,7 @@ def test_all_ways_to_set_a_key_are_equivalent(project, key, value, text, file):
 
 
 def test_the_scale_of_the_command_line_overrides_files(project):
-    """This includes files with `scale: {...}`."""
+    """The command line also overrides files that contain `scale: {...}`."""
     scale = project.plan()["scale"]
     project.write("mine.yaml", "scale: laptop")
     assert project.plan(overlay="mine.yaml", scale=scale)["scale"] == scale

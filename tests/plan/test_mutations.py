@@ -1,7 +1,7 @@
 """Randomly changed configurations give a plan or an error of one line.
 
-The changes are sampled with fixed seeds, in config.yaml, the scale, the study and an overlay, and affect runs that the
-scale includes, leaves out or has no values for.
+Changes are sampled with fixed seeds. They edit config.yaml, the scale, the study or an overlay. Some runs of the study
+are part of the scale, one is left out, and one has no grid values.
 """
 
 import copy

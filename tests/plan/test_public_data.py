@@ -44,7 +44,7 @@ def project(project, tmp_path, monkeypatch):
     return project
 
 
-def test_without_the_variable_one_line_has_the_variable_and_the_source(project, monkeypatch, capsys):
+def test_an_unset_data_variable_gives_one_line_with_its_name_and_the_source(project, monkeypatch, capsys):
     monkeypatch.delenv(DATA_VARIABLE)
     plan = project.plan()
     # the plan must not contain a path of this machine

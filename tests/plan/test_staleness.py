@@ -1,4 +1,4 @@
-"""The staleness check. test_status.py tests the output of `status`, test_dag.py the DAG."""
+"""The staleness check. test_status.py tests the output of `status`, and test_dag.py tests the DAG."""
 
 import os
 import time

@@ -116,7 +116,7 @@ def run(**changes):
     return Run(study="s", name="r", model=MODEL, task=task, steps=9, log_every=1, evaluate_every=9)
 
 
-def trained(run, stop_at=None, content=None):
+def train_steps(run, stop_at=None, content=None):
     model = run.model.build(run.seed)
     state = State(model, run.optimizer.build(model))
     if content is not None:
@@ -133,14 +133,14 @@ def trained(run, stop_at=None, content=None):
 
 
 def test_averaged_weights_are_the_mean_of_the_snapshots_also_after_a_resume():
-    plain, snapshots = trained(run())
-    averaged, _ = trained(run(average_last=3, average_every=2))
+    plain, snapshots = train_steps(run())
+    averaged, _ = train_steps(run(average_last=3, average_every=2))
     snapshots = [snapshots[5], snapshots[7], plain.model.state_dict()]
     for name, weight in averaged.model.state_dict().items():
         mean = torch.stack([snapshot[name].double() for snapshot in snapshots]).mean(0).float()
         torch.testing.assert_close(weight, mean, rtol=1e-6, atol=1e-7)
-    stopped, _ = trained(run(average_last=3, average_every=2), stop_at=6)
-    resumed, _ = trained(run(average_last=3, average_every=2), content=stopped.dump())
+    stopped, _ = train_steps(run(average_last=3, average_every=2), stop_at=6)
+    resumed, _ = train_steps(run(average_last=3, average_every=2), content=stopped.dump())
     for name, weight in averaged.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name])
     assert averaged.rows["train"] == resumed.rows["train"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import jaxtyping
 import numpy as np
 import pytest
-from small_runs import RUN, VOCABULARY, trained
+from small_runs import RUN, VOCABULARY, train_run
 
 from formerlab.data import BytePairs, Files, TextData, prepare
 
@@ -34,5 +34,5 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the small run, trained without interruption; tests must not change it."""
     out = tmp_path_factory.mktemp("finished")
-    trained(RUN, data, out)
+    train_run(RUN, data, out)
     return out

@@ -68,13 +68,13 @@ def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
     return folder / "plan.json"
 
 
-def trained(run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object) -> dict:
+def train_run(run: Run, data: Path, out: Path, parent: Path | None = None, **settings: object) -> dict:
     """Train a run to its end and return its record."""
     train_stage(run, data, out, parent=parent, runtime=RuntimeConfig(code_hash="code", **settings))
     return json.loads((out / "run.json").read_text())
 
 
-def interrupted(
+def interrupt_run(
     patch: pytest.MonkeyPatch,
     steps: int,
     run: Run,
@@ -88,7 +88,7 @@ def interrupted(
     with patch.context() as until_here:
         until_here.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == steps else None)
         with pytest.raises(StoppedEarly, match="a test"):
-            trained(run, data, out, parent, **settings)
+            train_run(run, data, out, parent, **settings)
 
 
 def hashes(out: Path) -> dict[str, str]:

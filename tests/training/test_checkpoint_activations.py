@@ -23,7 +23,7 @@ MODELS = {
 }
 
 
-def trained(run):
+def train_state(run):
     model = run.model.build(run.seed)
     state = State(model, run.optimizer.build(model))
     train(run, state, STREAM, STREAM, Hooks(lambda state: None, lambda: None))
@@ -32,7 +32,7 @@ def trained(run):
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_losses_and_weights_are_bit_identical(model):
-    plain, again = (trained(small(model=model, task=TASK, checkpoint_activations=on)) for on in (False, True))
+    plain, again = (train_state(small(model=model, task=TASK, checkpoint_activations=on)) for on in (False, True))
     assert plain.rows["train"] == again.rows["train"]
     assert plain.rows["eval"] == again.rows["eval"]
     weights = zip(plain.model.state_dict().values(), again.model.state_dict().values(), strict=True)

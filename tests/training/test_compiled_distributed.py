@@ -7,9 +7,10 @@ import pytest
 import torch
 from fixtures.forked import join_process_group, run_forked
 from fixtures.ports import free_ports
-from small_runs import MODEL, rows, small, trained
+from small_runs import MODEL, rows, small, train_run
 from variation import defaults
 
+from formerlab.layers import DepthWeightedAverage
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.tasks import LanguageModeling
 from formerlab.training.runtime import RuntimeConfig
@@ -18,7 +19,8 @@ from formerlab.training.stage import train_stage
 pytestmark = pytest.mark.xdist_group("parallel")
 
 LAYERS = 10  # more than the compiler's limit of graphs per function
-MIXERS = list({type(mixer.build(2, 8)).mro()[-4:][0]: mixer for mixer in defaults(DepthMixer)}.values())
+EVERY_MIXER = [*defaults(DepthMixer), DepthWeightedAverage()]  # DenseFormer last, so that it stands for the averages
+MIXERS = list({type(mixer.build(2, 8)).mro()[-4:][0]: mixer for mixer in EVERY_MIXER}.values())
 """One mixer of every direct subclass of Mixer, and Mixer itself."""
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=2)
 
@@ -49,6 +51,6 @@ def test_mixers_compile_under_ddp_and_fsdp(sharded, data, tmp_path):
     run_forked(2, one_of_two, free_ports(len(runs(sharded))), sharded, data, tmp_path)
     for run in runs(sharded):
         alone = run.model_copy(update={"compile": False})
-        trained(alone, data, tmp_path / "alone" / run.name)
+        train_run(alone, data, tmp_path / "alone" / run.name)
         actual, expected = (rows(folder / run.name, "train") for folder in (tmp_path, tmp_path / "alone"))
         assert [row["loss_nats"] for row in actual] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-4)

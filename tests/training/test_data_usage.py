@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_runs import MODEL, interrupted, small, trained
+from small_runs import MODEL, interrupt_run, small, train_run
 
 from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
 from formerlab.tasks import LanguageModeling
@@ -51,22 +51,22 @@ def run(name, parent=None, **changes):
 def test_a_chain_of_runs_reads_the_data_of_one_long_run(data, tmp_path, train_batches):
     """Continued runs read the next windows, with new dropout seeds."""
     for name, parent in (("a", None), ("b", "a"), ("c", "b")):
-        trained(run(name, parent), data, tmp_path / name, parent and tmp_path / parent)
+        train_run(run(name, parent), data, tmp_path / name, parent and tmp_path / parent)
     assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(12))
     assert len({dropout for _, dropout in train_batches}) == 12
 
 
 def test_larger_batches_repeat_no_windows_of_the_ancestors(data, tmp_path, train_batches):
-    trained(run("a"), data, tmp_path / "a")
+    train_run(run("a"), data, tmp_path / "a")
     task = LanguageModeling(context=4, batch=8, valid_windows=6)
-    trained(run("b", "a", task=task), data, tmp_path / "b", tmp_path / "a")
+    train_run(run("b", "a", task=task), data, tmp_path / "b", tmp_path / "a")
     assert [windows for windows, _ in train_batches][4:] == expected_windows(data, task, range(4, 8))
 
 
 def test_a_run_continues_the_first_data_set_after_a_run_on_a_second(data, other, tmp_path, train_batches):
-    trained(run("a"), data, tmp_path / "a")
-    trained(run("b", "a", data="other", steps=3), other, tmp_path / "b", tmp_path / "a")
-    record = trained(run("c", "b", steps=2), data, tmp_path / "c", tmp_path / "b")
+    train_run(run("a"), data, tmp_path / "a")
+    train_run(run("b", "a", data="other", steps=3), other, tmp_path / "b", tmp_path / "a")
+    record = train_run(run("c", "b", steps=2), data, tmp_path / "c", tmp_path / "b")
     task = run("a").task
     expected = (
         expected_windows(data, task, range(4))
@@ -88,16 +88,16 @@ def test_a_run_continues_the_first_data_set_after_a_run_on_a_second(data, other,
 
 
 def test_a_resumed_continued_run_reads_the_next_windows(data, tmp_path, monkeypatch, train_batches):
-    trained(run("a"), data, tmp_path / "a")
-    interrupted(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
-    trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")
+    train_run(run("a"), data, tmp_path / "a")
+    interrupt_run(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
+    train_run(run("b", "a"), data, tmp_path / "b", tmp_path / "a")
     assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(8))
 
 
 def test_a_child_can_read_a_different_stretch_from_its_parent(data, tmp_path, train_batches):
     first, last = (run("a").task.model_copy(update={"stretch": stretch}) for stretch in ((0.0, 0.8), (0.8, 1.0)))
-    trained(run("a", task=first, steps=30), data, tmp_path / "a")
-    record = trained(run("b", "a", task=last, steps=5), data, tmp_path / "b", tmp_path / "a")
+    train_run(run("a", task=first, steps=30), data, tmp_path / "a")
+    record = train_run(run("b", "a", task=last, steps=5), data, tmp_path / "b", tmp_path / "a")
     stream = np.asarray(load_stream(data, "train"), dtype=np.int64)
     border = round(0.8 * len(stream))
     allowed = {False: windows_of(stream[:border]), True: windows_of(stream[border:])}

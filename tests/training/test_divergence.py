@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import RUN, TOKENFORMER, VOCABULARY, hashes, interrupted, rows, small, trained
+from small_runs import RUN, TOKENFORMER, VOCABULARY, hashes, interrupt_run, rows, small, train_run
 
 from formerlab.errors import UserError
 from formerlab.growth.stage import Growth
@@ -27,7 +27,7 @@ DIVERGING = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(
 def diverged(data, tmp_path_factory):
     """Return the folder of a diverged run with a checkpoint per step; tests must not change it."""
     out = tmp_path_factory.mktemp("diverged")
-    trained(DIVERGING, data, out, checkpoint_seconds=0)
+    train_run(DIVERGING, data, out, checkpoint_seconds=0)
     return out
 
 
@@ -57,8 +57,8 @@ def test_a_diverged_run_records_finite_rows_and_the_loss_of_a_uniform_guess(dive
 
 
 def test_a_resumed_run_diverges_in_the_same_step_with_identical_bits(diverged, data, tmp_path, monkeypatch):
-    interrupted(monkeypatch, 3, DIVERGING, data, tmp_path)
-    trained(DIVERGING, data, tmp_path)
+    interrupt_run(monkeypatch, 3, DIVERGING, data, tmp_path)
+    train_run(DIVERGING, data, tmp_path)
     assert hashes(tmp_path) == hashes(diverged)
 
 
@@ -66,10 +66,10 @@ def test_growing_from_a_diverged_run_is_refused(data, tmp_path):
     parent = small(
         name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule", "steps")}
     )
-    assert trained(parent, data, tmp_path / "parent")["status"] == "diverged"
+    assert train_run(parent, data, tmp_path / "parent")["status"] == "diverged"
     child = small(name="child", model=TOKENFORMER, init="parent", growth=Growth())
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent diverged; change its settings \(lower"):
-        trained(child, data, tmp_path / "child", tmp_path / "parent")
+        train_run(child, data, tmp_path / "child", tmp_path / "parent")
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "late"])
@@ -83,7 +83,7 @@ def late(request, monkeypatch):
 def test_late_reads_give_the_same_step_and_weights(diverged, data, tmp_path, monkeypatch):
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100})
-    assert trained(rare, data, tmp_path)["diverged_at_step"] == record_of(diverged)["diverged_at_step"]
+    assert train_run(rare, data, tmp_path)["diverged_at_step"] == record_of(diverged)["diverged_at_step"]
     assert record_of(tmp_path)["tokens"] == record_of(diverged)["tokens"]
     assert [row["step"] for row in rows(tmp_path, "train")] == [1]
     actual, expected = (load_file(out / "weights.safetensors") for out in (tmp_path, diverged))
@@ -94,7 +94,7 @@ def test_a_stop_request_before_the_divergence_check_gives_a_diverged_run(data, t
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare, checks = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100}), count()
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == 20 else None)
-    record = trained(rare, data, tmp_path)
+    record = train_run(rare, data, tmp_path)
     assert 5 < record["diverged_at_step"] < 12
 
 
@@ -109,9 +109,9 @@ def test_a_non_finite_loss_changes_no_weights(bad, late, data, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(LanguageModeling, "losses", broken)
-        record = trained(RUN, data, tmp_path / "broken")
+        record = train_run(RUN, data, tmp_path / "broken")
     assert (record["status"], record["diverged_at_step"]) == ("diverged", 6)
-    interrupted(monkeypatch, 5, RUN, data, tmp_path / "stopped")
+    interrupt_run(monkeypatch, 5, RUN, data, tmp_path / "stopped")
     good = torch.load(tmp_path / "stopped" / "checkpoint" / "last.pt", weights_only=True)["state"]["model"]
     actual = load_file(tmp_path / "broken" / "weights.safetensors")
     assert all(torch.equal(actual[name], weight) for name, weight in good.items())
@@ -129,7 +129,7 @@ def test_a_non_finite_validation_loss_is_divergence(step, data, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_validate", broken)
-        record = trained(RUN, data, tmp_path)
+        record = train_run(RUN, data, tmp_path)
     assert (record["status"], record["diverged_at_step"]) == ("diverged", step)
     assert {row["step"] for row in rows(tmp_path, "eval")} == {s for s in (0, 5, 10, 12) if s < step}
     assert record_of(tmp_path)["final"]["valid_loss_nats"] is None or step > 0
@@ -145,7 +145,7 @@ def test_weights_that_overflow_between_logged_steps_are_never_saved(late, data, 
             steps.model.embedding.data.fill_(math.inf)
 
     monkeypatch.setattr(stepping.Steps, "take", overflowing)
-    record = trained(small(log_every=100, evaluate_every=100), data, tmp_path, checkpoint_seconds=0)
+    record = train_run(small(log_every=100, evaluate_every=100), data, tmp_path, checkpoint_seconds=0)
     assert (record["status"], record["diverged_at_step"]) == ("diverged", 5)
     saved = torch.load(tmp_path / "checkpoint" / "last.pt", weights_only=True)["state"]
     assert saved["step"] == 3

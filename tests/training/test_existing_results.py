@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import RUN, hashes, interrupted, small, trained, write_plan
+from small_runs import RUN, hashes, interrupt_run, small, train_run, write_plan
 
 from formerlab.__main__ import main
 from formerlab.errors import UserError
@@ -35,13 +35,13 @@ def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(why, finished,
         for name in ("last.pt", "previous.pt"):
             (tmp_path / "checkpoint" / name).write_bytes(b"garbage")
     else:
-        interrupted(monkeypatch, 4, small(optimizer={"lr": 0.02}), data, tmp_path)
+        interrupt_run(monkeypatch, 4, small(optimizer={"lr": 0.02}), data, tmp_path)
     content = (tmp_path / "checkpoint" / "last.pt").read_bytes()
-    interrupted(monkeypatch, 2, RUN, data, tmp_path)
+    interrupt_run(monkeypatch, 2, RUN, data, tmp_path)
     assert f"starting from step 0: {tmp_path}/checkpoint/" in (output := capsys.readouterr().err)
     assert why in output
     assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == content
-    trained(RUN, data, tmp_path)
+    train_run(RUN, data, tmp_path)
     assert hashes(tmp_path) == hashes(finished)
     assert not (tmp_path / "checkpoint.superseded").exists()
 
@@ -51,7 +51,7 @@ def test_a_finished_run_is_not_trained_again_and_leftovers_are_removed(copied_ru
     times_before = times(copied_run)
     (copied_run / "checkpoint").mkdir()
     (copied_run / "checkpoint" / "last.pt").write_bytes(b"of this run")
-    trained(RUN, data, copied_run)
+    train_run(RUN, data, copied_run)
     assert times(copied_run) == times_before
     assert "study/run/seed3: already finished" in capsys.readouterr().err
 
@@ -76,7 +76,7 @@ def test_the_command_trains_a_stale_run_again(edited, lr, copied_run, data, tmp_
     out = copied_run.rename(tmp_path / "results" / run.id)
     assert main(words) == 0
     assert "running again, because its result is stale (changed since: configuration)" in capsys.readouterr().err
-    trained(run, data, tmp_path / "fresh")
+    train_run(run, data, tmp_path / "fresh")
     assert hashes(out) == hashes(tmp_path / "fresh")
 
 
@@ -90,7 +90,7 @@ def test_token_streams_that_differ_from_the_manifest_are_refused(data, tmp_path)
 
 
 def test_a_resume_with_other_kernels_prints_a_warning(data, tmp_path, monkeypatch, capsys):
-    interrupted(monkeypatch, 4, RUN, data, tmp_path)
+    interrupt_run(monkeypatch, 4, RUN, data, tmp_path)
     first = kernel_implementation()
     monkeypatch.setattr(stage, "kernel_implementation", lambda: "plain, of another machine")
     train(RUN, "code", data, tmp_path)
@@ -104,15 +104,15 @@ def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, 
     (copied_run / name).unlink()
     if damage == "changed":
         (copied_run / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    trained(RUN, data, copied_run)
+    train_run(RUN, data, copied_run)
     assert f": {name}" in capsys.readouterr().err
     assert hashes(copied_run) == hashes(finished)
 
 
 def test_a_run_without_the_needed_optimizer_file_is_trained_again(copied_run, finished, data):
-    trained(RUN, data, copied_run, keep_optimizer=True)
+    train_run(RUN, data, copied_run, keep_optimizer=True)
     assert (copied_run / "optimizer.pt").exists()
     assert hashes(copied_run) == hashes(finished)
     times_before = times(copied_run)
-    trained(RUN, data, copied_run, keep_optimizer=True)
+    train_run(RUN, data, copied_run, keep_optimizer=True)
     assert times(copied_run) == times_before

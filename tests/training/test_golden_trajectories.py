@@ -150,7 +150,7 @@ def data_of(run, folder):
     return TrainingImages(image_set, run.task.augmentation, preprocessing, run.task.batch), image_set
 
 
-def trained(run, model=None):
+def train_with_trajectory(run, model=None):
     """Return the trained model of a run, and its trajectory."""
     torch.set_num_threads(1)
     model = run.model.build(run.seed) if model is None else model
@@ -175,10 +175,10 @@ def _written(loss):
 def trajectory(name):
     """Return the trajectory of one of `RUNS`, or of the grown Tokenformer."""
     if name != "grown":
-        return trained(RUNS[name])[1]
-    parent, _ = trained(RUNS["tokenformer"])
+        return train_with_trajectory(RUNS[name])[1]
+    parent, _ = train_with_trajectory(RUNS["tokenformer"])
     child = run(grown_spec(TOKENS, MORE_TOKENS, GROWTH))
-    return trained(child, grow_into(parent.state_dict(), TOKENS, MORE_TOKENS, GROWTH, child.seed))[1]
+    return train_with_trajectory(child, grow_into(parent.state_dict(), TOKENS, MORE_TOKENS, GROWTH, child.seed))[1]
 
 
 NAMES = [*RUNS, "grown"]

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import MODEL, TOKENFORMER, hashes, interrupted, rows, small, trained
+from small_runs import MODEL, TOKENFORMER, hashes, interrupt_run, rows, small, train_run
 from torch import nn
 
 from formerlab.data import load_stream
@@ -39,7 +39,7 @@ FUNCTION_PRESERVING_CHILD = child(Growth(keys="zero", tau="keep"))
 def parent(data, tmp_path_factory):
     """Return the folder of the finished parent; tests must not change it."""
     out = tmp_path_factory.mktemp("parent")
-    trained(PARENT, data, out, keep_optimizer=True)
+    train_run(PARENT, data, out, keep_optimizer=True)
     return out
 
 
@@ -49,13 +49,13 @@ def losses(out, step):
 
 def test_a_grown_run_starts_at_its_parents_loss_and_accumulates_flops(parent, data, tmp_path):
     first = json.loads((parent / "run.json").read_text())
-    second = trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
+    second = train_run(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
     assert losses(tmp_path / "child", 0) == pytest.approx(losses(parent, 12), rel=1e-6)
     assert losses(tmp_path / "child", 12) != losses(parent, 12)
     assert second["init"] == {"id": "study/parent/seed3", "weights_sha256": first["weights_sha256"]}
     grown = grown_spec(FUNCTION_PRESERVING_CHILD.model, FUNCTION_PRESERVING_CHILD.model, Growth(tau="keep"))
     run = small(name="grandchild", model=grown, init="child", growth=Growth(tau="keep"))
-    third = trained(run, data, tmp_path / "grandchild", tmp_path / "child")
+    third = train_run(run, data, tmp_path / "grandchild", tmp_path / "child")
     assert [first["flops_cumulative"], second["flops_cumulative"], third["flops_cumulative"]] == [
         PARENT.flops,
         PARENT.flops + FUNCTION_PRESERVING_CHILD.flops,
@@ -76,13 +76,13 @@ def test_a_resumed_grown_run_is_bit_identical(growth, parent, data, tmp_path, mo
         run = child(Growth(**growth))
     else:
         parent = tmp_path / "parent"
-        trained(small(name="parent", model=MODEL), data, parent)
+        train_run(small(name="parent", model=MODEL), data, parent)
         grows = Growth(method=method, noise=0.0 if method == "net2net_pad" else 0.1)
         expected = MODEL.model_copy(update={"width": 32, "heads": 4, "feedforward": Mlp(hidden=128)})
         run = small(name="child", model=grown_spec(MODEL, expected, grows), init="parent", growth=grows)
-    trained(run, data, tmp_path / "uninterrupted", parent)
-    interrupted(monkeypatch, 5, run, data, tmp_path / "interrupted", parent)
-    trained(run, data, tmp_path / "interrupted", parent)
+    train_run(run, data, tmp_path / "uninterrupted", parent)
+    interrupt_run(monkeypatch, 5, run, data, tmp_path / "interrupted", parent)
+    train_run(run, data, tmp_path / "interrupted", parent)
     assert hashes(tmp_path / "interrupted") == hashes(tmp_path / "uninterrupted")
     if method is not None:
         starts_at_parent_loss = losses(tmp_path / "uninterrupted", 0) == pytest.approx(losses(parent, 12), rel=1e-5)
@@ -97,7 +97,7 @@ def test_a_resumed_grown_run_is_bit_identical(growth, parent, data, tmp_path, mo
 def test_carry_continues_with_the_parents_moments(parent, data, tmp_path):
     """Without new tokens, the child continues from the parent's state."""
     run = child(Growth(tau="keep", optimizer="carry"), tokens=(6, 10), schedule=Constant(), steps=3)
-    trained(run, data, tmp_path, parent)
+    train_run(run, data, tmp_path, parent)
     model = run.model.build()
     model.load_state_dict(load_file(parent / "weights.safetensors"))
     state = State(model, run.optimizer.build(model))
@@ -113,32 +113,32 @@ def test_a_damaged_parent_is_refused(parent, data, tmp_path):
     parent_copy, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
     (parent_copy / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again to write this file"):
-        trained(carrying, data, tmp_path / "child", parent_copy)
-    trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
+        train_run(carrying, data, tmp_path / "child", parent_copy)
+    train_run(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
     shutil.copy(tmp_path / "other" / "weights.safetensors", parent_copy)
     with pytest.raises(UserError, match=r"weights.safetensors: differs from weights_sha256 in run.json; delete this"):
-        trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent_copy)
+        train_run(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent_copy)
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
-        trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "nowhere")
+        train_run(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "nowhere")
 
 
 def test_a_checkpoint_of_another_parent_is_superseded_and_a_result_refused(parent, data, tmp_path, monkeypatch, capsys):
-    trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
-    interrupted(monkeypatch, 4, FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "other")
-    trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
+    train_run(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
+    interrupt_run(monkeypatch, 4, FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "other")
+    train_run(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", parent)
     assert "checkpoint of another run (init is " in capsys.readouterr().err
     with pytest.raises(UserError, match=r"result of another run \(init is \w+, expected \w+\)"):
-        trained(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "other")
+        train_run(FUNCTION_PRESERVING_CHILD, data, tmp_path / "child", tmp_path / "other")
 
 
 def test_a_run_continues_without_growth(parent, data, tmp_path):
     run = small(name="child", model=TOKENFORMER, init="parent")
-    record = trained(run, data, tmp_path / "child", parent)
+    record = train_run(run, data, tmp_path / "child", parent)
     assert losses(tmp_path / "child", 0) == losses(parent, 12)
     assert losses(tmp_path / "child", 12) != losses(parent, 12)
     assert record["flops_cumulative"] == 2 * record["flops"]
     with pytest.raises(UserError, match=r"cannot continue training: norm\.gain is False in"):
-        trained(small(name="other", model=MODEL, init="parent"), data, tmp_path / "other", parent)
+        train_run(small(name="other", model=MODEL, init="parent"), data, tmp_path / "other", parent)
 
 
 OLD, NEW, WIDTH = 3, 2, 4

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import MODEL, hashes, interrupted, small, trained, write_plan
+from small_runs import MODEL, hashes, interrupt_run, small, train_run, write_plan
 
 from formerlab.results.notes import read_note, stage_note
 from formerlab.training.record import CHECKPOINT
@@ -58,7 +58,7 @@ def processes():
 def uninterrupted_hashes(data, tmp_path_factory):
     """Return the hashes of the uninterrupted run without checkpoints."""
     out = tmp_path_factory.mktemp("uninterrupted")
-    trained(RUN, data, out)
+    train_run(RUN, data, out)
     return hashes(out)
 
 
@@ -216,11 +216,11 @@ def test_the_previous_checkpoint_replaces_a_damaged_or_missing_one(
     damaged, data, tmp_path, uninterrupted_hashes, monkeypatch, capsys
 ):
     """The last checkpoint is missing if the run is killed between the renames of a save."""
-    interrupted(monkeypatch, 3, RUN, data, tmp_path, checkpoint_seconds=0)
+    interrupt_run(monkeypatch, 3, RUN, data, tmp_path, checkpoint_seconds=0)
     path = tmp_path / CHECKPOINT
     assert {file.name for file in path.parent.iterdir()} == {"last.pt", "previous.pt"}
     path.write_bytes(path.read_bytes()[::-1]) if damaged else path.unlink()
-    trained(RUN, data, tmp_path)
+    train_run(RUN, data, tmp_path)
     output = capsys.readouterr().err
     assert (f"{path}: damaged" in output) == damaged
     assert ("resuming from the previous checkpoint, previous.pt" in output) == damaged

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 import torch
-from small_runs import MODEL, RUN, TOKENFORMER, interrupted, rows, small, trained
+from small_runs import MODEL, RUN, TOKENFORMER, interrupt_run, rows, small, train_run
 from variation import counted_flops, counted_params
 
 from formerlab.files import sha256
@@ -49,7 +49,7 @@ def test_parameters_tokens_and_flops_match_counts(model, data, tmp_path, monkeyp
         return loss(task, model, windows)
 
     monkeypatch.setattr(LanguageModeling, "losses", loss_and_count)
-    record = trained(run, data, tmp_path)
+    record = train_run(run, data, tmp_path)
     module = model.build()
     assert record["parameters"] == counted_params(module)
     assert record["parameters_non_embedding"] == counted_params(module) - module.embedding.numel()
@@ -60,7 +60,7 @@ def test_parameters_tokens_and_flops_match_counts(model, data, tmp_path, monkeyp
 
 def test_extra_entries_are_in_the_record_from_the_start(data, tmp_path):
     """The record is written once with all entries, so a run that is killed after this write is complete."""
-    assert trained(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
+    assert train_run(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
 
 
 def test_speed_counts_only_training_steps(record, finished):
@@ -93,7 +93,7 @@ def test_provenance_is_taken_at_the_start(data, tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "train", train_while_somebody_edits)
     monkeypatch.setattr(provenance, "_git", lambda *_: commit)
     monkeypatch.setattr(provenance, "git_state", functools.cache(provenance.git_state.__wrapped__))
-    assert trained(RUN, data, tmp_path)["git"]["commit"] == "before"
+    assert train_run(RUN, data, tmp_path)["git"]["commit"] == "before"
 
 
 def git(folder, *arguments):
@@ -122,7 +122,7 @@ def test_the_commit_is_from_the_repository_of_the_package(tmp_path, monkeypatch)
 
 
 def test_an_interrupted_run_has_rows_but_no_record(data, finished, tmp_path, monkeypatch):
-    interrupted(monkeypatch, 3, RUN, data, tmp_path)
+    interrupt_run(monkeypatch, 3, RUN, data, tmp_path)
     assert not (tmp_path / "run.json").exists()
     for name in ("train", "eval"):
         assert rows(tmp_path, name) == [row for row in rows(finished, name) if row["step"] <= 3]

@@ -9,7 +9,7 @@ import time
 import pytest
 from fixtures.forked import join_process_group, run_forked
 from fixtures.ports import free_ports
-from small_runs import MODEL, rows, small, trained, write_plan
+from small_runs import MODEL, rows, small, train_run, write_plan
 
 from formerlab.data import prepare
 from formerlab.data.pairs.prepare import ParallelData
@@ -66,7 +66,7 @@ def test_two_processes_match_one_process_after_a_stop(train, data, tmp_path):
     assert_matches_one_process(out, data, tmp_path)
 
 
-def test_two_machines_with_fsdp_match_one_process(train, data, tmp_path):
+def test_two_nodes_with_fsdp_match_one_process(train, data, tmp_path):
     (tmp_path / "bin").mkdir()
     srun, calls = tmp_path / "bin/srun", tmp_path / "calls"
     srun.write_text(SRUN)
@@ -149,7 +149,7 @@ def one_of_two(rank, port, run, data, out):
 
 def assert_matches_one_process(out, data, tmp_path, run=RUN):
     assert not (out / ".train.state.json").exists()
-    alone = trained(run, data, tmp_path / "alone")
+    alone = train_run(run, data, tmp_path / "alone")
     record = json.loads((out / "run.json").read_text())
     assert (record["processes"], alone["processes"]) == (2, 1)
     utilisation = record["flops"] / record["training_time_s"] / (2 * record["matmul_flops_per_s"])

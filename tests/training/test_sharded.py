@@ -10,7 +10,7 @@ import torch
 from fixtures.forked import join_process_group, run_forked
 from fixtures.ports import free_ports
 from safetensors.torch import load_file
-from small_runs import MODEL, TOKENFORMER, rows, small, trained
+from small_runs import MODEL, TOKENFORMER, rows, small, train_run
 
 from formerlab.errors import StoppedEarly
 from formerlab.files import read_json
@@ -75,7 +75,7 @@ def test_changing_numbers_of_processes_match_one_process(data, tmp_path):
 
 def assert_matches_one_process(index, data, together, alone):
     run = RUNS[index]
-    trained(run, data, alone)
+    train_run(run, data, alone)
     assert not (together / "checkpoint").exists()
     for name in ("train", "eval", "test"):
         for expected_row, row in zip(rows(alone, name), rows(together, name), strict=True):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fixtures.separate_process import separate_process
 from safetensors.torch import load_file
-from small_runs import MODEL, RUN, hashes, interrupted, rows, small, trained
+from small_runs import MODEL, RUN, hashes, interrupt_run, rows, small, train_run
 
 from formerlab.data import load_stream
 from formerlab.data.manifest import read_manifest
@@ -54,14 +54,14 @@ def test_the_test_text_of_the_tokenizers_data_set_is_also_measured(finished, dat
     spec = manifest["spec"] | {"tokenizer": {"kind": "of", "data": "other"}}
     shutil.copytree(data, tmp_path / "copy")
     write_record(tmp_path / "copy" / "manifest.json", manifest | {"spec": spec})
-    trained(RUN, tmp_path / "copy", tmp_path / "run")
+    train_run(RUN, tmp_path / "copy", tmp_path / "run")
     assert rows(finished, "lender_test") == []
     assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
 
 
 def test_depth_rows_contain_the_mixing_weights_of_every_evaluation(finished, data, tmp_path):
     assert rows(finished, "depth") == []
-    trained(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
+    train_run(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
     weights, actual = load_file(tmp_path / "weights.safetensors"), rows(tmp_path, "depth")
     pairs = [(i, j) for i in (1, 2) for j in range(i + 1)]
     steps = sorted({row["step"] for row in rows(tmp_path, "eval")})
@@ -77,11 +77,11 @@ def test_depth_rows_contain_the_mixing_weights_of_every_evaluation(finished, dat
 def test_a_run_stopped_twice_is_bit_identical(data, tmp_path, monkeypatch, capsys):
     run = small(precision="bfloat16", model=MODEL.model_copy(update={"dropout": 0.2}))
     uninterrupted, interrupted_run = tmp_path / "uninterrupted", tmp_path / "interrupted"
-    first = trained(run, data, uninterrupted)
-    interrupted(monkeypatch, 0, run, data, interrupted_run)
-    interrupted(monkeypatch, 7, run, data, interrupted_run)
+    first = train_run(run, data, uninterrupted)
+    interrupt_run(monkeypatch, 0, run, data, interrupted_run)
+    interrupt_run(monkeypatch, 7, run, data, interrupted_run)
     assert not (interrupted_run / "run.json").exists()
-    second = trained(run, data, interrupted_run)
+    second = train_run(run, data, interrupted_run)
     assert "last.pt after step 7" in capsys.readouterr().err
     assert hashes(interrupted_run) == hashes(uninterrupted)
     assert {path.name for path in interrupted_run.iterdir()} == {path.name for path in uninterrupted.iterdir()}
@@ -97,15 +97,15 @@ def test_deterministic_runs_set_the_mode_of_torch(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(stage, "train", train_and_note)
     for expected in (True, False):
-        trained(small(steps=1), data, tmp_path / str(expected), deterministic=expected)
+        train_run(small(steps=1), data, tmp_path / str(expected), deterministic=expected)
     assert modes == [True, False]
 
 
 def _a_resumed_run_imports_no_compiler(data, out):
     with pytest.MonkeyPatch.context() as patch:
-        interrupted(patch, 1, small(steps=2), data, out)
+        interrupt_run(patch, 1, small(steps=2), data, out)
     assert not {"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys()
-    trained(small(steps=2), data, out)  # Module.to_empty imports sympy
+    train_run(small(steps=2), data, out)  # Module.to_empty imports sympy
     assert not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
 
 
@@ -117,24 +117,24 @@ def test_a_resumed_run_without_compile_imports_no_compiler(data, tmp_path):
 
 def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, finished):
     """The model is built without values, so that a process stores the weights once."""
-    interrupted(monkeypatch, 7, RUN, data, tmp_path)
+    interrupt_run(monkeypatch, 7, RUN, data, tmp_path)
 
     def sampled(*_):
         raise AssertionError("values were sampled")
 
     monkeypatch.setattr(torch.Tensor, "normal_", sampled)
-    trained(RUN, data, tmp_path)
+    train_run(RUN, data, tmp_path)
     assert hashes(tmp_path) == hashes(finished)
 
 
 def test_times_accumulate_over_starts(data, tmp_path, monkeypatch):
-    interrupted(monkeypatch, 6, RUN, data, tmp_path)
+    interrupt_run(monkeypatch, 6, RUN, data, tmp_path)
     path = tmp_path / "checkpoint" / "last.pt"
     content = torch.load(path, weights_only=True)
     assert content["state"]["wall_time_s"] > content["state"]["training_time_s"] > 0
     content["state"] |= {"wall_time_s": 5000.0, "training_time_s": 1000.0}  # longer than this test
     torch.save(content, path)
-    record = trained(RUN, data, tmp_path)
+    record = train_run(RUN, data, tmp_path)
     assert record["started"] == content["state"]["started"] < record["finished"]
     assert 5000 < record["wall_time_s"] < 6000
     seconds = [row["time_s"] for row in rows(tmp_path, "timing")]
@@ -147,7 +147,7 @@ SECRETS = ("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS
 def test_files_and_messages_do_not_contain_the_environment(data, tmp_path, monkeypatch, capsys):
     for name in SECRETS:
         monkeypatch.setenv(name, "s3cret-of-the-environment")
-    trained(RUN, data, tmp_path)
+    train_run(RUN, data, tmp_path)
     assert "s3cret" not in "".join(capsys.readouterr())
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 5

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fixtures.forked import run_forked
 from fixtures.rows import held_out_rows
-from small_runs import hashes, interrupted, rows, trained
+from small_runs import hashes, interrupt_run, rows, train_run
 
 from formerlab.data import prepare
 from formerlab.data.images import ImageData
@@ -72,7 +72,7 @@ def digits(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("finished")
-    trained(RUN, digits, out)
+    train_run(RUN, digits, out)
     return out
 
 
@@ -91,9 +91,9 @@ def test_test_rows_come_from_the_averaged_weights(finished, digits):
 def test_a_resumed_vision_run_is_bit_identical(augmentation, digits, tmp_path, monkeypatch):
     mixing = {"augmentation": augmentation, "mixup": 0.8 if augmentation else 0.0}
     run = changed(task=RUN.task.model_copy(update=mixing))
-    trained(run, digits, tmp_path / "uninterrupted")
-    interrupted(monkeypatch, 3, run, digits, tmp_path / "stopped")
-    trained(run, digits, tmp_path / "stopped")
+    train_run(run, digits, tmp_path / "uninterrupted")
+    interrupt_run(monkeypatch, 3, run, digits, tmp_path / "stopped")
+    train_run(run, digits, tmp_path / "stopped")
     assert hashes(tmp_path / "stopped") == hashes(tmp_path / "uninterrupted")
 
 
@@ -103,7 +103,7 @@ def grown(growth, tokens=(9, 15)):
 
 
 def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished, digits, tmp_path):
-    trained(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished)
+    train_run(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished)
     parent, _ = load_model(finished)
     start = [row for row in rows(tmp_path, "eval") if row["step"] == 0]
     task, data = RUN.task, RUN.task.load(digits, "valid")
@@ -114,7 +114,7 @@ def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished, dig
 def test_a_diverged_run_has_the_loss_of_a_uniform_guess(digits, tmp_path):
     huge_rate = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # larger than the configuration allows
     run = changed(optimizer=huge_rate)
-    assert trained(run, digits, tmp_path)["status"] == "diverged"
+    assert train_run(run, digits, tmp_path)["status"] == "diverged"
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}
     assert {row["confidence"] for row in test} == {0.1}
@@ -142,13 +142,13 @@ def train_with_a_signal_while_images_are_read(rank, digits, out):
         patch.setattr(TrainingImages, "workers", property(lambda images: 1, lambda images, value: None), raising=False)
         patch.setattr(TrainingImages, "_from_workers", read_images)
         with pytest.raises(StoppedEarly, match=r"stopped after step 2 of 8 \(SIGTERM"):
-            trained(RUN, digits, out)
-        trained(RUN, digits, out)
+            train_run(RUN, digits, out)
+        train_run(RUN, digits, out)
 
 
 def test_a_signal_to_a_job_and_its_workers_saves_after_the_step(digits, tmp_path):
     run_forked(1, train_with_a_signal_while_images_are_read, digits, tmp_path / "stopped")
-    trained(RUN, digits, tmp_path / "uninterrupted")
+    train_run(RUN, digits, tmp_path / "uninterrupted")
     assert hashes(tmp_path / "stopped") == hashes(tmp_path / "uninterrupted")
 
 
@@ -184,8 +184,8 @@ def train_without_images(rank, images, asked_to_stop, error, reason, digits, out
         patch.setattr(image_batches, "POLL_SECONDS", 2.0)
         patch.setattr(image_batches, "TIMEOUT_SECONDS", 600.0 if asked_to_stop else 0.1)
         with pytest.raises(error, match=reason):
-            trained(RUN, digits, out)
-    trained(RUN, digits, out)
+            train_run(RUN, digits, out)
+    train_run(RUN, digits, out)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def train_without_images(rank, images, asked_to_stop, error, reason, digits, out
 )
 def test_missing_images_stop_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
     run_forked(1, train_without_images, images, asked_to_stop, error, reason, digits, tmp_path / "train_without_images")
-    trained(RUN, digits, tmp_path / "uninterrupted")
+    train_run(RUN, digits, tmp_path / "uninterrupted")
     assert hashes(tmp_path / "train_without_images") == hashes(tmp_path / "uninterrupted")
 
 
@@ -209,4 +209,4 @@ def test_insufficient_shared_memory_is_reported_before_workers_start(digits, tmp
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     message = r"/dev/shm has 0.0 MB free, but 2 worker processes need .*--shm-size.*threads: 1"
     with pytest.raises(UserError, match=message):
-        trained(RUN, digits, tmp_path)
+        train_run(RUN, digits, tmp_path)

@@ -1,4 +1,7 @@
-"""A run on two nodes of a private Slurm that are both this machine: tests executor, srun and torchrun together."""
+"""Train on two nodes of a private Slurm; both nodes are this machine.
+
+The test covers the executor, srun and torchrun.
+"""
 
 import csv
 
