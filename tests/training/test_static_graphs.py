@@ -29,9 +29,8 @@ def graphs(monkeypatch):
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    with torch._dynamo.config.patch(
-        recompile_limit=8, accumulated_recompile_limit=256
-    ):  # the stage `speed` raises both limits
+    # the stage `speed` raises both limits
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
         yield compiled
     torch.compiler.reset()
 
