@@ -91,7 +91,7 @@ class SchedulerCall:
         return result
 
     def at_gate(self):
-        """Wait until the run is at its gate, and return the environment of its job."""
+        """Wait until the run is at its gate, and return the variables and arguments of its process."""
         return self.wait_for(lambda: self.assert_running() and self.checkout.reached(RUN))
 
     def assert_running(self):

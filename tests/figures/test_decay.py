@@ -171,7 +171,7 @@ def test_embedded_tasks_are_shown_only_for_runs_without_published_tasks(tmp_path
 
 
 def test_the_loss_of_h2o_and_the_gain_of_decay_are_paired(tmp_path):
-    """Full answers 8 of 10 questions, H2O 5 and Decay 6, so Decay wins back a third of what H2O loses."""
+    """Full answers 8 of 10 questions, H2O 5 and Decay 6, so Decay recovers a third of the loss of H2O."""
     right = {("full", None, None, 1.0): 8, ("h2o", None, 0.5, 0.4): 5, ("decay", 0.2, 0.0, 0.4): 6}
     right |= {("decay", 0.5, 0.0, 0.4): 7, ("h2o variant=local_statistics", None, 0.5, 0.4): 4}
     rows = [

@@ -1,4 +1,4 @@
-"""A new mixer, projection or policy gets its label and plot style in figures and tables only from names.yaml."""
+"""For its label and plot style, a new mixer, projection or policy needs only an entry in names.yaml."""
 
 import pandas as pd
 import pytest

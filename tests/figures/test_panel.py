@@ -188,7 +188,7 @@ def test_a_long_bar_has_an_arrow_only_beyond_the_final_limits():
 
 
 @pytest.mark.parametrize(("kind", "marks"), [("band", "bands"), ("line", "bars")])
-def test_the_note_explains_only_the_marks_that_are_drawn(rows, kind, marks):
+def test_the_note_explains_only_the_marks_that_are_rendered(rows, kind, marks):
     seeds = "thin lines" if kind == "band" else "dots"
     without = rows[rows["part"] == "mean"]
     for data, words in ((rows, f"; {seeds}: seeds"), (without, "")):

@@ -1,4 +1,4 @@
-"""Every figure and table is rendered twice: from one seed, and from an empty folder."""
+"""Figures and tables are rendered from the committed rows of scale laptop (one seed), and all from an empty folder."""
 
 import json
 import re
@@ -42,14 +42,17 @@ ROOT = Path(__file__).parents[2]
 CACHED, OVERNIGHT = ROOT / "results/cached", ROOT / "figures/cached/overnight"
 ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""One figure and one table per study. Only these figures are saved as PDF and PNG, by the function that saves all."""
+"""One figure and one table per study.
+
+Of all figures, only these are saved as PDF and PNG in these tests, with the function that normally saves every figure.
+"""
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The figures and tables of the committed rows of scale laptop, with one seed; WITH_IMAGES are saved."""
+    """Render figures and tables from the committed rows of scale laptop and save WITH_IMAGES; return the folder."""
     folder, save = tmp_path_factory.mktemp("figures"), write.save
 
     def save_few(figure, pdf, png):
@@ -64,7 +67,7 @@ def folder(tmp_path_factory):
     return folder / "laptop"
 
 
-def test_all_figures_and_tables_are_rendered(folder):
+def test_every_entry_is_rendered_here_or_committed(folder):
     rendered = {path.stem for path in folder.glob("*.csv")}
     assert rendered | {path.stem for path in (ROOT / "figures/cached").glob("*/*.csv")} >= set(ENTRIES)
     for name in rendered:
@@ -206,8 +209,8 @@ def test_variants_are_read_from_the_spec():
     assert variant_label(spec | dwa) == "DenseFormer 4x5"
     growth = {"spec.growth.keys": "zero", "spec.growth.tau": "keep", "spec.growth.optimizer": "carry"}
     assert variant_label(spec | growth) == "grown: zero keys, tau kept, optimizer state kept"
-    held = variant_label(spec | growth | {"spec.growth.method": "tokens", "spec.growth.old_tokens": "freeze"})
-    assert held == "grown: zero keys, tau kept, optimizer state kept, old tokens frozen"
+    frozen = variant_label(spec | growth | {"spec.growth.method": "tokens", "spec.growth.old_tokens": "freeze"})
+    assert frozen == "grown: zero keys, tau kept, optimizer state kept, old tokens frozen"
     wide = growth | {"spec.growth.method": "hypercloning", "spec.growth.noise": 0.0}
     assert variant_label(spec | wide) == "grown: HyperCloning"
     assert variant_label(spec | wide | {"spec.growth.noise": 0.1}) == "grown: HyperCloning, noise 0.1"
@@ -250,7 +253,7 @@ def test_published_points_are_marked_and_complete(folder):
     assert decay.tolist() == pytest.approx([0.476, -0.019, 0.040])
 
 
-def test_differences_are_beside_the_published_ones():
+def test_differences_are_beside_the_published_differences():
     rows = pd.read_csv(OVERNIGHT / "transformer_differences.csv").set_index(["source", "run"])
     published_row = (
         rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()

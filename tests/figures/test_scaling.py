@@ -44,7 +44,7 @@ def with_chain(root):
             write_run(root, "tokenformer", run, seed, 4 * 4**-0.1 if how.get("growth") else 2.0, **sizes)
 
 
-def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
+def test_the_cost_of_a_chain_includes_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     with_chain(tmp_path)
     results = Results(tmp_path)
     rows = tokenformer_envelope.rows(results, ("*",)).set_index("run")
