@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from formerlab.commands import demo, huggingface, parts, plan, reproduce, results, stages, tools
+from formerlab.commands import demo, huggingface, listing, plan, reproduce, results, stages, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError, missing_package
 from formerlab.files import DiskFull, is_disk_full
 
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="formerlab", usage="%(prog)s <command> ...", description=__doc__, formatter_class=layout
     )
     commands = parser.add_subparsers(prog="formerlab", required=True, metavar="<command>", help=argparse.SUPPRESS)
-    for module in (plan, stages, results, demo, tools, parts, huggingface, reproduce):
+    for module in (plan, stages, results, demo, tools, listing, huggingface, reproduce):
         module.add_parsers(commands)
     listed = {name for names in GROUPS.values() for name in names}
     lines = []

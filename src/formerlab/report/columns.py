@@ -218,7 +218,10 @@ def verdict_words(verdict: Any, letters: dict[str, str] | None = None) -> str:
 
 
 def _places(value: float, null: float, places: int, least: float = 0) -> int:
-    """Return `places`, or more decimals if the number would round to `null`, from which it differs by over `least`."""
+    """Return `places`, or as many decimals as are needed to distinguish the number from `null`.
+
+    A difference of at most `least` is ignored.
+    """
     while abs(value - null) > max(least, 1e-9) and float(f"{value:.{places}f}") == null:
         places += 1
     return places

@@ -11,7 +11,7 @@ from formerlab.report.style import BLACK, GREY, HOLLOW, PUBLISHED_GROUND, plot_s
 SIZE = (2.7, 2.5)
 """Width and height in inches."""
 TEXT = 8
-"""Points. If 2.7 inches are 290 pixels, the text has 12 pixels."""
+"""Text size in points. At 290 pixels for 2.7 inches, the text is 12 pixels high."""
 
 
 def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Callable[[DataFrame], Figure]:

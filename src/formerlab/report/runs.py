@@ -206,7 +206,8 @@ def difference(
     """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
 
     Return {} if a is b or the runs share no seed. With `results`, the key `interval` names the unit of the interval:
-    seeds, or test windows or images if the runs share a single seed. The latter excludes the variance between seeds.
+    seeds if the runs share at least two; otherwise test windows or images, which excludes the variance between seeds.
+    It is `none` if there are no test rows.
     """
     values = subtract(by_seed(rows, a, value), by_seed(rows, b, value))
     interval = student(values)

@@ -254,8 +254,8 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     """Add the data set and model of each run as columns for titles, unless the rows have them.
 
-    Runs whose tokenizer comes from another data set (column `lent`) get no data set, since they were tested on the text
-    of that data set. Titles name the data sets of the other runs.
+    Runs whose tokenizer comes from another data set (column `lent`) get no data set, because their test text is from
+    the data set of the tokenizer. Titles name the data sets of the other runs.
     """
     if "run" not in rows:
         return rows
@@ -301,8 +301,8 @@ def _blocks(
     """
     blocks = []
     for heading, rows in ("Ours", ours), (_PUBLISHED, published):
-        shown = declaration.readers(rows) if declaration.readers and len(rows) else rows
-        for name, block in (shown if isinstance(shown, dict) else {"": shown}).items():
+        reader_rows = declaration.readers(rows) if declaration.readers and len(rows) else rows
+        for name, block in (reader_rows if isinstance(reader_rows, dict) else {"": reader_rows}).items():
             labels = block.drop(columns=["run", "other_run"], errors="ignore") if rows is not published else block
             if rows is not published:
                 runs |= {*block.reindex(columns=["run", "other_run"]).stack().dropna()}
@@ -404,10 +404,14 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
             cells = pages.format_table(with_claim_letters(rows, letters), hidden)
             headings += [*cells]
             cells, note = pages.without_constants(cells)
-        shown = _with_empty_cells(cells, published=block.startswith(_PUBLISHED))
-        explained += " ".join(shown.to_numpy().ravel())
-        text += [f"**{block}**", *([] if cells.empty else [pages.markdown_table(shown)]), *([note] if note else [])]
-        page += [pages.heading(block), *([] if cells.empty else [pages.html_table(shown)])]
+        cells_with_dashes = _with_empty_cells(cells, published=block.startswith(_PUBLISHED))
+        explained += " ".join(cells_with_dashes.to_numpy().ravel())
+        text += [
+            f"**{block}**",
+            *([] if cells.empty else [pages.markdown_table(cells_with_dashes)]),
+            *([note] if note else []),
+        ]
+        page += [pages.heading(block), *([] if cells.empty else [pages.html_table(cells_with_dashes)])]
         page += [pages.paragraph(note)] if note else []
     lines = [*pages.bullets(entry.caption), *meanings(headings), *_claims(letters, results, entry.study)]
     lines += [meaning for sign, meaning in _SIGNS.items() if re.search(sign, explained)]

@@ -63,7 +63,7 @@ class ArmRuns:
     name: str
     records: DataFrame
     metric: str
-    """The metric that policies are compared by (`Criterion.metric`)."""
+    """The metric on which the criterion compares policies (`Criterion.metric`)."""
 
     @property
     def parents(self) -> list[dict[str, Any]]:
@@ -212,7 +212,9 @@ def loss_by_pruning(runs: ArmRuns) -> float:
 
 
 def examples(runs: ArmRuns) -> float:
-    """Return the number of windows, questions, pairs or images of the metric that policies are compared by."""
+    """Return the number of examples (windows, questions, pairs or images) on which the metric of the criterion is
+    measured.
+    """
     if runs.metric in WINDOW_METRICS:
         return float(runs.rows.window_and_document_counts(runs.arm, runs.metric)[0])
     return float(sum(map(len, runs.rows.load_examples(runs.arm, runs.metric).names.values())))

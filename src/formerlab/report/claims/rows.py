@@ -80,7 +80,7 @@ class ClaimRows:
         pattern = arm.run or arm.best_of or ""
         candidates = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
         if not candidates:
-            raise MissingRowsError(f"a planned run ({pattern}) has not been made")
+            raise MissingRowsError(f"a planned run ({pattern}) is not finished")
 
         def validation(run: str) -> tuple[bool, float]:
             return self._diverged(run), float(self._validation(run, "last_step").to_numpy().mean())

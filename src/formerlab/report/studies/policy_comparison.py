@@ -94,9 +94,9 @@ def needles(results: Results) -> DataFrame:
         rows = pd.concat(files, ignore_index=True)
         rows = labelled(rows[rows["metric"] == "string_match"])
         for key, group in rows.groupby(columns[:6], sort=False, dropna=False):
-            found = binomtest(int(group["value"].eq(1).sum()), len(group))
-            low, high = found.proportion_ci(CONFIDENCE, method="exact")
-            percents = {"found_percent": 100 * found.statistic, "found_percent_low": 100 * low}
+            test = binomtest(int(group["value"].eq(1).sum()), len(group))
+            low, high = test.proportion_ci(CONFIDENCE, method="exact")
+            percents = {"found_percent": 100 * test.statistic, "found_percent_low": 100 * low}
             records.append(dict(zip(columns, key, strict=False)) | percents | {"found_percent_high": 100 * high})
             digits = "".join(
                 group.sort_values("example", key=pd.to_numeric)["value"].eq(1).map({True: "1", False: "0"})

@@ -20,7 +20,7 @@ POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_
 of the transformers library."""
 
 BEYOND_BUDGET = ("Full", "Ideal")
-"""Configurations for comparison: no cache of a budget can implement them."""
+"""Configurations for comparison, which no cache within a budget can implement."""
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 MINUS_H2O = "minus_h2o_nats"
 PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4

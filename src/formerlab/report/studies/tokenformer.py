@@ -231,8 +231,10 @@ def published_points(*curves: tuple[str, str]) -> DataFrame:
 
 
 def published_ratio() -> DataFrame:
-    """Return the TPU hours of the largest grown model of the paper relative to its Transformers at equal loss, and
-    the ratio with the perplexities of Table 7, which differ for one Transformer.
+    """Return the TPU hours of the largest grown model of the paper divided by the TPU hours of its Transformers at
+    equal loss, as `flops_ratio`.
+
+    `flops_ratio_other_perplexity` uses the perplexities of Table 7, where one Transformer has another value.
     """
     points = published_points(("Fig 3", "Transformer, 300B tokens"), ("Fig 3", "grown, 30B a stage"))
     transformers = points[points["series"].str.startswith("Transformer")]

@@ -1,4 +1,4 @@
-"""Helpers of several tables: blocks by data set, values side by side, pooled intervals, verdicts, values in words."""
+"""Helpers of several tables: values side by side, pooled intervals, verdicts, values in words, n-gram baselines."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
 from formerlab.report.claims.arms import read_arms, registered_arms
-from formerlab.report.claims.needed import needed, ours
+from formerlab.report.claims.limits import limits_in_words, values_in_words
 from formerlab.report.claims.quantity import Combination, MissingRowsError, Quantity
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import outcome_text, reasons
@@ -108,20 +108,26 @@ NEEDED_BLOCKS = r"Blocks of .*needed: at least (\d+)"
 
 
 class ClaimVerdict(NamedTuple):
-    """The verdict on a claim in words, the runs that it uses, the conditions that are not met, the claim with its
-    limits, the verdicts on its items, the name and the interval of its first quantity, the limits alone, and the
-    quantities of its first item.
-    """
+    """The verdict on a claim, as tables and figures write it."""
 
     word: str
+    """Verdict in words."""
     runs: frozenset[str]
+    """Runs that the verdict uses; empty if the claim is not tested."""
     reasons: tuple[str, ...] = ()
+    """Conditions that are not met."""
     claim: str = ""
+    """Statement of the claim, its limits and our values."""
     items: Mapping[str, str] = {}
+    """Verdict in words by item."""
     quantity: str = ""
+    """Label of the first quantity."""
     interval: Interval | None = None
+    """Interval of the first quantity; None if it has no value or is a single number."""
     needed: str = ""
+    """Limits that the quantities must meet."""
     quantities: Mapping[str, Quantity | float] = {}
+    """Quantities of the first item, by name."""
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -152,9 +158,9 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     word = outcome_text(verdict.outcome, verdict.items).partition(":")[0]
     items = {item.item: outcome_text(item.outcome, [item]).partition(":")[0] for item in verdict.items if item.item}
     why = reasons([item for item in verdict.counted or verdict.items if item.texts])
-    limits = needed(verdict.items)
+    limits = limits_in_words(verdict.items)
     text = claim.statement.rstrip(".") + with_prefix(". Needed: ", limits)
-    text += with_prefix(". Ours: ", ours(verdict.items)) + "."
+    text += with_prefix(". Ours: ", values_in_words(verdict.items)) + "."
     name, value = next(iter(verdict.items[0].quantities.items()), ("", None))
     label, interval = claim.labels.get(name, name).partition(" | ")[0], None
     if isinstance(value, Quantity):

@@ -1,4 +1,5 @@
-"""The combined study, which no paper has: losses of its twelve cells, and their factorial contrasts.
+"""The study that combines the three methods: losses of its twelve cells, and their factorial contrasts. No paper has
+such a study.
 
 The factors are the projection (linear layers or parameter tokens), averages over depth (no or 1x1) and the cache (full,
 H2O or Decay). y(p, d, c) is the held-out loss of a seed, where p and d are -1 or +1, and
@@ -6,7 +7,7 @@ cost(c) = y(.., c) - y(.., full) is the cost of pruning.
 
 - A main effect of the projection or the averages is a difference of losses with the full cache, averaged over the other
   factor.
-- An interaction of the two is a difference of differences; it is zero if the two effects add up.
+- The interaction of projection and averages is a difference of differences; it is zero if the two effects add up.
 - An interaction with a cache policy is a difference of its costs.
 
 Contrasts are computed by seed, so their intervals are Student's t over seeds. Seeds share data order and windows.
@@ -196,11 +197,10 @@ def _answer(rows: DataFrame) -> str:
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Are the effects of parameter tokens, averages over depth and a pruned cache additive?
 
-    - Test loss, without and with DenseFormer's averages (1x1). The interaction is the last cell of the first block: if
-    it is zero, the two add up.
+    - Test loss, without and with DenseFormer's averages (1x1). The last cell of the first block is the interaction; if
+    it is zero, parameter tokens and averages add up.
     - Brackets: 95 % Student t interval over seeds, paired.
-    - Doubt: one learning rate for all, and a 5-gram model is better than all four. The CSV also has
-    the other contrasts.
+    - Doubt: all models have one learning rate, and a 5-gram model is better than all four. The CSV has more contrasts.
     """
     losses, pruned = held_out_losses(results, STUDY, runs), cells(results, runs)
     if losses.empty and pruned.empty:

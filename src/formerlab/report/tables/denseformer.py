@@ -191,11 +191,11 @@ def _answer_pairs(rows: DataFrame) -> str:
 def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Do averages over depth lower the loss?
 
-    - Gain: test loss of plain minus test loss of 1x1, paired by seed; after Tables 1 and 2 of DenseFormer
-    (arXiv:2402.02622).
+    - Gain: test loss of the plain Transformer minus test loss of 1x1, paired by seed. After Tables 1 and 2 of
+    DenseFormer (arXiv:2402.02622).
     - Brackets: 95 % interval over seeds, with the variance of similar runs, if any.
-    - Doubt: the gain depends on the learning rates, and a 5-gram model is better than all models. Losses on two
-    processors differ by 0.005 nats.
+    - Doubt: the gain depends on learning rates; a 5-gram model is better than all models; two processors differ by
+    about 0.005 nats.
     """
     ours, losses = gains(results, runs), held_out_losses(results, STUDY)
     items = registered_arms(_EQUAL_DEPTH, results.scale).items.values()
@@ -241,7 +241,7 @@ def _published_patterns() -> DataFrame:
     return rows.drop_duplicates(["variant", "setting"]).assign(run=rows["table_or_figure"], published_nats=behind)
 
 
-_READS = {
+_ADDITIONS = {
     _DENSE: "averages of all earlier blocks",
     r"Transformer": "nothing",
     r"Last-K.*": "the last 4 outputs and the embedding",
@@ -264,12 +264,12 @@ def _sparser_and_simpler(rows: DataFrame) -> dict[str, DataFrame]:
     printed = "published minus 1x1 (nats) ↓"
     rows = rows.assign(
         **{printed: rows["variant"].map(paper).mask(rows["is_reference"])},
-        adds=rows["variant"].replace(_READS, regex=True),
+        adds=rows["variant"].replace(_ADDITIONS, regex=True),
         averages=rows["variant"].str.removeprefix("DenseFormer ").replace("Transformer", "none"),
         others=~rows["variant"].str.startswith(("DenseFormer", "Transformer")),
         sparse=rows["variant"].str.startswith("DenseFormer") & rows["variant"].ne(_DENSE),
     ).sort_values(["layers", "loss_nats"], ascending=[False, True])
-    shown = ["run", "parameters_added", *expand_columns(f"{name}[]+"), printed, "device", "verdict", "is_reference"]
+    columns = ["run", "parameters_added", *expand_columns(f"{name}[]+"), printed, "device", "verdict", "is_reference"]
     rows.loc[rows["is_reference"], name] = np.nan
     blocks = dict[str, DataFrame]()
     for (depth, text), group in rows.groupby(["layers", "text"], sort=False):
@@ -278,10 +278,10 @@ def _sparser_and_simpler(rows: DataFrame) -> dict[str, DataFrame]:
         level = group.loc[group["is_reference"], "perplexity"].max()
         heading += f"{seed_count(group['seeds'])}; 1x1 has perplexity {level:.1f}"
         if group["sparse"].any():
-            blocks[f"sparser averages; {heading}"] = group.loc[~group["others"], ["averages", *shown]]
+            blocks[f"sparser averages; {heading}"] = group.loc[~group["others"], ["averages", *columns]]
         if group["others"].any():
             group = group[~group["sparse"]].assign(variant=group["variant"].str.removesuffix(", X_0 always"))
-            blocks[f"simpler schemes; {heading}"] = group[["variant", "adds", *shown]]
+            blocks[f"simpler schemes; {heading}"] = group[["variant", "adds", *columns]]
     return blocks
 
 
@@ -346,9 +346,9 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Do simpler or sparser schemes do as well as DenseFormer 1x1?
 
     - Test loss minus the loss of 1x1, paired by seed. After Tables 1 and 4 of DenseFormer (arXiv:2402.02622; 48 blocks,
-    batch 400; 2x1: batch 128, Table 6). mHC: manifold-constrained Hyper-Connections.
-    - Brackets: 95 % interval over seeds, with the variance of similar runs; for 4x3 (unequal variances) Welch's.
-    - Doubt: two processors differ by about 0.005 nats; the best cannot be ordered.
+    batch 400; 2x1: Table 6, batch 128). mHC: manifold-constrained Hyper-Connections.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs (4x3: Welch's interval).
+    - Doubt: two processors differ by about 0.005 nats; the best schemes cannot be ranked.
     """
     ours = pattern_losses(results, runs)
     ours = ours.assign(device=ours["device"].map(processor))
@@ -363,7 +363,7 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
 def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     """Is a DenseFormer better than a Transformer that trains for the same time?
 
-    - The Transformer takes more steps, by the ratio of the measured times of a step, after Table 3 of DenseFormer
+    - The Transformer trains for more steps, in the ratio of the measured step times, after Table 3 of DenseFormer
     (arXiv:2402.02622). The gain is the loss of the Transformer minus the loss of the DenseFormer.
     - Brackets: 95 % Student t interval over seeds; after ±, the published standard error.
     - Doubt: other jobs share the machine.
@@ -432,11 +432,10 @@ _MEMORY = "denseformer-memory-negligible"
 def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     """How much slower is a DenseFormer than the plain Transformer of equal depth?
 
-    - Time and memory of 1x1 and 4x5 divided by time and memory of the plain Transformer, after
-    Tables 1 and 6 of DenseFormer (arXiv:2402.02622).
-    - Values: ratios of medians. Brackets: quartiles of the ratio within each repetition, which need not include the
-    value. Verdicts are on memory.
-    - Doubt: ours are small models on a CPU, the paper's on a GPU.
+    - Time and memory of 1x1 and 4x5 divided by time and memory of the plain Transformer, after Tables 1 and 6 of
+    DenseFormer (arXiv:2402.02622). Verdicts concern memory only.
+    - Values: ratios of medians. Brackets: quartiles of the ratios by repetition, which need not include the value.
+    - Doubt: our models are small and run on a CPU; the paper used a GPU.
     """
     records, timed = load_runs(results, STUDY, runs), speeds(results).set_index("run")
     models = records[records["run"].isin(timed.index) & records["run"].map(run_setting).eq("main")]

@@ -88,8 +88,8 @@ def _with_published(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
             f"{seed_count(rows.loc[in_regime, 'seeds'])}; base has perplexity {base['test_perplexity']:.2f} and BLEU "
             f"{base['test_sacrebleu']:.1f}, published base {printed['perplexity']:.2f} and {printed['bleu']:.1f}"
         )
-        shown = rows[in_regime & ~is_base].sort_values("test_minus_base_nats")
-        blocks[heading] = shown[["change", *columns, "verdict"]]
+        changes = rows[in_regime & ~is_base].sort_values("test_minus_base_nats")
+        blocks[heading] = changes[["change", *columns, "verdict"]]
     return blocks or rows
 
 
@@ -127,8 +127,8 @@ def _answer_variations(rows: DataFrame) -> str:
 def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     """Which changes of the base Transformer help?
 
-    - Test loss (nats per word piece) and BLEU minus base, paired by seed; German captions to English; after Table 3 of
-    arXiv:1706.03762 (Attention Is All You Need).
+    - Test loss (nats per word piece) and BLEU minus the values of the base model, paired by seed, for German captions
+    translated into English. After Table 3 of arXiv:1706.03762 (Attention Is All You Need).
     - Brackets: 95 % interval over seeds; the interval of the loss includes the variance of similar runs.
     - Doubt: all models were still learning.
     """
@@ -180,8 +180,8 @@ def slope(points: DataFrame, axis: str, column: str) -> tuple[float, float]:
 
 
 def _exponents(rows: DataFrame) -> DataFrame:
-    """Return a row per layer and size (n or d): the exponents of the published count, of our count and of the
-    times.
+    """Return a row per layer and size (n or d) with three exponents: of the published count, of our count and of the
+    measured times.
     """
     theory, parts = THEORY.set_index("layer"), list[DataFrame]()
     for axis, words in {"n": "length n", "d": "width d"}.items():

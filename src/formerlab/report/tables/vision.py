@@ -126,8 +126,8 @@ def image_floors(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per baseline and data set, with the metrics of its images."""
     groups = baselines(results, STUDY, runs).groupby(["run", "floor"], sort=False)
     rows = [
-        {"source": "ours", "run": run, "model": f"{floor}, on the pixels"} | _scores(images)
-        for (run, floor), images in groups
+        {"source": "ours", "run": run, "model": f"{baseline}, on the pixels"} | _scores(images)
+        for (run, baseline), images in groups
     ]
     return DataFrame(rows)
 
@@ -205,7 +205,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     - Top-1 accuracy of pairs of models, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet). A
     Tokenformer uses the L2 norm, then GeLU, unless its label says otherwise.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: ten epochs (11 to 12.7 including growth) and one learning rate favour models that learn fast.
+    - Doubt: ten epochs (11 to 12.7 with growth) and one learning rate favour models that learn fast.
     """
     measured = accuracies(results, runs)
     texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()

@@ -91,7 +91,9 @@ def _claims_policies_sets(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 def _by_set(rows: DataFrame) -> DataFrame:
-    """Return a row per set, with the published differences; the mean has the mean chance of its sets."""
+    """Return a row per set, with the published differences. The row of the mean has the mean chance accuracy of its
+    sets.
+    """
     article, outside = [*map(task_label, SUITES)], " (not in the mean)"
     table = _side_by_side(rows)
     averaged = table["set"].isin(article) if {*article} <= {*table["set"]} else table["set"].ne(_MEAN)
@@ -150,10 +152,10 @@ def _answer_suites(rows: DataFrame) -> str:
 def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay answer more questions than H2O?
 
-    - After Fig. 4a and Table 2 of the Decay article, which has other prompts. Means are unweighted, over the article's
-    five sets; in (g), over the four sets of Table 1 of H2O.
+    - After Fig. 4a and Table 2 of the Decay article, whose prompts differ. Means are unweighted, over the article's
+    five sets; in claim (g), over four sets of H2O's Table 1.
     - Brackets: 95 % interval over questions, for this one model.
-    - Doubt: sets on which Full is at chance show nothing. The CSV has more alphas.
+    - Doubt: a set on which Full is at chance shows nothing. The CSV has more alphas.
     """
     rows = load_answers(results, STUDY, runs)
     rows = rows.assign(task=rows["task"].str.replace("_leading|_5_shots", "", regex=True))
@@ -191,17 +193,17 @@ LARGEST_ALPHA = 0.9
 
 
 def _own_and_common(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a row per set with three accuracies: with its own alphas, with common alphas, and of H2O. A last row has
-    the means.
+    """Return a row per set with three accuracies: Decay with the set's own alphas, Decay with the common alphas, and
+    H2O. The last row has the means.
     """
     rows = pruning.first_model_rows(rows)
     rows = rows[rows["budget"] == rows["budget"].iloc[0]]
     common = rows["common alphas"].dropna().iloc[0]
     heading = f"{model_label(str(rows['run'].iloc[0]))}, cache of {pruning.budget_text(rows['budget'].iloc[0])}"
     sets = rows["task"] + rows["questions"].map(" ({:.0f})".format, na_action="ignore").fillna("")
-    shown = rows.assign(task=sets, **{"own alphas": rows["own alphas"].fillna("by set")})
+    reader_rows = rows.assign(task=sets, **{"own alphas": rows["own alphas"].fillna("by set")})
     columns = ["task", "own alphas", *expand_columns("acc_own acc_common acc_h2o gain[]"), "verdict"]
-    return {f"{heading}; common alphas of the halves: {common}": shown[columns]}
+    return {f"{heading}; common alphas of the halves: {common}": reader_rows[columns]}
 
 
 def _answer_tasks(rows: DataFrame) -> str:
@@ -219,10 +221,11 @@ def _answer_tasks(rows: DataFrame) -> str:
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task?
 
-    - Accuracy of Decay with an alpha for each set (its questions) and with one alpha for all, chosen on one half of the
-    questions and evaluated on the other. Own alphas are of both halves.
-    - Brackets: 95 % interval over questions; for the mean, alpha is chosen again in every resample.
-    - Doubt: halves often disagree on the best alpha.
+    - Accuracy of Decay with an alpha for each set and with one alpha for all, chosen on one half of the questions and
+    evaluated on the other. Alphas of both halves are shown.
+    - Square brackets: 95 % interval over questions; for the mean, each resample chooses alpha again. Round brackets:
+    questions.
+    - Doubt: halves often disagree.
     """
     answers = load_answers(results, STUDY, runs)
     fixed = answers[is_published_setting(answers)].groupby(["run", "budget", "policy", "task"])["value"].mean()

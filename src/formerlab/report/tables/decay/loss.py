@@ -74,10 +74,10 @@ def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
 def _minus_h2o_by_text(rows: DataFrame) -> dict[str, DataFrame]:
     """Return a block for each model and text, with a row per policy and a column per budget."""
     blocks = {}
-    for heading, shown in _by_text(rows).items():
-        blocks[heading] = _by_budget(shown)
-        if "verdict" in shown and shown["verdict"].notna().any():
-            verdicts = shown.dropna(subset="verdict").drop_duplicates("configuration").set_index("configuration")
+    for heading, of_text in _by_text(rows).items():
+        blocks[heading] = _by_budget(of_text)
+        if "verdict" in of_text and of_text["verdict"].notna().any():
+            verdicts = of_text.dropna(subset="verdict").drop_duplicates("configuration").set_index("configuration")
             blocks[heading]["verdict"] = blocks[heading]["configuration"].map(verdicts["verdict"])
     return blocks
 
@@ -85,15 +85,15 @@ def _minus_h2o_by_text(rows: DataFrame) -> dict[str, DataFrame]:
 def _answer_minus_h2o(rows: DataFrame) -> str:
     """Return, for each text, the policies that are clearly below H2O with their budgets."""
     lower, others, winners = list[str](), dict[str, set[str]](), set[str]()
-    for shown in _by_text(rows).values():
-        rivals = shown[~shown["configuration"].isin((*BEYOND_BUDGET, "H2O"))].dropna(subset=MINUS_H2O)
+    for of_text in _by_text(rows).values():
+        rivals = of_text[~of_text["configuration"].isin((*BEYOND_BUDGET, "H2O"))].dropna(subset=MINUS_H2O)
         rivals = rivals.sort_values(["budget", MINUS_H2O])
         clear = rivals[f"{MINUS_H2O}_high"] < 0
         policies = [
             f"{policy} ({', '.join(group['budget'].map(budget_text))})"
             for policy, group in rivals[clear].groupby("configuration", sort=False)
         ]
-        text = TABLE_LABELS.get(name := str(shown["text"].iloc[0]), name)
+        text = TABLE_LABELS.get(name := str(of_text["text"].iloc[0]), name)
         winners |= {*rivals.loc[clear, "configuration"]}
         if policies:
             lower.append(f"on {text} {', '.join(policies)}")
@@ -129,10 +129,10 @@ def _minus_h2o_of_other_runs(results: Results, runs: list[str]) -> DataFrame:
 def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """Which eviction policy adds less loss than H2O?
 
-    - Loss minus the loss with H2O on the same windows, by cache budget in percent of the tokens. Half recent: half of
-    the budget for the last tokens. Random, protected: 4 first keys, a quarter recent.
-    - Brackets: 95 % interval over novels, otherwise over windows, for this one model.
-    - Doubt: few texts; the CSV has more policies.
+    - Loss minus the loss of H2O on the same windows, by cache budget in percent of the tokens. Half recent: half of the
+    budget for the last tokens. Random, protected: the first 4 keys, a quarter for the last tokens.
+    - Brackets: 95 % interval over novels (otherwise windows), for this model.
+    - Doubt: few texts. The CSV has more policies.
     """
     rows = pruning.configurations(results, STUDY, runs)
     rows = rows.merge(_minus_h2o(results.rows("prune.csv", STUDY, runs)), "left", CONFIGURATION)
@@ -148,8 +148,8 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """Which one-shot policy adds less loss than H2O?
 
-    - The first half of a window is a prompt, whose cache is pruned once, as SnapKV does. Loss and perplexity of the
-    second half, by budget in percent of the prompt.
+    - The first half of a window is the prompt. Its cache is pruned once, as in SnapKV. Loss and perplexity are of the
+    second half; budgets are in percent of the prompt.
     - Brackets: 95 % interval over windows, for this one model.
     - Doubt: H2O reserves half of the budget for recent keys; SnapKV reserves only its observation window.
     """
@@ -178,7 +178,7 @@ def _spread(alphas: Series) -> str:
 
 
 def _choices(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a row per choice of alpha; single alphas are named by budget."""
+    """Return a row per choice of alpha. The label of a choice with one alpha gives this alpha for each budget."""
     rows = pruning.first_model_rows(rows)
     rows = rows[rows["configuration"].isin(_CHOICES)]
     if rows.empty:
@@ -192,8 +192,8 @@ def _choices(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 def _answer_choices(rows: DataFrame) -> str:
-    """Return for each budget whether the best rule without hindsight is clearly below H2O. Where no alpha was chosen,
-    the best alpha of each window, known afterwards, bounds every choice.
+    """Return for each budget whether the best choice without hindsight has a clearly lower loss than H2O. If no alpha
+    was chosen at a budget, the best alpha of each window, known afterwards, is a lower bound of the loss of any choice.
     """
     rows = pruning.first_model_rows(rows)
     chosen = rows[rows["configuration"].isin(_CALIBRATED.values())]
@@ -219,10 +219,10 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay, without recent tokens except in the last row, minus the loss of H2O, by cache budget. With an alpha
-    for each head, its attention is nearest to ideal attention.
-    - Brackets: 95 % interval over windows, for this one model; in the first column the chosen alphas.
-    - Doubt: alphas known afterwards are chosen by the reported loss itself.
+    - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. An alpha for each
+    head: its attention is nearest to ideal attention.
+    - Square brackets: 95 % interval over windows, for this one model. Round brackets: chosen alphas.
+    - Doubt: alphas known afterwards are chosen by the reported loss.
     """
     keys, choice = ["run", "budget"], ["run", "budget", "configuration"]
     rows = results.rows("prune.csv", STUDY, runs)
@@ -285,10 +285,10 @@ def _answer_speeds(rows: DataFrame) -> str:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster?
 
-    - Median times, in turns on one machine; each time is divided by the time of Full in the same turn. DynamicCache:
+    - Median times; caches take turns on one machine. Ratios divide by the time of Full in the same turn. DynamicCache:
     the full cache of the transformers library. Memory includes scores and positions.
-    - Brackets: quartiles over repetitions; they are not a confidence interval.
-    - Doubt: times of our own decoder; with `generate` of transformers or on a GPU the ratios differ.
+    - Brackets: quartiles over repetitions (no confidence interval).
+    - Doubt: these are times of our decoder. With `generate` of transformers or on a GPU, ratios differ.
     """
     rows = pruning.decode_speeds(results, STUDY, runs)
     if rows.empty:

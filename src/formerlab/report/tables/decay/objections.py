@@ -92,7 +92,7 @@ def _compared(rows: DataFrame, decay: str = "Decay 0.2", h2o: str = "H2O") -> li
     labels = [configuration_label(*cell) for cell in configurations[["policy", "alpha", "recent"]].to_numpy()]
     if {*labels} != {"Full", decay, h2o}:
         return []
-    full, ours, rival = (np.eye(len(labels))[labels.index(label)] for label in ("Full", decay, h2o))
+    full, decay_weights, h2o_weights = (np.eye(len(labels))[labels.index(label)] for label in ("Full", decay, h2o))
     tasks = [task for task in means if not task.startswith(questions.MEAN_LABEL)]
     above_chance = {task: means[task].contrast(full).low > chance.get(task, np.nan) for task in tasks}
     table = []
@@ -105,11 +105,12 @@ def _compared(rows: DataFrame, decay: str = "Decay 0.2", h2o: str = "H2O") -> li
         )
         guess = float(np.mean([chance.get(task, np.nan) for task in group]))
         row: dict[Any, Any] = {"set": name, "sets": len(group), "questions": mean.questions, "chance": guess}
-        row |= estimate("full", mean.contrast(full)) | estimate("h2o_loses", mean.contrast(full - rival))
+        row |= estimate("full", mean.contrast(full)) | estimate("h2o_loses", mean.contrast(full - h2o_weights))
         row |= {f"full_minus_chance{end}": row[f"full{end}"] - guess for end in ("", "_low", "_high")}
-        row |= estimate("decay_minus_h2o", mean.contrast(ours - rival)) | _fraction(mean, ours - rival, full - rival)
+        gain, loss = decay_weights - h2o_weights, full - h2o_weights
+        row |= estimate("decay_minus_h2o", mean.contrast(gain)) | _fraction(mean, gain, loss)
         for column, model in ("beyond_published", "OPT-2.7B"), ("beyond_llama", "LLaMA-2-7B-chat"):
-            row |= estimate(column, mean.contrast(ours - rival - published[model] * (full - rival)))
+            row |= estimate(column, mean.contrast(gain - published[model] * loss))
         sizes = rows[rows["task"].isin(group)].groupby("configuration")["realised_budget"].mean()
         table.append(row | {"h2o_size": sizes[h2o], "decay_size": sizes[decay]})
     return table
@@ -138,8 +139,8 @@ def _means(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     names = names.str.replace("five sets without", "four sets, without")
     heading = "Decay 0.2 and H2O, scored by total probability unless named; "
     heading += f"{pruning.model_label(rows['run'].iloc[0])}, planned cache of 40 %"
-    shown = rows.assign(set=names, condition=conditions)
-    return {heading: shown[["set", "condition", "questions", "h2o_size", "decay_size", *columns]]}
+    reader_rows = rows.assign(set=names, condition=conditions)
+    return {heading: reader_rows[["set", "condition", "questions", "h2o_size", "decay_size", *columns]]}
 
 
 def _answer(rows: DataFrame) -> str:
@@ -172,11 +173,11 @@ def _answer(rows: DataFrame) -> str:
 def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
     """Does Decay win back the accuracy that H2O loses?
 
-    - Accuracies, paired by question; sets have equal weights. Sets on which H2O does not clearly lose accuracy are in
-    the CSV only.
+    - Accuracies, paired by question; sets have equal weights. The CSV also has sets on which H2O does not clearly lose
+    accuracy.
     - Brackets: 95 % interval over questions, for this model.
-    - Doubt: fractions of a small loss are uncertain, not registered; ARC-e, SciQ and BLiMP were chosen after the
-    result; H2O of the official code has a smaller cache.
+    - Doubt: fractions of a small loss are uncertain and were not registered. ARC-e, SciQ and BLiMP were chosen
+    after the result. H2O of the official code has a smaller cache.
     """
     rows = pruning.nearest_budget_rows(results.rows("prune_questions.csv", STUDY, runs))
     table = []

@@ -77,8 +77,8 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
 
 
 def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per stage, way to grow and compared model, in a block per text; of several texts, only those with a
-    verdict. Without comparisons, return all models.
+    """Return a row per stage, way to grow and compared model, in a block per text. If some texts have a verdict, the
+    other texts are left out. Without comparisons, return all models.
     """
     models = rows.drop_duplicates("run").set_index("run")
     asked = rows[rows["question"].notna()].sort_values(["tokens", "question", "variant"])
@@ -96,11 +96,11 @@ def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         other=asked["question"].str.removeprefix("the ") + rate,
         **{"grown, perplexity ↓": asked["perplexity"], "other, perplexity ↓": other["perplexity"]},
     )
-    shown = ["tokens_of_stage", "grown", "other", "grown, perplexity ↓", "other, perplexity ↓"]
-    shown += [*expand_columns("difference_nats[]+"), "verdict", "run", "other_run"]
+    columns = ["tokens_of_stage", "grown", "other", "grown, perplexity ↓", "other, perplexity ↓"]
+    columns += [*expand_columns("difference_nats[]+"), "verdict", "run", "other_run"]
     levels = {text: with_prefix("; ", ngram_levels(rows[rows["regime"].eq(text)])) for text in asked["text"]}
     groups = asked.groupby("text", sort=False)
-    return {f"{text}, {seed_count(group['seeds'])}{levels[text]}": group[shown] for text, group in groups}
+    return {f"{text}, {seed_count(group['seeds'])}{levels[text]}": group[columns] for text, group in groups}
 
 
 def _answer_stages(rows: DataFrame) -> str:
@@ -144,30 +144,31 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
 _NEW_TEXT = "tokenformer-continued-training-lower"
 _MOMENTS = {"first_step": "first_step", "mean": "area_under_curve", "validation": "last_step"}
 """Moments of the losses in the names of columns, and their names in the registry."""
-_PARTS = {"first_step": "before the first step", "mean": "mean over training", "validation": "at the end"}
+_MOMENT_LABELS = {"first_step": "before the first step", "mean": "mean over training", "validation": "at the end"}
 
 
 def _methods(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the models on new text by family, the model without growth first, then the three parts of the claim."""
     ungrown, first = rows["run"].str.endswith("-ungrown"), rows.iloc[0]
     methods = rows["variant"].str.removeprefix("grown: ").mask(ungrown, "not grown")
-    shown = rows.assign(
+    reader_rows = rows.assign(
         variant=rows["family"] + ", " + methods, is_reference=ungrown, perplexity=rows["validation_perplexity"]
     )
     for name in _MOMENTS:
-        shown = negated(shown, f"{name}_gain_nats", f"{name}_minus_ungrown_nats")
-    shown = shown.sort_values(["family", "validation_minus_ungrown_nats"], na_position="first")
+        reader_rows = negated(reader_rows, f"{name}_gain_nats", f"{name}_minus_ungrown_nats")
+    reader_rows = reader_rows.sort_values(["family", "validation_minus_ungrown_nats"], na_position="first")
     columns = ["variant", "perplexity", *(f"{name}_minus_ungrown_nats" for name in _MOMENTS)]
     columns += [*expand_columns("validation_minus_ungrown_nats[]")[1:], "is_reference", "seeds"]
     text = f"{first['regime'].partition(', ')[0]}, {count(first['tokens'])} tokens"
-    blocks = {f"{text}; loss on the validation split minus the loss of the model that is not grown": shown[columns]}
+    heading = f"{text}; loss on the validation split minus the loss of the model that is not grown"
+    blocks = {heading: reader_rows[columns]}
     claimed = rows.dropna(subset="validation_verdict")
     if len(claimed):
         parts = pd.concat(
             negated(claimed, f"{name}_minus_net2net_nats", "change_minus_net2net_nats").assign(
                 part=words, verdict=claimed[f"{name}_verdict"]
             )
-            for name, words in _PARTS.items()
+            for name, words in _MOMENT_LABELS.items()
         )
         columns = ["part", *expand_columns("change_minus_net2net_nats[]"), "verdict"]
         blocks["the claim in three parts; zero keys with tau kept"] = parts[columns]
@@ -200,11 +201,11 @@ def _answer_methods(rows: DataFrame) -> str:
                "first_step_verdict mean_verdict validation_verdict seeds verdict"
        )  # fmt: skip
 def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
-    """Which way to grow learns a new text best?
+    """After which way of growing does a model learn a new text best?
 
-    - Loss of the grown model minus the loss of the same model trained without growth. HyperCloning and Net2Net grow
-    the width of a Transformer; noise breaks the symmetry of copies.
-    - Brackets: 95 % interval over seeds, paired, with the variance of similar runs.
+    - Loss of the grown model minus the loss of the model trained without growth. HyperCloning and Net2Net grow
+    the width of a Transformer; noise breaks the symmetry of the copied weights.
+    - Brackets: 95 % interval over paired seeds, with the variance of similar runs.
     - Doubt: Net2Net's stage costs a fifth more FLOPs, and its parent had a high learning rate.
     """
     losses = held_out_losses(results, STUDY, runs)
@@ -269,16 +270,16 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     text = rows.loc[rows["envelope"].eq("yes"), "regime"].iloc[0].partition(", ")[0]
     low, least = ours["flops_ratio_pooled_low"].fillna(ours["flops_ratio_low"]), ours["least_ratio"]
     ours["extrapolated"] = np.select([ours["flops_ratio"] < least, low < least], ["ratio and low end", "low end"], "no")
-    shown = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "extrapolated"]
+    columns = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "extrapolated"]
     scratch = scratch.assign(
         variant=scratch["variant"] + ", " + scratch["parameters_non_embedding"].map(count),
         used=scratch["envelope"].eq("yes").map({True: "yes", False: "no"}),
         rate=scratch["schedule"].str.rpartition(" to ")[2].replace({"0": "zero", "0.1": "0.1 of its peak"}),
     ).sort_values(["teraflops", "perplexity"])
-    shown_of_scratch = ["variant", "rate", "tokens_read", "teraflops", "perplexity", "seeds", "used"]
+    columns_of_scratch = ["variant", "rate", "tokens_read", "teraflops", "perplexity", "seeds", "used"]
     return {
-        f"test loss on {text}; {seed_count(ours['seeds'])}": ours[[*shown, "verdict"]],
-        f"models from scratch; test loss on {text}": scratch[shown_of_scratch],
+        f"test loss on {text}; {seed_count(ours['seeds'])}": ours[[*columns, "verdict"]],
+        f"models from scratch; test loss on {text}": scratch[columns_of_scratch],
     }
 
 
@@ -289,8 +290,9 @@ def _answer_ratios(rows: DataFrame) -> str:
     row, flops = grown.sort_values("flops_cumulative").iloc[-1], rows["flops_cumulative"]
     of_parent = flops[rows["run"].eq(row["parent"])].max() / flops[rows["variant"].eq(TRANSFORMER)].max()
     return (
-        f"We cannot test it: the parent alone costs {of_parent:.2f} times as much as our most expensive Transformer. "
-        f"Growth costs {in_words(row, 'flops_ratio')} times a Transformer of equal loss{with_verdict(row)}."
+        f"We cannot test it, because the parent alone costs {of_parent:.2f} times as much as our most expensive "
+        f"Transformer. Growth costs {in_words(row, 'flops_ratio')} times as much as a Transformer of equal loss"
+        f"{with_verdict(row)}."
     )
 
 
@@ -302,10 +304,10 @@ def _answer_ratios(rows: DataFrame) -> str:
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """Does growth need fewer FLOPs than training from scratch?
 
-    - Ratio: FLOPs, with ancestors, over FLOPs of a Transformer of equal loss, interpolated between those marked
-    "used"; after Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
-    - Brackets: 95 % interval over seeds, with the spread of the Transformers.
-    - Doubt: the used Transformers end at a tenth of the peak rate, stages at zero; some have one seed.
+    - Ratio: FLOPs, with ancestors, over FLOPs of a Transformer of equal loss, interpolated between Transformers marked
+    "used". After Tables 6 and 7 of Tokenformer (arXiv:2410.23168; hours from a figure).
+    - Brackets: 95 % interval over seeds, with the variance of Transformers.
+    - Doubt: used Transformers end at a tenth of the peak rate, stages at zero. Some Transformers have one seed.
     """
     losses = fully_annealed_losses(results, runs)
     if runs_with_ancestors(losses).empty:
@@ -353,7 +355,7 @@ def _fully_annealed_tokenformers(losses: DataFrame, grown: DataFrame) -> DataFra
 
 def _fully_annealed_transformers(losses: DataFrame) -> DataFrame:
     """Return the modern Transformers from scratch that were tested on the text of the envelope and have a learning rate
-    that ends at 0; of several, the one with the lowest validation loss for its tokens.
+    that ends at 0. If several have the same number of tokens, use the one with the lowest validation loss.
     """
     modern = losses["variant"].eq(TRANSFORMER) & losses["run"].str.contains("modern-[^-]*$") & losses["lent"]
     losses = losses[modern & losses["regime"].str.endswith(" to 0")]

@@ -60,8 +60,8 @@ def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
     - Accuracy by task and metric, after Table 1 of Tokenformer (arXiv:2410.23168): acc takes the most probable answer,
     acc_norm the answer that is most probable per character, and acc_mutual_info the answer whose probability rises most
     when the question is given.
-    - After ±: one standard error over questions, and over seeds.
-    - Doubt: our questions differ from the paper's, and small models guess.
+    - After ±: one standard error, over questions and seeds.
+    - Doubt: the paper used other questions, and small models guess.
     """
     variants = load_runs(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
     ours = accuracy_columns(results.rows("zeroshot.csv", STUDY, runs), ["run"])
@@ -174,8 +174,8 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
     """Do the counted parameters and FLOPs follow the formulas?
 
     - Formulas of Table 3 of Tokenformer (arXiv:2410.23168) for L blocks of width d and T tokens: 12 L d² parameters, or
-    2 L d (n_q+n_k+n_v+n_o+n_ff) with parameter tokens. They omit norms and biases; counts include them.
-    - Doubt: one printed size, 1.4B, is 6 % off, which rounding cannot explain.
+    2 L d (n_q+n_k+n_v+n_o+n_ff) with parameter tokens. They omit norms and biases, which counts include.
+    - Doubt: one printed size, 1.4B, differs by 6 % from its formula, which rounding cannot explain.
     """
     rows = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
@@ -261,9 +261,9 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer worse than a Transformer of equal size?
 
     - Loss of the Tokenformer minus the loss of the Transformer, after Table 6 of Tokenformer (arXiv:2410.23168).
-    - Brackets: 95 % interval over seeds, with the variance of similar runs, except on the test books with a rate to
-    zero. A change is over shared seeds.
-    - Doubt: with these seeds' variance alone, few intervals exclude zero. Rates are mostly from short searches.
+    - Brackets: 95 % interval over seeds, with the variance of similar runs, except on the test books with a final rate
+    of zero. A change uses shared seeds.
+    - Doubt: with these seeds' variance alone, few intervals exclude zero. Most rates are from short searches.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)[["run", "arm", "chosen", "tokenformer"]]

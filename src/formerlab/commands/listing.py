@@ -10,11 +10,11 @@ KINDS = ("policies", "mixers", "tasks")
 
 def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = add_command(commands, list_parts, "list", configured=False)
+    parser = add_command(commands, list_kinds, "list", configured=False)
     parser.add_argument("kind", nargs="?", choices=KINDS, help="default: all")
 
 
-def list_parts(arguments: argparse.Namespace) -> None:
+def list_kinds(arguments: argparse.Namespace) -> None:
     """List cache policies, depth mixers and long-context tasks with their options."""
     for kind in [arguments.kind] if arguments.kind else KINDS:
         print("\n".join({"policies": _policies, "mixers": _mixers, "tasks": _tasks}[kind]()))
@@ -25,12 +25,12 @@ def _policies() -> list[str]:
     from formerlab.spec import variants
 
     title = "cache policies, such as `answer-tasks --policies \"decay alpha=0.2 sink=4\" 'pyramid(h2o) layers=30'`:"
-    note = "  except wrappers and simulation-only policies, all also take sink=COUNT recent=FRACTION protect=prompt"
-    return [title, note, *(_line(policy, _form(policy)) for policy in variants(CachePolicy))]
+    note = "  all except wrappers and simulation-only policies also take sink=COUNT recent=FRACTION protect=prompt"
+    return [title, note, *(_line(policy, _pruning_time(policy)) for policy in variants(CachePolicy))]
 
 
-def _form(policy: type[Any]) -> str:
-    """Return how a policy prunes."""
+def _pruning_time(policy: type[Any]) -> str:
+    """Return when a policy prunes, or that it wraps another policy."""
     from formerlab.cache.policies.policy import OneShot
 
     if "policy" in policy.model_fields:
@@ -54,8 +54,8 @@ def _tasks() -> list[str]:
     return [title, *(f"  {name}  answers of at most {task.answer_tokens} tokens" for name, task in TASKS.items())]
 
 
-def _line(spec: type[Any], form: str = "") -> str:
-    """Return kind, options with defaults, form and the first sentence of the description in one line."""
+def _line(spec: type[Any], pruning_time: str = "") -> str:
+    """Return kind, options with defaults, time of pruning and first sentence of the description in one line."""
     from formerlab.cache.policies.policy import Protecting
 
     shared = Protecting.model_fields if issubclass(spec, Protecting) else {}
@@ -65,4 +65,6 @@ def _line(spec: type[Any], form: str = "") -> str:
             continue
         options.append(name.upper() if field.is_required() else f"{name}={field.default}")
     description = " ".join((spec.__doc__ or "").partition("\n\n")[0].split())
-    return "  " + "  ".join(filter(None, [" ".join([spec.model_fields["kind"].default, *options]), form, description]))
+    return "  " + "  ".join(
+        filter(None, [" ".join([spec.model_fields["kind"].default, *options]), pruning_time, description])
+    )

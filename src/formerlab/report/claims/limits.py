@@ -1,4 +1,4 @@
-"""The limits of a criterion in words, as tables print them beside a verdict."""
+"""The limits of a criterion and our values in words, as tables print them beside a verdict."""
 
 import math
 import re
@@ -33,23 +33,23 @@ _COLUMNS = {
 _CLAUSE = re.compile(r"(?:(lo|hi|mean)\()?(\w+)\)? (<=|>=|<|>|==) (.+)")
 
 
-def needed(items: Sequence[Item]) -> str:
+def limits_in_words(items: Sequence[Item]) -> str:
     """Return the limits that the numbers must meet for the verdict `agrees`.
 
-    If limits differ by item, each begins with its item. Clauses that no pattern matches are left out.
+    If limits differ by item, each limit follows the name of its item. Clauses that no pattern matches are left out.
     """
     by_text: dict[str, list[str]] = {}
-    for item in filter(_is_known, items):
-        by_text.setdefault(_needed(item), []).append(item_name(item))
+    for item in filter(_is_measured, items):
+        by_text.setdefault(_limits_of_item(item), []).append(item_name(item))
     parts = (text if len(by_text) == 1 else f"{', '.join(names)}: {text}" for text, names in by_text.items() if text)
     return with_minus_signs("; ".join(parts))
 
 
-def ours(items: Sequence[Item]) -> str:
+def values_in_words(items: Sequence[Item]) -> str:
     """Return the first number of the criterion of a measured claim, by item, in the unit of its label."""
-    known = [item for item in items if _is_known(item) and item.claim.kind == "measured"]
-    numbers = [(item_name(item), _as_cell(item, next(iter(item.quantities)))) for item in known]
-    parts = (f"{name}: {number}" if name and len(known) > 1 else number for name, number in numbers)
+    measured_items = [item for item in items if _is_measured(item) and item.claim.kind == "measured"]
+    numbers = [(item_name(item), _as_cell(item, next(iter(item.quantities)))) for item in measured_items]
+    parts = (f"{name}: {number}" if name and len(measured_items) > 1 else number for name, number in numbers)
     return with_minus_signs("; ".join(parts))
 
 
@@ -68,12 +68,13 @@ def _as_cell(item: Item, name: str) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ") + UNITS[unit].suffix
 
 
-def _is_known(item: Item) -> bool:
+def _is_measured(item: Item) -> bool:
     """Return whether all names of `let` have a value."""
     return item.quantities.keys() >= item.claim.criterion.let.keys()
 
 
-def _needed(item: Item) -> str:
+def _limits_of_item(item: Item) -> str:
+    """Return the limits of one item: `label: words`, separated by commas."""
     labels = {name: item.claim.labels.get(name, name).partition(" | ")[::2] for name in item.quantities}
     first_unit = next((unit for _, unit in labels.values() if unit), "")
     limits = dict[str, list[str]]()
