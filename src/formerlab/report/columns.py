@@ -45,7 +45,7 @@ COLUMNS = {
     "change": Column("model"),
     "published_nats": Column(
         "published ↓",
-        "English to German, development split; for one head, minus the published model with as many heads as our base",
+        "English to German, development split; one head: minus the published model with as many heads as our base",
     ),
     "published_bleu": Column("published ↑", places=1),
     "published_gain_nats": Column("published gain (nats) ↑"),
@@ -57,18 +57,18 @@ COLUMNS = {
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("minus 1x1 (nats) ↓"),
     "plain_perplexity": Column(
-        "plain, perplexity ↓", "of the paired seeds, also of 1x1; in the CSV, `perplexity` is of all seeds of 1x1"
+        "plain, perplexity ↓", "over the paired seeds, as for 1x1; in the CSV, `perplexity` is over all seeds of 1x1"
     ),
     "rates": Column("peak rates, plain; 1x1", "at 24 blocks, the first row has the best rate of each model"),
     "plain_milliseconds": Column("plain (ms) ↓", places=1),
     "time_ratio": Column("time / plain ↓", places=2, null=1),
     "memory_ratio": Column("memory / plain ↓", places=2, null=1),
     "adds": Column("adds"),
-    "averages": Column("averages", "k x p: of every k-th earlier output, after every p-th block; none: Transformer"),
+    "averages": Column("averages", "k x p: every k-th earlier output, after every p-th block; none: Transformer"),
     "device": Column("processor"),
     "parameters_added": Column("added parameters"),
     "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
-    "step_time_ratio": Column("step time ratio", "time of a DenseFormer's step divided by a Transformer's"),
+    "step_time_ratio": Column("step time ratio", "step time of a DenseFormer / step time of the Transformer"),
     "training_time_hours": Column("training time (h)"),
     "arm": Column("Transformer", "modern: RMSNorm, SwiGLU, rotary positions; classic: as GPT-2"),
     "effect_nats": Column("effect on the loss (nats) ↓"),
@@ -85,7 +85,7 @@ COLUMNS = {
     "flops_ratio": Column("ratio of costs ↓", places=1, null=1),
     "teraflops": Column("cost (TFLOP) ↓", places=0),
     "extrapolated": Column("extrapolated", "beyond the cost of our most expensive Transformer"),
-    "tokens_read": Column("tokens", "of the training from scratch or of the stage"),
+    "tokens_read": Column("tokens", "training tokens, from scratch or in the stage"),
     "rate": Column("final learning rate"),
     "used": Column(
         "used",
@@ -94,7 +94,7 @@ COLUMNS = {
     "formula_minus_printed_percent": Column("formula minus printed (%)", places=1),
     "nearer_count_minus_printed_percent": Column(
         "nearer value minus printed (%)",
-        "relative to the printed number; the nearer of the counts with and without embedding",
+        "in percent of the printed number, for the nearer of the counts with and without embedding",
         places=1,
     ),
     "formula of FLOPs": Column("formula of FLOPs", "2 N T + 4 L d T² for N parameters"),

@@ -223,9 +223,9 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
 
     - Accuracy of Decay with an alpha for each set and with one alpha for all, chosen on one half of the questions and
     evaluated on the other. Alphas of both halves are shown.
-    - Square brackets: 95 % interval over questions; for the mean, each resample chooses alpha again. Round brackets:
+    - Square brackets: 95 % interval over questions; for the mean, resamples choose alpha again. Round brackets:
     questions.
-    - Doubt: halves often disagree.
+    - Doubt: halves often disagree on alpha.
     """
     answers = load_answers(results, STUDY, runs)
     fixed = answers[is_published_setting(answers)].groupby(["run", "budget", "policy", "task"])["value"].mean()

@@ -130,7 +130,7 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """Which eviction policy adds less loss than H2O?
 
     - Loss minus the loss of H2O on the same windows, by cache budget in percent of the tokens. Half recent: half of the
-    budget for the last tokens. Random, protected: the first 4 keys, a quarter for the last tokens.
+    budget for the last tokens. Random, protected: first 4 keys and a quarter for the last tokens.
     - Brackets: 95 % interval over novels (otherwise windows), for this model.
     - Doubt: few texts. The CSV has more policies.
     """
@@ -220,7 +220,7 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
     - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. An alpha for each
-    head: its attention is nearest to ideal attention.
+    head brings its attention nearest to ideal attention.
     - Square brackets: 95 % interval over windows, for this one model. Round brackets: chosen alphas.
     - Doubt: alphas known afterwards are chosen by the reported loss.
     """

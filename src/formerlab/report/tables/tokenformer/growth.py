@@ -203,7 +203,7 @@ def _answer_methods(rows: DataFrame) -> str:
 def tokenformer_new_text(results: Results, runs: list[str]) -> DataFrame:
     """After which way of growing does a model learn a new text best?
 
-    - Loss of the grown model minus the loss of the model trained without growth. HyperCloning and Net2Net grow
+    - Loss of the grown model minus the loss of the same model without growth. HyperCloning and Net2Net grow
     the width of a Transformer; noise breaks the symmetry of the copied weights.
     - Brackets: 95 % interval over paired seeds, with the variance of similar runs.
     - Doubt: Net2Net's stage costs a fifth more FLOPs, and its parent had a high learning rate.
