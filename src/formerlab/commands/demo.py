@@ -86,7 +86,10 @@ def _plan_options(scale: str, arguments: argparse.Namespace) -> str:
 
 
 def _snakemake(overrides: dict[str, Any], *options: str) -> int:
-    """Call Snakemake with the same configuration in a new process group, which does not receive Ctrl-C."""
+    """Call Snakemake with the same configuration in a new process group, which does not receive Ctrl-C.
+
+    Return its exit status.
+    """
     # Write each value as one line of YAML; the YAML parser would read JSON's `1e-05` as text.
     texts = {
         key: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()

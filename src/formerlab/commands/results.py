@@ -178,7 +178,7 @@ def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Pa
 
 
 def _write_verdicts(root: Path, out: Path) -> list[Path]:
-    """Write the verdicts of a scale, and the list of its runs with their costs."""
+    """Write the verdicts of a scale and the list of its runs with their costs; return the paths of the files."""
     from formerlab.report.run_table import write_run_table
     from formerlab.results.read import read_once
 

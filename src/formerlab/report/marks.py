@@ -95,7 +95,7 @@ def drawn_marks(panel: "Panel", rows: DataFrame) -> set[str]:
 
 
 def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any) -> AxesImage:
-    """Draw the values of a column as the cells of a heat map, with the lowest y at the top."""
+    """Draw the values of a column as the cells of a heat map, with the lowest y at the top, and return the image."""
     grid = rows.pivot(index=y, columns=x, values=value)
     (low, high), (left, right) = ((int(side.min()), int(side.max())) for side in (grid.index, grid.columns))
     grid = grid.reindex(index=range(low, high + 1), columns=range(left, right + 1)).astype(float)
@@ -121,7 +121,7 @@ def _logarithmic(axis: Axis, values: Series) -> None:
 
 
 def _reference_line(axes: Axes, panel: "Panel", name: str, rows: DataFrame) -> Label:
-    """Draw a value without an x as a horizontal line, with its interval as a band."""
+    """Draw a value without an x as a horizontal line, with its interval as a band, and return its label."""
     first, colour = rows.iloc[0], panel.plot_style(name, rows)["color"]
     axes.axhline(first[panel.y], color=colour, linestyle="--", linewidth=1)
     if pd.notna(first.get(f"{panel.y}_low")):

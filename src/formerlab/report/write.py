@@ -101,7 +101,7 @@ def draw_all(
 
     Figures and tables without rows have no files, and figures have a PDF only with `pdf`. `scale` is a glob of scales,
     and `selects` chooses figures and tables. The processes of a `pool` render the studies with the largest files first.
-    Raises UserError if a figure or table failed, or if no file was written.
+    Returns the paths of all written files. Raises UserError if a figure or table failed, or if no file was written.
     """
     roots = [root for root in sorted(tree_root.glob(f"{scale}/")) if has_runs(root)]
     jobs = [(root, study) for root in roots for study in sorted({entry.study for entry in catalogue().values()})]
@@ -124,7 +124,7 @@ def draw_all(
 def _draw_study(
     root: Path, study: str, out_root: Path, pdf: bool, selects: Selection | None
 ) -> dict[str, list[Path] | None]:
-    """Render those figures and tables of a study that have rows at this scale."""
+    """Render those figures and tables of a study that have rows at this scale; return what `_draw_names` returns."""
     entries = [entry for entry in catalogue().values() if entry.study == study]
     names = [entry.name for entry in entries if selects is None or selects(entry, root.name)]
     return _draw_names(read_once(root), out_root / root.name, names, skip_empty=True, pdf=pdf)
