@@ -305,10 +305,10 @@ def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
             positions = points.loc[values.index, at].astype(float)
             outside += [(sign, position, value, colour) for position, value in zip(positions, values, strict=True)]
     previous, length = (0, -np.inf), 0
-    for sign, position, value, colour in sorted(outside):
+    for sign, position, value, colour in sorted(outside, reverse=not across):  # the last of several arrows is short
         point = (value, position) if across else (position, value)
         inches = axes.transData.transform(point)[int(across)] / axes.figure.dpi
-        near = sign == previous[0] and inches - previous[1] < (0.12 if across else 0.35)
+        near = sign == previous[0] and abs(inches - previous[1]) < (0.12 if across else 0.35)
         length = length + 1 if near else 0
         arrow_outwards(axes, position, value, colour, across=across, length=length)
         previous = sign, inches
@@ -324,8 +324,8 @@ def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: 
     inwards = -sign * (12 + (22 if across else 9) * length)
     upwards, beside = ("top" if sign > 0 else "bottom"), ("right" if sign > 0 else "left")
     fraction = (axes.transData.transform((at, edge))[0] - axes.bbox.x0) / axes.bbox.width
-    inside = "left" if fraction < 0.12 else "right" if fraction > 0.88 else "center"
-    start = {"left": 0.0, "center": 0.5, "right": 1.0}
+    inside = "right" if fraction > 0.88 else "left"  # the label is beside the arrow, away from a line that leaves here
+    start = {"left": 0.0, "right": 1.0}
     point, shift, sides, begin = (
         ((edge, at), (inwards, 0), {"ha": beside, "va": "center"}, (start[beside], 0.5))
         if across

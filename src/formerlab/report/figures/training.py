@@ -33,7 +33,8 @@ from formerlab.report.runs import (
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import BLACK, GREY, LETTER, VERMILION, ink, plot_style
+from formerlab.report.style import BLACK, BLUE, GREY, LETTER, ink, plot_style
+from formerlab.report.tables.blocks import claim_verdicts
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"
@@ -119,15 +120,17 @@ def at_the_edge(rows: DataFrame) -> list[str]:
 
 
 def _write_search(axes: Axes, at: int, zero: int, search: DataFrame) -> None:
-    """In row `at`, frame the best rate (column `zero`), mark it if it is an edge of the grid, and write the text
-    columns.
+    """In row `at`, frame the best rate (column `zero`), mark it if it is an edge of the grid, mark the rates that
+    claims use, and write the text columns.
     """
     first, middle = search.iloc[0], at + 0.5
     for inside in search.loc[search["chosen"], "inside"]:
         axes.add_patch(Rectangle((zero, at), 1, 1, fill=False, edgecolor=BLACK))
         if not inside:
             x = zero + (1.5 if search["_step"].min() < 0 else -0.5)
-            axes.text(x, middle, "edge", fontsize=7, ha="center", va="center", color=ink(VERMILION))
+            axes.text(x, middle, "edge", fontsize=7, ha="center", va="center", fontweight="bold")
+    used = zero + search.loc[search["used"], "_step"]
+    axes.plot(used + 0.85, np.full(len(used), at + 0.22), "o", color=BLUE, markersize=3, clip_on=False)
     searched = f"{100 * first['share']:.0f} %" if pd.notna(first["share"]) else DASH
     write = partial(
         axes.annotate, xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7
@@ -144,30 +147,34 @@ def draw_rates(data: DataFrame) -> Figure:
     best = means[["lr", "loss_nats"]].where(means["chosen"]).groupby(keys).transform("max")
     means["_best"] = best["lr"].fillna(means["lr"].groupby(keys).transform("median"))
     means["_step"] = np.log2(means["lr"] / means["_best"]).round().astype(int)
-    low = int(min(-1, means["_step"].min()))
+    low, high = max(-3, min(-1, means["_step"].min())), min(4, max(1, means["_step"].max()))
     means["_excess"] = 1000 * (means["loss_nats"] - best["loss_nats"])
     means[["_group", "_steps"]] = means["_panel"].str.extract(r"(.*?)(?:, )?(?:(\d+) steps|)$").fillna("").to_numpy()
     note = (
         f"{seed_count(means['seeds'])}; cells: loss minus the loss at the best rate (framed), in 0.001 nats per token, "
-        f"dark is worse; searched: tokens, in percent of the longest run that uses the best rate ({DASH}: no such run)"
-    )
+        "dark is worse; dot: a claim rests on runs at this rate; searched: tokens, in percent of the longest run that "
+        f"uses the best rate ({DASH}: no such run)"
+    ) + "; the CSV has the rates further away" * (not means["_step"].between(low, high).all())
     edges = at_the_edge(data)
     more = f" At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else ""
     rows: list[DataFrame | str] = []
     for name, group in means.groupby("_group", sort=False):
         rows += [str(name), *(search for _, search in group.groupby(SEARCH, sort=False))]
-    steps = range(low, int(max(1, means["_step"].max())) + 1)
+    steps = range(low, high + 1)
     grid = DataFrame(np.nan, range(len(rows)), steps)
     texts = grid.astype(object)
     for at, search in enumerate(rows):
-        for step, excess in search[["_step", "_excess"]].to_numpy() if isinstance(search, DataFrame) else ():
+        if isinstance(search, str):
+            continue
+        digits = int(search["_excess"].between(0, 0.5, inclusive="neither").any())  # zeros beside the best are no ties
+        for step, excess in search.loc[search["_step"].isin(steps), ["_step", "_excess"]].to_numpy():
             grid.loc[at, step] = np.log10(max(excess, 1)) if excess == excess else 3.5
-            texts.loc[at, step] = f"{excess:.0f}" if excess == excess else "div."
+            texts.loc[at, step] = f"{excess:.{digits if excess else 0}f}" if excess == excess else "div."
     tall, wide = 0.2 * len(rows), 0.29 * len(steps)
-    height, width = tall + 1.2, wide + 3.5
+    height, width = tall + 1.35, wide + 3.5
     figure = Figure((width, height), label=f"{note}.{more}")
     figure.text(0.05 / width, 0.03 / height, fill(note, int(width / LETTER)), color=GREY, fontsize=7)
-    axes = figure.add_axes((2.85 / width, 0.85 / height, wide / width, tall / height))
+    axes = figure.add_axes((2.85 / width, 1.0 / height, wide / width, tall / height))
     ticks = [f"1/{2**-step}" if step < 0 else str(2**step) for step in steps]
     sns.heatmap(grid, ax=axes, vmin=0, vmax=5, cmap="Greys", cbar=False, annot=texts, fmt="", linewidths=1,
                 annot_kws={"fontsize": 7, "color": BLACK}, xticklabels=ticks, yticklabels=False)  # fmt: skip
@@ -192,6 +199,27 @@ LONG_RUNS = "overnight"
 """Scale whose learning rates the searches choose. Searches at this scale use full-length runs."""
 
 
+def _used(results: Results, study: str, used: Results, rows: DataFrame, records: dict[Any, dict[str, Any]]) -> Series:
+    """Return whether a claim of scale LONG_RUNS uses the run of a row. For searches at another scale, it may be a run
+    at the same rate with the same model, data, schedule and kind of start: the shortest that is as long as the search.
+    """
+    runs = {run for verdict in claim_verdicts(used, study).values() for run in verdict.runs}
+    if results.scale == used.scale:
+        return rows["run"].isin(runs)
+    keys = ("study", "model", "data", "schedule")
+
+    def setting(record: dict[str, Any]) -> list[object]:
+        return [*(record["spec"].get(key) for key in keys), record["init"] is not None]
+
+    claimed = [record for record in used.records() if record["run"] in runs]
+    rates = {}
+    for at, search in records.items():
+        longer = [run for run in claimed if setting(run) == setting(search) and run["tokens"] >= search["tokens"]]
+        least = min((run["tokens"] for run in longer), default=0)
+        rates[at] = {flatten(run["spec"]).get(RATE) for run in longer if run["tokens"] == least}
+    return Series([lr in rates[at] for at, lr in zip(rows["number"], rows["lr"], strict=True)], rows.index)
+
+
 def _searched_fraction(rows: DataFrame, records: dict[Any, dict[str, Any]], used: Results) -> Series:
     """Return, for each row, the tokens of its search divided by the tokens of the longest run at scale LONG_RUNS with
     the same model, data, kind of start and chosen rate. NaN if there is no such run.
@@ -214,7 +242,8 @@ def _searched_fraction(rows: DataFrame, records: dict[Any, dict[str, Any]], used
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study, with a row per searched model. A cell is the validation loss after
     the last step minus the lowest of the row. The x axis is the peak rate relative to the best one (framed). Runs of a
-    row differ only in the rate. The right column is the length of the searched runs in percent of the longest run of
+    row differ only in the rate. A dot marks the rates of the runs on which claims rest; they may differ from the best
+    one, which a verdict then says. The right column is the length of the searched runs in percent of the longest run of
     scale overnight that uses the best rate; 100 % is a search over whole runs. To see: each framed rate has a higher
     and a lower rate beside it. If it does not, the missing side is marked as an edge, and a comparison at that rate may
     be unfair. A search over a small fraction of a run may choose a different rate from a search over the whole run.
@@ -231,7 +260,7 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
 def _searches(results: Results, runs: Sequence[str], study: str, used: Results | None, least: int = 2) -> DataFrame:
     """Return the mean and the losses by seed of every rate of the searches with at least `least` rates."""
     columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    columns += ["share", "_order"]
+    columns += ["share", "used", "_order"]
     records = {record["id"]: record for record in results.records()}
     losses = last_step_rows(validation_losses(results, study, runs))
     runs_at_rates = load_runs(results, study, runs).merge(losses, "left", ["run", "seed"])
@@ -257,4 +286,5 @@ def _searches(results: Results, runs: Sequence[str], study: str, used: Results |
     rows = pd.concat([means, seeds], ignore_index=True).join(labels, on="number")
     of_number = {number: records[name] for number, name in first_ids.items()}
     rows["share"] = _searched_fraction(rows, of_number, used) if used else np.nan
+    rows["used"] = _used(results, study, used, rows, of_number) if used else False
     return rows[columns].assign(scale=results.scale)

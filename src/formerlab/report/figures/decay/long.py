@@ -38,20 +38,20 @@ def _notes(rows: DataFrame) -> list[str]:
     device, threads = rows[["device", "threads"]].iloc[0]
     machine = f"{device}, threads: {threads:.0f}" if isinstance(device, str) else "unknown machine"
     cases, policies = ("; ".join(rows[name].unique()) for name in ("_case", "_policies"))
-    return [f"{cases}; lines: mean of {policies}, bars: from the lowest to the highest of them; medians of "
-            f"{rows['repetitions'].min():.0f} repetitions; {machine}; "
-            f"times: at {rows['length'].max():g} tokens."]  # fmt: skip
+    return [f"{cases}; lines: mean of {policies} (medians of {rows['repetitions'].min():.0f} repetitions), "
+            f"bars: from their lowest to their highest quartile; {machine}; times: at {rows['length'].max():g} "
+            "tokens."]  # fmt: skip
 
 
 def draw_decode(data: DataFrame) -> Figure:
-    """Draw the mean of the policies and their range by budget: the speeds of decoding and of reading the prompt."""
+    """Draw the speeds of decoding and of reading the prompt by budget: mean of the policies and range of quartiles."""
     data = data[data["policy"].ne("dynamic_cache")]
     data = data.assign(prompt_speed=1 / data["prompt_ratio"], token_ms=1000 / data["tokens_per_s"])
     pruned = data["budget"].ne(1)
     keys = ["_case", "budget", "length", "device", "threads"]
-    ends = {"": "mean", "_low": "min", "_high": "max"}
-    columns = {f"{name}{end}": (name, reduce) for name in ("speed_ratio", "prompt_speed")
-               for end, reduce in ends.items()}  # fmt: skip
+    data = data.assign(prompt_speed_low=1 / data["prompt_ratio_high"], prompt_speed_high=1 / data["prompt_ratio_low"])
+    columns = {f"{name}{end}": (f"{name}{end}", reduce) for name in ("speed_ratio", "prompt_speed")
+               for end, reduce in {"": "mean", "_low": "min", "_high": "max"}.items()}  # fmt: skip
     columns |= {name: (name, "mean") for name in ("token_ms", "prompt_s")}
     cells = data.groupby(keys, sort=False, dropna=False).agg(**columns, repetitions=("repetitions", "min"))
     cells = cells.reset_index().assign(source="ours", _policies=", ".join(data.loc[pruned, "_policy"].unique()))

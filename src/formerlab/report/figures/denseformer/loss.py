@@ -1,6 +1,7 @@
 """Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST
+from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST, ink, plot_style
 from formerlab.report.tables import denseformer as tables
 from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, claim_words, with_pooled
 from formerlab.results.read import Results
@@ -101,29 +102,39 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
-    """Write the number of blocks at each point of the paper."""
-    published = rows[rows["source"].eq("published")].dropna(subset="_series")
-    for x, y, layers, variant in published[["slower_percent", _GAIN, "layers", "variant"]].to_numpy():
-        shift = (6, -10) if variant == TRANSFORMER else (0, 4)
-        axes.annotate(f"{layers:.0f}", (x, y), shift, textcoords="offset points", color=PUBLISHED_INK, fontsize=7,
-                      ha="center")  # fmt: skip
+    """Name the lines of the paper, and write the number of blocks at each point."""
+    for nth, (variant, points) in enumerate(rows.groupby("variant", sort=False)):
+        axes.text(0.98, 0.13 + 0.1 * nth, variant, color=ink(plot_style(str(variant))["color"]), ha="right", fontsize=7,
+                  transform=axes.transAxes)  # fmt: skip
+        ends = points["layers"].agg(["min", "max"]).to_numpy()
+        for x, y, layers in points[["slower_percent", _GAIN, "layers"]].to_numpy():
+            below = (10, -4) if layers in ends else (2, -11)
+            axes.annotate(f"{layers:.0f}", (x, y), below if variant == TRANSFORMER else (0, 5), color=PUBLISHED_INK,
+                          textcoords="offset points", fontsize=7, ha="center")  # fmt: skip
+    axes.set_ylim(axes.get_ylim()[0], 1.07 * axes.get_ylim()[1])
+
+
+_tradeoff = partial(Panel, y="_label", by="_label", style="variant", kind="forest", zero=0.0, share_y=True,
+                    where={"source": "ours"})  # fmt: skip
 
 
 @plot(reads="test.csv speed.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("slower_percent", _GAIN, by="_series", style="variant", facet="_panel", zero=0.0, finish=_finish_tradeoff,
-          same_limits="y",
+    _tradeoff(_GAIN, title="Gain in loss", xlabel="nats per token\n(right: better)"),
+    _tradeoff("_slower_percent", title="More time", xlabel="forward pass, %\n(left: faster)"),
+    Panel("slower_percent", _GAIN, by="_series", style="variant", where={"source": "published"}, zero=0.0,
+          title="above the black line, better at equal time", finish=_finish_tradeoff, name="none",
           xlabel="forward pass, % more time", ylabel="gain in loss\n(nats per token)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); vertical {_BARS}; horizontal: quartiles; zero: a "
-                        f"Transformer of {rows['_base'].iloc[0]:.0f} blocks (paper: 48); numbers: blocks."],
-    height=2.3
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); gain: {_BARS}; time: quartiles; zero: a Transformer of "
+                        f"{rows['_base'].iloc[0]:.0f} blocks (paper: 48); numbers: blocks."],
+    columns=3, height=1.7
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Extra time of a full forward pass and gain in held-out loss, both against the shallowest timed Transformer of the
     same source, after Fig. 3 of DenseFormer (arXiv:2402.02622). The gain is paired by seed. Times are ratios of medians
     over repetitions, measured in turns on one machine. Right: Table 1 of the paper, where the gain is a difference of
     ln perplexity and the lines join models of 48 to 90 blocks. To see: on the right, a model is better than deeper
-    Transformers at equal time if it is above their line. On the left there is no such line, since our deeper
-    Transformers are not timed: we have the gain and the extra time of one depth.
+    Transformers at equal time if it is above their line. Our deeper Transformers are not timed, so on the left there is
+    no such line, and no trade-off: only the gain and the extra time of each scheme.
     """
     models, losses = _models(results, runs)
     kind, group = ["variant", "layers", "spec.model.width"], ["regime", "tokens"]
@@ -148,11 +159,12 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     published["slower_percent"] = 100 * (published[_TIME] / published[_TIME].iloc[0] - 1)
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
     rows = pd.concat([ours, published], ignore_index=True)
-    deeper = models.loc[models["variant"].eq(TRANSFORMER), "layers"].nunique() > 1
-    panels = {"ours": "Ours" if deeper else f"Ours: gain and time at {models['layers'].iloc[0]:.0f} blocks"}
-    panels["published"] = "above the black line, better at equal time"
+    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
+    times = rows[expand_columns("slower_percent[]")].where(rows["part"].eq("mean")).add_prefix("_")
     return rows.assign(
-        _series=rows["variant"].where(rows["variant"].isin(models["variant"])), _panel=rows["source"].map(panels)
+        _series=rows["variant"].where(rows["variant"].isin(models["variant"])),
+        _label=label.mask(rows["run"].eq(rows["base"])),
+        **times,
     )
 
 

@@ -4,7 +4,6 @@ Published costs are TPU hours read from the figures; published perplexities are 
 """
 
 from functools import partial
-from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -15,8 +14,8 @@ from pandas import DataFrame
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.marks import mark
-from formerlab.report.panel import Panel, layout, setting
-from formerlab.report.runs import TRANSFORMER, differences, format_count, held_out_losses, seed_notes
+from formerlab.report.panel import Panel, layout, setting, with_claims
+from formerlab.report.runs import TRANSFORMER, differences, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     LENGTHS,
@@ -56,7 +55,7 @@ _losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nat
 
 def _write_models(axes: Axes, rows: DataFrame) -> None:
     """Draw a dotted arrow from the parent to the grown model, and a double arrow, labelled with the cost ratio, from a
-    model to the Transformers of equal loss. Name the parent and the sizes of Transformers.
+    model to the Transformers of equal loss. Name the parent, and the number of seeds of each Transformer.
     """
     write = partial(axes.annotate, textcoords="offset points", fontsize=7)
     means = rows[rows["seed"].isna()].dropna(subset="_at").drop_duplicates("run").set_index("run")
@@ -67,19 +66,14 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
         arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=5)
         write(f"{ratio:.2g} times\nthe cost", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
               color=GREY)  # fmt: skip
-    for x, y, cost in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats", "_relative"]].to_numpy():
-        words = f"{PARENT}: cost {cost:.2f}\n(a verdict needs at most {CLAIMED_RATIO})"
-        write(words, (x, y), (0, 8), ha="center", color=ink(plot_style(PARENT)["color"]))
-    lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "parameters_non_embedding", "seeds"]]
-    for nth, (x, y, size, seeds) in enumerate(lowest.to_numpy(float)):
-        words = f"{format_count(size, 3)} parameters, {seeds:.0f} seed{'s' if seeds > 1 else ''}"
-        if nth:
-            write(words.replace(", ", ",\n"), (x, y), (-3, -4), color=BLACK, ha="right", va="top")
-        else:
-            write(f"{_LOWEST},\n{words}", (x, y), (9, -6), color=BLACK)
-    at_zero = means.loc[means["series"].eq(_AT_ZERO), ["_at", "loss_nats", "parameters_non_embedding"]]
-    for x, y, size in at_zero.to_numpy(float)[-1:]:
-        write(f"{format_count(size, 3)},\nrate to 0", (x, y), (-4, -2), color=ink(GREY), ha="right", va="top")
+    for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
+        write(PARENT, (x, y), (0, 9), ha="center", color=ink(plot_style(PARENT)["color"]))
+    for nth, (x, y, seeds) in enumerate(
+        means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy()
+    ):
+        words = "1 seed" if seeds == 1 else f"{seeds:.0f} seeds"
+        write(words if nth else f"{_LOWEST}, {words}", (x, y), (-4, -4) if nth else (8, 3), color=BLACK,
+              ha="right" if nth else "left", va="top" if nth else "bottom")  # fmt: skip
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.1 * (high - low), high)
 
@@ -91,7 +85,6 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
         if row["source"] == "published":
             words = "{flops_ratio:.2f} to {flops_ratio_other_perplexity:.2f}"
         words = words.format_map(row)
-        words += f", {row['verdict']}" if pd.notna(row["verdict"]) else ""
         axes.annotate(
             words, (1, at), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center"
         )
@@ -102,49 +95,45 @@ def draw_cost(data: DataFrame) -> Figure:
     data.attrs["marks"] = {"bars", "dots"}
     notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
     top = bool(len(ratios)) * (0.25 * len(ratios) + 0.85)
-    height = top + 3.8
+    height = top + 4.08
     figure = Figure((WIDEST, height), label=" ".join(notes))
     note = f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}"
-    figure.text(0.012, 0.03 / height, fill(note, 130), color=GREY, fontsize=7)
+    figure.text(0.012, 0.03 / height, with_claims(note, data, 111), color=GREY, fontsize=7)
     if len(ratios):
         panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
         tall = 0.25 * len(ratios)
         axes = figure.add_axes((1.9 / WIDEST, (height - 0.3 - tall) / height, 3.4 / WIDEST, tall / height))
         mark(axes, panel, ratios, {})
-        axes.set(title="Cost relative to a Transformer of equal loss (dashed: the claim, at most 0.5)",
-                 xlabel="FLOPs, ancestors included (left is cheaper)")  # fmt: skip
+        axes.set(title="Cost ratio at equal loss (dashed: the claim, at most 0.5)",
+                 xlabel="FLOPs with all ancestors, divided by the FLOPs of a Transformer of equal loss")  # fmt: skip
         _write_ratios(axes, ratios)
     for panel, source, x, wide, words in (
         (_losses("_relative", log="x", finish=_write_models, unit="_line",
-                 title="Ours: final rate 0.1 of its peak (black, parent) or 0 (others)"), "ours",
-         0.8, 2.9, "training cost with all ancestors\n(FLOPs, largest Transformer = 1)"),
+                 title="Ours"), "ours",
+         0.8, 2.9, "FLOPs with all ancestors\n(largest Transformer = 1)"),
         (_losses("_relative", log="x", name="inside", title="", ylabel="ln perplexity", finish=_write_models),
-         "published", 5.2, 1.72, "training cost (TPU v4 hours,\nlargest Transformer = 1)"),
+         "published", 5.2, 1.72, "TPU v4 hours\n(largest Transformer = 1)"),
     ):  # fmt: skip
         rows = data[data["source"].eq(source) & data["_series"].notna()]
-        axes = figure.add_axes((x / WIDEST, 0.86 / height, wide / WIDEST, 2.6 / height))
+        axes = figure.add_axes((x / WIDEST, 1.14 / height, wide / WIDEST, 2.6 / height))
         labels = mark(axes, panel, rows, {})[0] if len(rows) else []
         axes.set(xlabel=words, ylabel=panel.ylabel)
         axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
-        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST, _AT_ZERO)], 14)
+        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 14)
     return figure
 
 
 @plot(reads="test.csv", within_regime=True, draw=draw_cost)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). Above: the cost of the
-    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line, with
-    the interval of the verdict; beyond cost 1 the line is extrapolated. Below: the losses. The cost is relative to the
-    largest Transformer from scratch: left in FLOPs of matrix products and attention, right in TPU hours. The cost of a
-    grown model includes all its ancestors. The Tokenformer from scratch and the parent trained further have the cost of
-    the grown model; marks of equal cost are shifted sideways. The black line joins the Transformers from scratch with
-    the lowest loss at their cost on one schedule, which ends at a tenth of the peak rate; stages end at zero. Grey: the
-    smallest Transformer, trained to a rate of zero on few and on many tokens, which no ratio uses. Hollow: the largest
-    grown model of the paper against its Transformers of 300B tokens; 0.40 to 0.42, since one perplexity is printed with
-    two values. To see: growing saves cost if its mark is to the left of the black line. The CSV of tokenformer_envelope
-    has the other stages, growth with zero keys and all Transformers. The published models are a thousand times larger,
-    and their Transformers are single models. If the learning rates of some stages fell to zero, only these stages are
-    shown. All losses are on one test text.
+    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line. The
+    interval is the one of the verdict; beyond the largest Transformer the line is extrapolated, and two of its three
+    models have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the Tokenformer from
+    scratch (moved to the right) and the parent trained further have the same cost. The rates of the Transformers and of
+    the parent end at a tenth of the peak, all others at zero. Hollow: the paper's models, a thousand times larger;
+    0.40 to 0.42, since one perplexity is printed with two values. To see: growing saves cost if its mark is to the left
+    of the black line. The CSV also has the smallest Transformer with a rate to zero, and tokenformer_envelope the other
+    stages and ways to grow.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER))
@@ -155,7 +144,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         arms = registered_arms(_CLAIM, results.scale).arms.values()
         ratios = tokenformer_envelope.rows(results, runs).assign(source="ours", part="ratio")
         at_zero = ratios[ratios["envelope"].eq("ends at rate zero")].assign(part="mean", series=_AT_ZERO, lent=True)
-        frames.append(at_zero.reindex(columns=lowest.columns).assign(_series=_AT_ZERO, flops_ratio=np.nan))
+        frames.append(at_zero.reindex(columns=lowest.columns).assign(flops_ratio=np.nan))
         claimed = ratios[ratios["run"].isin([arm.run for arm in arms])]
         ratios["series"] = ratios["run"].map(rows.drop_duplicates("run").set_index("run")["series"])
         ratios = ratios[ratios["run"].isin({*claimed["run"], *claimed["parent"]})].dropna(
@@ -167,6 +156,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         ratios["verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdict})
         columns = ["source", "part", "run", "series", "_row", "verdict", *expand_columns("flops_ratio[]+")]
         columns += ["flops_ratio_other_perplexity", "seeds"]
+        alone = ratios.loc[ratios["series"].eq(PARENT), "flops_cumulative"].max() / lowest["flops_cumulative"].max()
         frames.append(pd.concat([ratios, paper])[columns].assign(flops_ratio_limit=CLAIMED_RATIO))
     published = published_points(*_PUBLISHED)
     rows = pd.concat([*frames, published.assign(_series=published["series"])], ignore_index=True)
@@ -178,6 +168,9 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.sort_values("series", key=lambda names: names.eq(at_the_right), kind="stable")
     ratio = rows.dropna(subset="flops_ratio").set_index("run")["flops_ratio"]
     rows["_ratio"] = rows["run"].map(ratio).where(rows["series"].ne(PARENT) & rows["flops_ratio"].isna())
+    words = claim_words(results, STUDY, {_CLAIM: "growing saves cost"})
+    needed = f"largest Transformer; needed: at most {CLAIMED_RATIO}"
+    rows["_claims"] = words and f"{words} (the parent alone costs {alone:.2f} of the {needed})"
     rows["_relative"] = cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan)
     return rows
 
