@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from pandas import DataFrame, Index, Series
 
 from formerlab.report.catalogue import expand_columns, plot
@@ -24,8 +25,6 @@ from formerlab.report.tables.combined import (
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
-_SHORT = {"parameter tokens": "tokens", " with ": " x ", " and ": " x "}
-
 
 def _main_effects(effects: DataFrame) -> DataFrame:
     """Return the effects of averages and of parameter tokens, each averaged over the other, as rows like `effects`."""
@@ -38,25 +37,30 @@ def _main_effects(effects: DataFrame) -> DataFrame:
     return pd.concat(rows).assign(kind="main", run="pattention-dwa", _panel="main")
 
 
-_effects = partial(Panel, "effect_nats", "_label", by="_label", kind="forest", zero=0.0,
-                   xlabel="nats (left: better)")  # fmt: skip
+def _separate(axes: Axes, rows: DataFrame) -> None:
+    """Draw a line between the effects and the interactions."""
+    axes.axhline(rows.loc[rows["_interaction"], "_label"].nunique() - 0.5, color=GREY, linewidth=0.6)
+
+
+_effects = partial(Panel, "effect_nats", "_label", by="_label", kind="forest", zero=0.0, finish=_separate,
+                   xlabel="change of held-out loss\n(nats; left: better)")  # fmt: skip
 
 
 @plot(reads="test.csv prune.csv", draw=layout(
-    _effects(where={"_panel": "models"}, title="Averages and parameter tokens"),
-    _effects(where={"_panel": "caches"}, title="Pruned caches", xlabel="nats, another scale\n(left: better)"),
+    _effects(where={"_panel": "models"}, title="Whole test text, full cache"),
+    _effects(where={"_panel": "caches"}, title="{_windows} windows, cache of 40 %"),
     order="_order"
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     """Parameter tokens, averages over depth and a pruned cache together, at equal training tokens and about equal
     parameters: the change of the held-out loss by each of them, averaged over the models with and without the others.
     H2O and Decay (alpha 0.2, no recent tokens) keep 40 % of the tokens. Grey: the interactions, the part of the joint
-    effect that is not the sum of the single effects. Tokens x averages is the effect of averages with parameter tokens
-    minus the effect of averages with linear layers. Left: on the whole test text. Right: on fewer windows. Differences
-    are paired by seed. To see: if the interval of an interaction includes zero, these seeds do not show that one change
-    alters the effect of the other. The intervals are not corrected for multiple comparisons: with so many intervals,
-    one may exclude zero by chance. The CSV also has the two interactions of all three: with H2O it is below 0.001 nats,
-    with Decay its interval is wider than this panel. No paper combines the three.
+    effect that is not the sum of the single effects, such as the effect of averages with parameter tokens minus the
+    effect of averages with linear layers. The panels have different scales. Differences are paired by seed. To see: if
+    the interval of an interaction includes zero, these seeds do not show that one change alters the effect of the
+    other. The intervals are not corrected for multiple comparisons: with so many intervals, one may exclude zero by
+    chance. The CSV also has the two interactions of all three: with H2O it is below 0.001 nats, with Decay its interval
+    is wider than this panel. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (
@@ -76,15 +80,17 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     all_three = rows["name"].str.contains(" and .* with ")
     label = rows["name"].str.removesuffix(f", {BEYOND}").replace(INTERACTION, "parameter tokens with averages")
     interaction = rows["name"].eq(INTERACTION) | rows["kind"].eq("interaction")
-    for words, short in _SHORT.items():
-        label = label.mask(interaction, label.str.replace(words, short))
+    swapped = label.str.replace("^(?:parameter )?(.*) with (.*)$", r"\2: with \1 minus without", regex=True)
+    label = label.mask(interaction, swapped.str.replace(": ", ":\n"))
     styles = {name: "DenseFormer 1x1" for name in ("averages", *PAIRS) if name.startswith("averages")}
     styles |= {"parameter tokens": "Tokenformer"} | {v: k for k, v in PRUNED.items()}
     names = [*styles, INTERACTION]
     return rows.assign(
         _panel=np.select([of_cache & ~all_three, whole & rows["name"].isin(names)], ["caches", "models"], "none"),
         _label=label + "\n" + values.groupby([label, rows["text"]]).transform("first"),
-        _order=label.str.count(" x ") * len(names) + Index(names).get_indexer(Index(rows["name"])),
+        _interaction=interaction,
+        _windows=results.rows("prune.csv", STUDY, runs)["window"].nunique(),
+        _order=interaction * len(names) + Index(names).get_indexer(Index(rows["name"])),
         _color=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], GREY)),
         _marker=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], "D")),
         _style=rows["name"].map(styles),

@@ -28,8 +28,8 @@ from formerlab.results.read import Results
 STUDY = "decay"
 STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
 """Plot styles of pruned caches, the smaller one first."""
-SHORT = "needle_single_512"
-"""Plotted task with texts of 512 tokens; the CSV also has the task with four numbers in a text."""
+SHORT = {"needle_single_512": "512 tokens:\none number", "needle_multikey_512": "512 tokens:\none of four"}
+"""Tasks with texts of 512 tokens."""
 SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either (cross)": "white"}
 """Colour of the square of a hidden number, by outcome."""
 
@@ -102,9 +102,10 @@ def _sizes(rows: DataFrame) -> list[str]:
 
 
 def draw_passkey(data: DataFrame) -> Figure:
-    """Draw a square per number with a row per policy and a column per text, in a panel per task."""
+    """Draw a row per policy: a square per number of long texts, and the percentage of numbers found in short texts."""
     data = data[data["_task"].notna()].sort_values(["depth", "length"], kind="stable", ignore_index=True)
-    squares = data.assign(_hit=data["by_text"].map(list)).explode("_hit", ignore_index=True)
+    short = data["task"].isin(SHORT)
+    squares = data[~short].assign(_hit=data["by_text"].map(list)).explode("_hit", ignore_index=True)
     squares["_text"] = squares.groupby(["_task", "configuration"], sort=False).cumcount()
     full = squares[squares["policy"].eq("full")].set_index(["_task", "_text"])["_hit"]
     lost = full.reindex(pd.MultiIndex.from_frame(squares[["_task", "_text"]])).eq("0").to_numpy()
@@ -114,17 +115,30 @@ def draw_passkey(data: DataFrame) -> Figure:
     squares["_column"] = step * squares["_text"] + 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
     models = ", ".join(filter(None, data["run"].fillna("").map(model_label).unique()))
     caches = f"; caches of {' or '.join(_sizes(data))} of the text" * bool(_sizes(data))
-    note = f"{models}{caches}; a column is one text with one hidden number."
+    counts = data.loc[short, "numbers"].max()
+    texts = f"; points: percent of {counts:.0f} texts, bars: exact 95 % interval" if short.any() else ""
+    note = f"{models}{caches}; squares: a column is one text with one hidden number{texts}."
     panels = {str(name): rows for name, rows in squares.groupby("_task", sort=False)}
-    order = [*policy_comparison.POLICIES, *squares["configuration"]]
-    names = sorted(squares["configuration"].unique(), key=order.index)
-    kinds = squares.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
+    order = [*policy_comparison.POLICIES, *data["configuration"]]
+    names = sorted(data["configuration"].unique(), key=order.index)
+    kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
+    colours = [LIGHT_GREEN if "half" in name else plot_style(kinds[name])["color"] for name in names]
     tall = len(names)
     figure = Figure((WIDEST, 1.5 + 0.17 * tall), layout="constrained", label=note)
     figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
     widths = [6.2 + rows["_column"].max() for rows in panels.values()]
-    grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)[0]
-    for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=True):
+    bars = list(data[short].groupby("_task", sort=False))
+    widths = [*widths, *[9.0] * len(bars)]
+    grid = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    for axes, (title, rows) in zip(grid[len(panels) :], bars, strict=True):
+        at = rows["configuration"].map(names.index)
+        shown = {"color": [colours[row] for row in at]}
+        axes.hlines(at, rows["found_percent_low"], rows["found_percent_high"], linewidth=1.4, **shown)
+        axes.scatter(rows["found_percent"], at, s=18, zorder=3, **shown)
+        axes.set(title=title, xlim=(-4, 104), xticks=(0, 50, 100), xlabel="% found")
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+    for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=False):
         rows = rows.assign(_row=rows["configuration"].map(names.index))
         sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=24,
                         edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
@@ -135,20 +149,19 @@ def draw_passkey(data: DataFrame) -> Figure:
         for row in {*range(tall)} - {*rows["_row"]}:
             axes.text(0, row, "not run", va="center", fontsize=7, color=GREY)
         positions, lengths = (rows.groupby(by)["_column"].mean() for by in ("depth", ["_column", "length"]))
-        below = "thousand tokens,\nposition of number" if len(positions) else f"texts 1 to {rows['_text'].max() + 1}"
-        axes.set(title=title, ylabel="", xlim=(-1, width - 1), ylim=(tall - 0.4, -0.6), xlabel=below)
+        axes.set(title=title, ylabel="", xlim=(-1, width - 1), xlabel="thousand tokens, position of number")
         axes.set_xticks(positions, [f"\n{100 * depth:.0f} %" for depth in positions.index])
         axes.set_xticks(lengths, [f"{length / 1024:g}" for _, length in lengths.index], minor=True, fontsize=7)
-        axes.set_yticks(range(len(names)), names)
         axes.tick_params(length=0, which="both")
         axes.grid(visible=False)
         sns.despine(ax=axes, left=True, bottom=True)
         handles, labels = axes.get_legend_handles_labels()
         axes.get_legend().remove()
-        for label in axes.get_yticklabels():
-            colour = LIGHT_GREEN if "half" in label.get_text() else plot_style(kinds[label.get_text()])["color"]
-            label.set_color(ink(colour))
-    figure.legend(handles, labels, loc="outside upper left", ncols=3)
+        figure.legend(handles, labels, loc="outside upper left", ncols=3)
+    for axes in grid:
+        axes.set(ylim=(tall - 0.4, -0.6), yticks=range(tall), yticklabels=names if axes is grid[0] else [])
+    for colour, label in zip(colours, grid[0].get_yticklabels(), strict=True):
+        label.set_color(ink(colour))
     return figure
 
 
@@ -157,10 +170,9 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
     a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
     text (passkey retrieval, arXiv:2305.16300), one text per length and position; a number is found if every token is
-    the most probable one. Right: twenty texts of 512 tokens with one number, by RULER's rules. A column is the same
-    text in all rows. The CSV has exact intervals over the twenty texts (0 found is consistent with up to 17 %),
-    log-probabilities of the numbers in long texts, and a task with four numbers and a question about one; in it the
-    full cache finds most numbers and H2O few. To see: which rows look like the full cache.
+    the most probable one. A column is the same text in all rows. Right: twenty texts of 512 tokens, by RULER's rules,
+    with one number, and with four numbers and a question about one. A policy without a point was not run. The CSV has
+    the answers by text and log-probabilities of the numbers in long texts. To see: which rows look like the full cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
@@ -170,5 +182,5 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     short = short[short["budget"].eq(PUBLISHED_BUDGET)].assign(found=lambda table: table["found_percent"] / 100)
     table = pd.concat([label_and_sort(long).assign(task="passkey"), short], ignore_index=True)
     lengths = " to ".join(f"{length / 1024:g}k" for length in long["length"].agg(["min", "max"]).unique())
-    tasks = {"passkey": f"{lengths} tokens", SHORT: "512 tokens"}
+    tasks = {"passkey": f"{lengths} tokens"} | SHORT
     return table.assign(source="ours", _task=table["task"].map(tasks))

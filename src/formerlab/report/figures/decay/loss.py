@@ -1,7 +1,5 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from collections.abc import Iterable
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -48,7 +46,7 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
     axes.annotate("H2O", (0, 0), (2, 2), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
                   color=ink(VERMILION), fontsize=7)  # fmt: skip
     names = [label.get_text() for label in axes.get_yticklabels()]
-    kinds = [KINDS[name.partition("\n")[0].removesuffix(" cache")] for name in names]
+    kinds = [KINDS[name.rpartition(": ")[2].strip().removesuffix(" cache")] for name in names]
     colours = [
         LIGHT_GREEN if "half" in name else plot_style(kind)["color"] for name, kind in zip(names, kinds, strict=True)
     ]
@@ -62,32 +60,22 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
     left, right = axes.get_xlim()
     axes.axvspan(-9, 0, color="#f0f0f0", linewidth=0, zorder=0)
     axes.set_xlim(left, right)
-    axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.6)
-
-
-def _name_texts(of_row: Iterable[str], texts: list[str]) -> str:
-    """Return the texts on which a policy was run, in brackets on a new line; "" if there is only one text."""
-    if len(texts) == 1:
-        return ""
-    missing = [text for text in texts if text not in {*of_row}]
-    only = " and ".join(text for text in texts if text not in missing)
-    if len(missing) == 1 < len(texts) - 1:
-        return f"\n(not {missing[0]})"
-    return f"\n({only} only)" if missing else "\n(all texts)"
+    for at in (at for at, kind in enumerate(kinds) if kind == "full" and at < len(names) - 1):
+        axes.axhline(at + 0.5, color=GREY, linewidth=0.6)  # between the texts, whose first row is the full cache
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
     Panel(MINUS_H2O, "_policy", by="text", kind="forest", facet="_panel", zero=0.0, name="legend", share_y=True,
-          where={"configuration": [*KINDS]}, xlabel="loss minus H2O\n(nats; own scale;\nshaded: better)",
+          where={"configuration": [*KINDS]}, xlabel="loss minus H2O (nats)",
           finish=_mark_policies),
-    notes=minus_h2o_notes, columns=4, order="_rank budget _row"
+    notes=minus_h2o_notes, columns=4, order="_row text _rank budget"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
     At each budget, the caches of all policies have the same size in bytes. The number after Decay is its alpha; half
     recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and
-    gives a quarter of the budget to recent keys. The full cache, without eviction, is shown for comparison. In
-    brackets: the texts on all windows of which a policy was run. Two policies are paired on the windows on which both
+    gives a quarter of the budget to recent keys. The full cache, without eviction, is the first row of each text.
+    Shaded: better than H2O. A row has all windows of its text. Two policies are paired on the windows on which both
     were evaluated. The claim on protected random eviction has no verdict: its threshold exceeds even the advantage of
     the full cache. Each panel has its own scale. The CSV also has random eviction without protection, and decay_table
     has further policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone
@@ -100,8 +88,9 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     table["text"] = with_text_and_model(table)
     table["_row"] = -table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
     texts = table.sort_values("_row", kind="stable")["text"].unique()
-    names = table["configuration"].replace("Full", "Full cache")
-    run_on = table.groupby("configuration")["text"].agg(partial(_name_texts, texts=list(texts)))
+    names, several = table["configuration"].replace("Full", "Full cache"), len(texts) > 1
+    number = table["text"].map(list(texts).index)
+    heading = (table["text"] + ": ").where(table["configuration"].eq("Full") & several, "")
     of_panel = table.groupby("budget")["text"].agg(
         lambda of_panel: f", {of_panel.iloc[0]}" * (of_panel.nunique() == 1 < len(texts))
     )
@@ -111,7 +100,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
         _color=GREY,
         _panel="Cache of " + table["budget"].map(pruning.budget_text) + table["budget"].map(of_panel),
         _rank=table["configuration"].map({name: rank for rank, name in enumerate(KINDS)}),
-        _policy=names + table["configuration"].map(run_on),
+        _policy=number.map(" ".__mul__) + heading + names,  # spaces, since a label names one row
     )
 
 

@@ -53,7 +53,7 @@ def draw_masks(data: DataFrame) -> Figure:
     ideal = cells[cells["policy"].eq("ideal")].set_index(["query", "key"])["_seen"].eq("1")
     cells["_ideal"] = [ideal.get(cell, False) for cell in zip(cells["query"], cells["key"], strict=True)]
     seen = cells["_seen"].eq("1")
-    cells["_seen"] = seen.astype(float).where(cells["_ideal"] | ~seen, 0.3)
+    cells["_seen"] = seen.mul(0.7).where(cells["_ideal"] | ~seen, 0.25).mask(seen & cells["policy"].eq("ideal"), 1.0)
     panel = Panel("key", "query", by="_seen", kind="heat", facet="configuration", xlabel="key (token)",
                   ylabel="query (token)", share_y=True, finish=_finish_mask)  # fmt: skip
     return layout(panel, notes=_masks_note, columns=5, height=1.3, order="_rank configuration")(cells)

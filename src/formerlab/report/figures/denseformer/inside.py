@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
@@ -128,7 +129,7 @@ def _frame(axes: Axes, rows: DataFrame) -> None:
 
 _weights = partial(
     Panel, "source_block", "destination", "weight", kind="heat", facet="_title", finish=_frame,
-    bar="mixing weight (darkest: 0.3 and beyond)", colours={"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3},
+    bar="mixing weight", colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.1, vmin=-1, vmax=1)},
     xlabel="source j (0: embedding)", ylabel="average after block i"
 )  # fmt: skip
 
@@ -150,6 +151,9 @@ def _draw_thirds(axes: Axes, rows: DataFrame) -> None:
         mean, low, high = of_run.iloc[0].reindex(expand_columns(f"{third}[]"))
         axes.fill_between([ends[0] - 0.5, ends[-1] + 0.5], low, high, color=GREY, alpha=0.35, linewidth=0, zorder=3)
         axes.hlines(mean, ends[0] - 0.5, ends[-1] + 0.5, color=BLACK, linewidth=2, zorder=4)
+        words = f"{third.replace('_', ' ')}: " + of_run[f"_{third}"].iloc[0].replace(" [", "\n[")
+        axes.text(0.97, 0.97 if third == THIRDS[0] else 0.75, words, ha="right", va="top", fontsize=7,
+                  transform=axes.transAxes, bbox={"color": "white", "alpha": 0.8, "pad": 0.5}, zorder=5)  # fmt: skip
     axes.text(0.02, 0.02, "paper: above 0\nfirst, below 0 last", transform=axes.transAxes, **_PAPER)
 
 
@@ -187,13 +191,13 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
     Panel("seed_correlation", "_model_name", by="_model_name", style="variant", kind="forest",
           where={"part": "run"}, zero=0.0, title="Do seeds agree?", xlabel="correlation r of two seeds"),
     Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, same_limits="y",
-          xlabel="average after block i{_thirds}", ylabel="weight of the embedding", finish=_draw_thirds),
+          xlabel="average after block i", ylabel="weight of the embedding", finish=_draw_thirds),
     Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Early pattern",
           name="none", xlabel="training steps (%)", ylabel="correlation with the end",
           finish=_mark_published_moment),
     notes=lambda rows: [f"trained on books; mean over {seed_count(rows['seeds'])}; thin lines: seeds; "
                         "hatched: no weight; grey: mean of the first and the last third; intervals: 95 %."],
-    columns=3, height=1.6, order="_rank destination source_block"
+    columns=3, height=1.6, order="_rank _depth destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622. Row i is the average
@@ -232,8 +236,6 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     blocks = rows["layers"].map("{:.0f} blocks".format)
     shown = "1x1, " * (not dense.any()) + blocks + rows["width"].map(", width {:.0f}".format)
     by_run = DataFrame(of_runs).set_index("run")
-    of_thirds = [f"\n{third.partition('_')[0]} " + by_run.apply(in_words, axis=1, name=third) for third in THIRDS]
-    thirds = of_thirds[0] + of_thirds[1]
     least = re.search(NEEDED_BLOCKS, " ".join(claim.reasons))
     needed = f" (needs {least[1]} blocks)" if least else ""
     counts = seeds.groupby("run")["seed"].nunique().map(", {} seeds".format)
@@ -243,7 +245,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
         _data_set="",
         _title=shown.where(dense | (not dense.any())),
         _model_name=(blocks + rows["run"].map(correlations)).where(dense),
-        _thirds=rows["run"].map(thirds),
+        **{f"_{third}": rows["run"].map(by_run.apply(in_words, axis=1, name=third)) for third in THIRDS},
         _model=(blocks + rows["run"].map(counts)).where(dense & ~moment),
         _claims=claim_words(results, STUDY, {_PATTERN: "the pattern of the embedding"}) + needed,
         _moment=blocks.where(moment),
@@ -251,6 +253,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
         _style=rows["variant"],
         _embedding=rows["weight"].where(rows["source_block"].eq(0)),
         _rank=(~dense).astype(int),
+        _depth=-rows["layers"],
     )
     return rows[rows["part"].isin(["mean", "run"]) | dense & rows["source_block"].eq(0) | moment]
 
@@ -294,7 +297,7 @@ def _show_cosines(axes: Axes, rows: DataFrame) -> None:
 
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     Panel("place", "_cosine", kind="band", title="Cosine with the embedding", zero=0.0, name="legend",
-          xlabel="output of block", finish=_show_cosines),
+          xlabel="output of block", ylabel="mean cosine", finish=_show_cosines),
     Panel("place", "minus_plain", kind="band", title="DenseFormer minus Transformer", zero=0.0, name="none",
           xlabel="output of block", finish=_number_blocks),
     Panel("_percent", "_added", kind="band", title="Small weights of 1x1 dropped", zero=0.0, name="none",

@@ -185,6 +185,12 @@ _CLAIMS = {
     "tokenformer-growth-gap-shrinks-with-stage": "it helps more in longer stages",
 }
 """Claims on the model grown as published, with their short labels in the figure."""
+_CONDITIONS = {
+    "tokens per new parameter": "short stage: few tokens",
+    "decrease of the validation loss": "short, medium: parent no longer learns",
+    "learning rate of": "long: another rate is better",
+}
+"""Short names of conditions that are not met, by words of the reasons (`ClaimVerdict.reasons`)."""
 
 
 def _mark_stages(axes: Axes, rows: DataFrame) -> None:
@@ -217,7 +223,7 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     paired by seed; below zero, growing helps. The square is the Tokenformer of the grown size from scratch, for the
     FLOPs of the long stage and of the parent; it read other text than the parent. A thick bar is the interval that the
     claim uses, a thin bar Student's interval of these seeds; the page of verdicts has the conditions that are not met.
-    Marks of one stage are shifted sideways. The hatched range has the stages of the paper, 27 to 260 tokens. Every
+    The hatched range has the stages of the paper, 27 to 260 tokens. Every
     learning rate falls to zero. tokenformer_table has the short stage on books. To see: whether growing needs a longer
     stage to help.
     """
@@ -233,5 +239,8 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     if rows.empty:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-    words = claim_words(results, STUDY, _CLAIMS)
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=words, _claims=words)
+    words, verdicts = claim_words(results, STUDY, _CLAIMS), claim_verdicts(results, STUDY, *_CLAIMS)
+    reasons = " ".join(reason for verdict in verdicts.values() for reason in verdict.reasons).lower()
+    unmet = "; ".join(name for text, name in _CONDITIONS.items() if text in reasons)
+    claims = words + f" ({unmet})" * bool(words and unmet)
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=words, _claims=claims)

@@ -207,7 +207,7 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     widths = of_transformers.drop_duplicates(keys[:2]).set_index(keys[:2])["width"]
     rivals = widths.reindex(rows.set_index(keys[:2]).index).astype("Int64").astype(str).to_numpy()
     owner = rows["source"].map({"ours": "ours", "published": "paper"})
-    names = rows["size"] + ", " + owner + ": width " + rows["width"].astype(str) + " against " + rivals
+    names = rows["size"] + ", " + owner + ": width " + rows["width"].astype(str) + " (Transformer's " + rivals + ")"
     rival_sizes = of_transformers.drop_duplicates(keys[:2]).set_index(keys[:2])["parameters_non_embedding"]
     more = rows["parameters_non_embedding"] / rival_sizes.reindex(rows.set_index(keys[:2]).index).to_numpy() - 1
     names += more.map(lambda part: f", N {100 * part:+.0f} %" if round(100 * part) else "")
