@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the small run, trained without interruption; tests must not change it."""
     out = tmp_path_factory.mktemp("finished")
     train_run(RUN, data, out)

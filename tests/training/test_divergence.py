@@ -38,7 +38,7 @@ def record_of(out):
     return json.loads((out / "run.json").read_text(), parse_constant=refuse)
 
 
-def test_a_diverged_run_records_finite_rows_and_the_loss_of_a_uniform_guess(diverged, finished):
+def test_a_diverged_run_records_finite_rows_and_the_loss_of_a_uniform_guess(diverged, finished_run):
     record = record_of(diverged)
     step = record["diverged_at_step"]
     assert record["status"] == "diverged"
@@ -48,7 +48,7 @@ def test_a_diverged_run_records_finite_rows_and_the_loss_of_a_uniform_guess(dive
     assert {row["step"] for row in rows(diverged, "eval")} == {0, 5}
     for name in ("train", "eval"):
         assert all(math.isfinite(cell) for row in rows(diverged, name) for cell in row.values() if cell != "valid")
-    actual, full = rows(diverged, "test"), rows(finished, "test")
+    actual, full = rows(diverged, "test"), rows(finished_run, "test")
     assert {row["loss_nats"] for row in actual} == {math.log(VOCABULARY)}
     assert [(row["window"], row["tokens"]) for row in actual] == [(row["window"], row["tokens"]) for row in full]
     assert record["final"]["test_loss_nats"] == pytest.approx(math.log(VOCABULARY))

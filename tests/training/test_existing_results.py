@@ -19,9 +19,9 @@ def train(run, code, data, out, **settings):
 
 
 @pytest.fixture
-def copied_run(finished, tmp_path):
+def copied_run(finished_run, tmp_path):
     """Return a copy of the finished run, which a test may change."""
-    return shutil.copytree(finished, tmp_path / "copy")
+    return shutil.copytree(finished_run, tmp_path / "copy")
 
 
 def times(folder):
@@ -29,7 +29,9 @@ def times(folder):
 
 
 @pytest.mark.parametrize("why", ["checkpoint of another run (spec is ", "damaged"])
-def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(why, finished, data, tmp_path, monkeypatch, capsys):
+def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(
+    why, finished_run, data, tmp_path, monkeypatch, capsys
+):
     if why == "damaged":
         (tmp_path / "checkpoint").mkdir()
         for name in ("last.pt", "previous.pt"):
@@ -42,7 +44,7 @@ def test_an_unusable_checkpoint_is_moved_to_the_superseded_folder(why, finished,
     assert why in output
     assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == content
     train_run(RUN, data, tmp_path)
-    assert hashes(tmp_path) == hashes(finished)
+    assert hashes(tmp_path) == hashes(finished_run)
     assert not (tmp_path / "checkpoint.superseded").exists()
 
 
@@ -99,20 +101,20 @@ def test_a_resume_with_other_kernels_prints_a_warning(data, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("name", "damage"), [("weights.safetensors", "missing"), ("test.csv", "changed")])
-def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, copied_run, finished, data, capsys):
+def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, copied_run, finished_run, data, capsys):
     content = (copied_run / name).read_bytes()
     (copied_run / name).unlink()
     if damage == "changed":
         (copied_run / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     train_run(RUN, data, copied_run)
     assert f": {name}" in capsys.readouterr().err
-    assert hashes(copied_run) == hashes(finished)
+    assert hashes(copied_run) == hashes(finished_run)
 
 
-def test_a_run_without_the_needed_optimizer_file_is_trained_again(copied_run, finished, data):
+def test_a_run_without_the_needed_optimizer_file_is_trained_again(copied_run, finished_run, data):
     train_run(RUN, data, copied_run, keep_optimizer=True)
     assert (copied_run / "optimizer.pt").exists()
-    assert hashes(copied_run) == hashes(finished)
+    assert hashes(copied_run) == hashes(finished_run)
     times_before = times(copied_run)
     train_run(RUN, data, copied_run, keep_optimizer=True)
     assert times(copied_run) == times_before

@@ -19,11 +19,11 @@ from formerlab.training import provenance, stage
 
 
 @pytest.fixture(scope="module")
-def record(finished):
-    return json.loads((finished / "run.json").read_text())
+def record(finished_run):
+    return json.loads((finished_run / "run.json").read_text())
 
 
-def test_the_record_has_the_code_data_and_machine(record, finished, data):
+def test_the_record_has_the_code_data_and_machine(record, finished_run, data):
     assert record["code_hash"] == "code"
     assert record["git"] == provenance.git_state()
     assert (record["host"], record["device"]) == (socket.gethostname(), provenance.device_name(torch.device("cpu")))
@@ -31,7 +31,7 @@ def test_the_record_has_the_code_data_and_machine(record, finished, data):
     assert record["data"] == {"name": "text", "fingerprint": manifest["fingerprint"]}
     test = manifest["splits"]["test"]
     assert record["bytes_per_token"] == test["bytes"] / test["tokens"]
-    assert record["weights_sha256"] == sha256(finished / "weights.safetensors")
+    assert record["weights_sha256"] == sha256(finished_run / "weights.safetensors")
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["python"] == platform.python_version()
     started, ended = (datetime.fromisoformat(record[key]) for key in ("started", "finished"))
@@ -63,22 +63,22 @@ def test_extra_entries_are_in_the_record_from_the_start(data, tmp_path):
     assert train_run(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
 
 
-def test_speed_counts_only_training_steps(record, finished):
+def test_speed_counts_only_training_steps(record, finished_run):
     assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["training_time_s"])
     utilisation = record["flops"] / record["training_time_s"] / record["matmul_flops_per_s"]
     assert record["model_flops_utilisation"] == pytest.approx(utilisation)
-    assert record["training_time_s"] == rows(finished, "timing")[-1]["time_s"] < record["wall_time_s"]
+    assert record["training_time_s"] == rows(finished_run, "timing")[-1]["time_s"] < record["wall_time_s"]
 
 
-def test_final_losses_are_token_weighted_means_of_the_last_rows(record, finished):
+def test_final_losses_are_token_weighted_means_of_the_last_rows(record, finished_run):
     """The last validation batch is smaller, so the mean over tokens differs from the mean over batches."""
-    last = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "eval") if row["step"] == 12]
-    test = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "test")]
+    last = [(row["tokens"], row["loss_nats"]) for row in rows(finished_run, "eval") if row["step"] == 12]
+    test = [(row["tokens"], row["loss_nats"]) for row in rows(finished_run, "test")]
     assert len({tokens for tokens, _ in last}) == 2
     for name, pairs in (("valid", last), ("test", test)):
         mean = sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
         assert record["final"][f"{name}_loss_nats"] == pytest.approx(mean)
-    assert record["final"]["train_loss_nats"] == rows(finished, "train")[-1]["loss_nats"]
+    assert record["final"]["train_loss_nats"] == rows(finished_run, "train")[-1]["loss_nats"]
 
 
 def test_provenance_is_taken_at_the_start(data, tmp_path, monkeypatch):
@@ -121,9 +121,9 @@ def test_the_commit_is_from_the_repository_of_the_package(tmp_path, monkeypatch)
     assert state()["dirty_hash"]
 
 
-def test_an_interrupted_run_has_rows_but_no_record(data, finished, tmp_path, monkeypatch):
+def test_an_interrupted_run_has_rows_but_no_record(data, finished_run, tmp_path, monkeypatch):
     interrupt_run(monkeypatch, 3, RUN, data, tmp_path)
     assert not (tmp_path / "run.json").exists()
     for name in ("train", "eval"):
-        assert rows(tmp_path, name) == [row for row in rows(finished, name) if row["step"] <= 3]
+        assert rows(tmp_path, name) == [row for row in rows(finished_run, name) if row["step"] <= 3]
         assert rows(tmp_path, name)

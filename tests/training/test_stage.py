@@ -19,8 +19,8 @@ from formerlab.training import stage
 from formerlab.training.load import load_model
 
 
-def test_files_of_a_finished_run(finished):
-    assert {path.name for path in finished.iterdir()} == {*STAGES["train"].written}
+def test_files_of_a_finished_run(finished_run):
+    assert {path.name for path in finished_run.iterdir()} == {*STAGES["train"].written}
     columns = {
         "train": "step,tokens,loss_nats,lr,grad_norm",
         "timing": "step,time_s,tokens_per_s,memory_bytes",
@@ -30,15 +30,15 @@ def test_files_of_a_finished_run(finished):
         "depth": "step,destination,source,weight",
     }
     for name, expected in columns.items():
-        header, *lines = (finished / f"{name}.csv").read_bytes().split(b"\n")
+        header, *lines = (finished_run / f"{name}.csv").read_bytes().split(b"\n")
         assert header.decode() == expected
         assert not any(b"\r" in line for line in lines)
 
 
-def test_test_rows_come_from_the_final_model(finished, data):
-    model, _ = load_model(finished)
+def test_test_rows_come_from_the_final_model(finished_run, data):
+    model, _ = load_model(finished_run)
     stream = load_stream(data, "test")
-    actual = rows(finished, "test")
+    actual = rows(finished_run, "test")
     expected = window_losses(model, stream, 8, batch=4)
     names = ("window", "tokens", "loss_nats")
     assert [tuple(row[name] for name in names) for row in actual] == [row[:3] for row in expected]
@@ -48,19 +48,19 @@ def test_test_rows_come_from_the_final_model(finished, data):
     assert documents[-1] == read_manifest(data)["splits"]["test"]["documents"] - 1
 
 
-def test_the_test_text_of_the_tokenizers_data_set_is_also_measured(finished, data, tmp_path):
+def test_the_test_text_of_the_tokenizers_data_set_is_also_measured(finished_run, data, tmp_path):
     shutil.copytree(data, tmp_path / "other")
     manifest = read_manifest(data)
     spec = manifest["spec"] | {"tokenizer": {"kind": "of", "data": "other"}}
     shutil.copytree(data, tmp_path / "copy")
     write_record(tmp_path / "copy" / "manifest.json", manifest | {"spec": spec})
     train_run(RUN, tmp_path / "copy", tmp_path / "run")
-    assert rows(finished, "lender_test") == []
-    assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
+    assert rows(finished_run, "lender_test") == []
+    assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished_run, "test")
 
 
-def test_depth_rows_contain_the_mixing_weights_of_every_evaluation(finished, data, tmp_path):
-    assert rows(finished, "depth") == []
+def test_depth_rows_contain_the_mixing_weights_of_every_evaluation(finished_run, data, tmp_path):
+    assert rows(finished_run, "depth") == []
     train_run(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
     weights, actual = load_file(tmp_path / "weights.safetensors"), rows(tmp_path, "depth")
     pairs = [(i, j) for i in (1, 2) for j in range(i + 1)]
@@ -115,7 +115,7 @@ def test_a_resumed_run_without_compile_imports_no_compiler(data, tmp_path):
         call(_a_resumed_run_imports_no_compiler, data, tmp_path)
 
 
-def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, finished):
+def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, finished_run):
     """The model is built without values, so that a process stores the weights once."""
     interrupt_run(monkeypatch, 7, RUN, data, tmp_path)
 
@@ -124,7 +124,7 @@ def test_a_resumed_run_samples_no_initial_values(data, tmp_path, monkeypatch, fi
 
     monkeypatch.setattr(torch.Tensor, "normal_", sampled)
     train_run(RUN, data, tmp_path)
-    assert hashes(tmp_path) == hashes(finished)
+    assert hashes(tmp_path) == hashes(finished_run)
 
 
 def test_times_accumulate_over_starts(data, tmp_path, monkeypatch):

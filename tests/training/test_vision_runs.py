@@ -70,18 +70,18 @@ def digits(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(digits, tmp_path_factory):
+def finished_run(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("finished")
     train_run(RUN, digits, out)
     return out
 
 
-def test_test_rows_come_from_the_averaged_weights(finished, digits):
-    model, run = load_model(finished)
+def test_test_rows_come_from_the_averaged_weights(finished_run, digits):
+    model, run = load_model(finished_run)
     expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in held_out_rows(run.task, model, digits)]
-    for row, expected_row in zip(rows(finished, "test"), expected, strict=True):
+    for row, expected_row in zip(rows(finished_run, "test"), expected, strict=True):
         assert row == pytest.approx(expected_row, rel=1e-5)
-    evaluated = rows(finished, "eval")
+    evaluated = rows(finished_run, "eval")
     assert {row["step"] for row in evaluated} == {0, 4, 8}
     assert all(0 <= row["top1"] <= row["top5"] <= 1 for row in evaluated)
     assert sum(row["tokens"] for row in evaluated if row["step"] == 8) == 20
@@ -102,9 +102,9 @@ def grown(growth, tokens=(9, 15)):
     return changed(name="grown", model=model, init="run", growth=growth)
 
 
-def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished, digits, tmp_path):
-    train_run(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished)
-    parent, _ = load_model(finished)
+def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished_run, digits, tmp_path):
+    train_run(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished_run)
+    parent, _ = load_model(finished_run)
     start = [row for row in rows(tmp_path, "eval") if row["step"] == 0]
     task, data = RUN.task, RUN.task.load(digits, "valid")
     expected = [task.measure(parent, batch.to(torch.device("cpu")))[1].item() for batch in task.valid_batches(data)]
