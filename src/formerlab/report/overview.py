@@ -18,14 +18,16 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
     """Return a function that draws a row per `label` with a point per `series`: `value` and the ends of its interval.
 
     `_style` names the plot style of a series. Published points are hollow on a tinted background. `left` is the space
-    for the labels in inches. A vertical line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic.
+    for the labels in inches. A vertical line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic. The
+    `verdict` of a row is at the right edge, and above the interval if the rows are few.
     """
 
     def render(rows: DataFrame) -> Figure:
         figure, labels = Figure(SIZE), list(rows["label"].unique())[::-1]
         series, handles = list(rows["series"].unique()), dict[str, Any]()
         width, height, below = *SIZE, 0.48 + 0.17 * (len(series) + ("limit" in rows))
-        axes = figure.add_axes((left / width, below / height, 0.97 - left / width, 0.9 - below / height))
+        top = 0.9 - 0.05 * title.count("\n")
+        axes = figure.add_axes((left / width, below / height, 0.97 - left / width, top - below / height))
         axes.axvline(float(ratio), color=BLACK, linewidth=0.9, zorder=1)
         for limit in rows.get("limit", rows["value"][:0]).dropna().unique():
             axes.axvline(limit, color=GREY, linestyle="--", linewidth=1, zorder=1)
@@ -41,6 +43,10 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
             hollow = HOLLOW if points["source"].eq("published").all() else {}
             bars = (points["value"] - points["low"]).fillna(0), (points["high"] - points["value"]).fillna(0)
             handles[name] = axes.errorbar(points["value"], heights, xerr=bars, **style | hollow)
+        above = 10 if len(labels) < 5 else 0
+        for label, verdict in rows[["label", "verdict"]].dropna().drop_duplicates().to_numpy():
+            axes.annotate(verdict, (0.98, labels.index(label)), (0, above), textcoords="offset points", ha="right",
+                          va="center", xycoords=axes.get_yaxis_transform(), fontsize=TEXT)  # fmt: skip
         axes.set_yticks(range(len(labels)), labels)
         axes.set(ylim=(-0.6, len(labels) - 0.4))
         if ratio:

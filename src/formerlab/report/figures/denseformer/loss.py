@@ -237,7 +237,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     label = published["layers"].map("{:.0f} blocks, ".format) + published["regime"]
     published = published.assign(
         _label=label,
-        _brief=published.index.isin(first.index),
+        _brief=True,
         difference_nats=published["gain_nats"],
         part="published",
         _panel="ln perplexity",

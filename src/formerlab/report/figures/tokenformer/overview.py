@@ -24,7 +24,7 @@ def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     if rows.empty or (rows := rows.dropna(subset="flops_ratio")).empty:
         return rows
     published, seeds = rows["source"].eq("published"), seed_count(rows["seeds"])
-    label = rows["series"].eq(PARENT).map({True: "parent", False: "after growth"})
+    label = rows["series"].eq(PARENT).map({True: "before growth", False: "after growth"})
     return DataFrame({
         **rows[["source", "run", "verdict"]],
         "label": label.mask(published, "the paper, 1.4B"),
