@@ -173,6 +173,7 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
         if low in means and means[low].notna().any():
             span = {f"{axis}min": low, f"{axis}max": high, "orient": "xy".replace(axis, "")}
             plot = plot.add(bar, data=means.dropna(subset=low), color="_series", **shared, **span)
+    size = 3.5 if panel.kind == "forest" else 4.5  # a larger mark hides short bars
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
     for name in sorted(named, key=lambda name: styles[name]["linestyle"] == "--"):  # draw dashed lines on top
         style, points = styles[name], named[name]
@@ -181,7 +182,7 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
             lines = range(len(points))
         curve = so.Line(color=style["color"], marker=style["marker"], linestyle=style["linestyle"] or "-",
                         fillcolor=style.get("markerfacecolor", style["color"]), linewidth=1.4,
-                        pointsize=6.5 if style["marker"] == "*" else 4.5, edgewidth=1)  # fmt: skip
+                        pointsize=size + 2 * (style["marker"] == "*"), edgewidth=1)  # fmt: skip
         plot = plot.add(curve, data=points.assign(_line=lines), group="_line", **shared)
     if len(seeds) and panel.kind == "band":
         plot = plot.add(so.Line(linewidth=0.5, alpha=0.6), data=seeds, color="_series", group="seed", **shared)

@@ -199,24 +199,19 @@ LONG_RUNS = "overnight"
 """Scale whose learning rates the searches choose. Searches at this scale use full-length runs."""
 
 
-def _used(results: Results, study: str, used: Results, rows: DataFrame, records: dict[Any, dict[str, Any]]) -> Series:
-    """Return whether a claim of scale LONG_RUNS uses the run of a row. For searches at another scale, it may be a run
-    at the same rate with the same model, data, schedule and kind of start: the shortest that is as long as the search.
+def _used(study: str, used: Results, rows: DataFrame, records: dict[Any, dict[str, Any]]) -> Series:
+    """Return whether a claim of scale LONG_RUNS uses a run at the rate of a row, with the same model, data, schedule
+    and kind of start: the shortest run that is as long as the search.
     """
-    runs = {run for verdict in claim_verdicts(used, study).values() for run in verdict.runs}
-    if results.scale == used.scale:
-        return rows["run"].isin(runs)
-    keys = ("study", "model", "data", "schedule")
 
     def setting(record: dict[str, Any]) -> list[object]:
-        return [*(record["spec"].get(key) for key in keys), record["init"] is not None]
+        return [record["study"], record["init"] is not None, *map(record["spec"].get, ("model", "data", "schedule"))]
 
-    claimed = [record for record in used.records() if record["run"] in runs]
-    rates = {}
+    runs, rates = {run for verdict in claim_verdicts(used, study).values() for run in verdict.runs}, dict[Any, Any]()
+    claimed = sorted((run for run in used.records() if run["run"] in runs), key=lambda run: run["tokens"])
     for at, search in records.items():
         longer = [run for run in claimed if setting(run) == setting(search) and run["tokens"] >= search["tokens"]]
-        least = min((run["tokens"] for run in longer), default=0)
-        rates[at] = {flatten(run["spec"]).get(RATE) for run in longer if run["tokens"] == least}
+        rates[at] = {run["spec"]["optimizer"]["lr"] for run in longer if run["tokens"] == longer[0]["tokens"]}
     return Series([lr in rates[at] for at, lr in zip(rows["number"], rows["lr"], strict=True)], rows.index)
 
 
@@ -286,5 +281,5 @@ def _searches(results: Results, runs: Sequence[str], study: str, used: Results |
     rows = pd.concat([means, seeds], ignore_index=True).join(labels, on="number")
     of_number = {number: records[name] for number, name in first_ids.items()}
     rows["share"] = _searched_fraction(rows, of_number, used) if used else np.nan
-    rows["used"] = _used(results, study, used, rows, of_number) if used else False
+    rows["used"] = _used(study, used, rows, of_number) if used else False
     return rows[columns].assign(scale=results.scale)

@@ -76,7 +76,7 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2 and 4 of Tokenformer (arXiv:2410.23168), a panel
     for each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
-    single run. Bold: rows that a claim uses, with its verdict. Green: the range that the claim asks for. Claims are
+    single run. Bold: rows that a claim uses. Green: the range that the claim asks for. Claims are
     about ratios of error rates; the limit is computed at the error rate of the model that is subtracted. A model equals
     the ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of
     zero. To see: whether a Tokenformer with as many parameters reaches the ViT, and whether exp is worse than GeLU. The

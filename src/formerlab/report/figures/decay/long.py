@@ -136,7 +136,6 @@ def draw_passkey(data: DataFrame) -> Figure:
         axes.hlines(at, rows["found_percent_low"], rows["found_percent_high"], linewidth=1.4, **shown)
         axes.scatter(rows["found_percent"], at, s=18, zorder=3, **shown)
         axes.set(title=title, xlim=(-4, 104), xticks=(0, 50, 100), xlabel="% found")
-        axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
     for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=False):
         rows = rows.assign(_row=rows["configuration"].map(names.index))
@@ -152,13 +151,14 @@ def draw_passkey(data: DataFrame) -> Figure:
         axes.set(title=title, ylabel="", xlim=(-1, width - 1), xlabel="thousand tokens, position of number")
         axes.set_xticks(positions, [f"\n{100 * depth:.0f} %" for depth in positions.index])
         axes.set_xticks(lengths, [f"{length / 1024:g}" for _, length in lengths.index], minor=True, fontsize=7)
-        axes.tick_params(length=0, which="both")
+        axes.tick_params(axis="x", length=0, which="both")
         axes.grid(visible=False)
         sns.despine(ax=axes, left=True, bottom=True)
         handles, labels = axes.get_legend_handles_labels()
         axes.get_legend().remove()
         figure.legend(handles, labels, loc="outside upper left", ncols=3)
     for axes in grid:
+        axes.tick_params(axis="y", length=0)
         axes.set(ylim=(tall - 0.4, -0.6), yticks=range(tall), yticklabels=names if axes is grid[0] else [])
     for colour, label in zip(colours, grid[0].get_yticklabels(), strict=True):
         label.set_color(ink(colour))

@@ -9,11 +9,12 @@ from matplotlib.collections import LineCollection
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
+from formerlab.report.marks import embolden_claims
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
-from formerlab.report.style import BLACK, GREEN, GREY, LIGHT_GREEN, VERMILION, ink, plot_style
+from formerlab.report.style import GREEN, GREY, LIGHT_GREEN, VERMILION, ink, plot_style
 from formerlab.report.tables.blocks import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
@@ -111,7 +112,7 @@ def mark_alpha(axes: Axes, rows: DataFrame) -> None:
 
 
 ALPHA_LABEL = "alpha (dotted: published)"
-_CLAIM, _CLAIMED = "decay-half-recent-beats-h2o", "half recent, alpha 0.2"
+_CLAIM = "decay-half-recent-beats-h2o"
 _HIGHEST = 0.16
 """Upper end of the y axis of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
@@ -125,21 +126,13 @@ def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
                   color=ink(VERMILION), fontsize=7)  # fmt: skip
 
 
-def _finish_texts(axes: Axes, rows: DataFrame) -> None:
-    """Make the row of the claim bold, and draw marks that hide no interval."""
-    for line in axes.get_lines():
-        line.set_markersize(3.5)
-    for label in axes.get_yticklabels():
-        label.set(fontweight="bold" if label.get_text() == _CLAIMED else "normal", color=BLACK)
-
-
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-*", draw=layout(
     Panel("alpha", MINUS_H2O, by="_series", facet="_cell", zero=0.0, name="none", same_limits="y", share_y=True,
           style="policy", xlabel=ALPHA_LABEL, where={"_curve": True},
           ylabel="loss, Decay minus H2O\n(nats per token;\nbelow 0: Decay is better)", finish=_finish_alpha),
-    Panel(MINUS_H2O, "_row", by="_series", kind="forest", facet="_cell", zero=0.0, name="legend", same_limits="x",
+    Panel(MINUS_H2O, "_label", by="_series", kind="forest", facet="_cell", zero=0.0, name="legend", same_limits="x",
           share_y=True, style="policy", where={"_listed": True}, xlabel="loss, Decay minus H2O\n(nats; left: better)",
-          finish=_finish_texts),
+          finish=embolden_claims),
     notes=minus_h2o_notes, columns=3, height=2.0, order="budget _half _few alpha"
 ))  # fmt: skip
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
@@ -157,7 +150,7 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     if table.empty:
         return table
     names, half = with_text_and_model(table), table["recent"].eq(0.5)
-    words = f"half recent at 0.2 below 0,\n10 and 20 %: {claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word}"
+    claimed = half & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & table["budget"].le(0.2)
     curve, listed = ~half & alphas.gt(2), half | alphas.le(2)
     listed |= curve & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & listed.any()
     series = names[alphas[table.index].sort_values(ascending=False).index].unique()
@@ -172,7 +165,7 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
         _few=-alphas,
         _curve=curve,
         _listed=listed,
-        _row=half.map({True: "half recent", False: "none recent"}) + table["alpha"].map(", alpha {:g}".format),
+        _label=half.map({True: "half recent", False: "none recent"}) + table["alpha"].map(", alpha {:g}".format),
         _claims=claim_words(results, STUDY, {_CLAIM: "half recent at alpha 0.2 beats H2O"}),
-        verdict=table["budget"].eq(0.1).map({True: words, False: ""}),
+        verdict=claimed.map({True: claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word, False: None}),
     )

@@ -200,16 +200,15 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
     columns=3, height=1.6, order="_rank _depth destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
-    """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622. Row i is the average
-    after block i, column j the source X_j, and X_0 the embedding. The deepest 1x1 of each of two settings is shown,
-    both trained on the same books; the CSV has all schemes. Training starts from 1 on the diagonal. Upper right: r, the
-    mean correlation of the off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the
-    correlation of the off-diagonal weights of a seed with its weights at the end; the paper has its final pattern after
-    5000 of 40,000 steps (dotted). Lower left: the weight of the embedding by seed, and its mean over the first and the
-    last third of the averages. The last third excludes the last average. The claim asks that the first mean is above
-    zero and the second below. To see: whether the pattern of the paper appears in all seeds, and when. It has weight on
-    the diagonal and just beside it, and a column at X_0 that is positive early and negative late. It also has a
-    triangle of large weights over the last blocks.
+    """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622, for the deepest 1x1 of
+    each of two settings, both trained on the same books. Row i is the average after block i, column j the source X_j,
+    and X_0 the embedding; training starts from 1 on the diagonal. Upper right: the mean correlation r of the
+    off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the correlation of these weights
+    with the weights at the end; the paper has its final pattern after 5000 of 40,000 steps. Lower left: the weight of
+    the embedding by seed, and its mean over the first and the last third of the averages (without the last one). The
+    claim asks that the first mean is above zero and the second below. To see: whether the pattern of the paper appears
+    in all seeds, and when. It has weight on the diagonal and just beside it, a column at X_0 that is positive early and
+    negative late, and a triangle of large weights over the last blocks. The CSV has all schemes.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     models = compared_runs(results, runs).drop_duplicates("run")

@@ -1,6 +1,6 @@
 """Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -103,14 +103,14 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
 
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
     """Name the lines of the paper, and write the number of blocks at each point."""
+    write = partial(axes.annotate, fontsize=7, ha="center")
     for nth, (variant, points) in enumerate(rows.groupby("variant", sort=False)):
-        axes.text(0.98, 0.13 + 0.1 * nth, variant, color=ink(plot_style(str(variant))["color"]), ha="right", fontsize=7,
-                  transform=axes.transAxes)  # fmt: skip
-        ends = points["layers"].agg(["min", "max"]).to_numpy()
+        name, colour = str(variant).removeprefix(f"{DENSEFORMER} "), ink(plot_style(str(variant))["color"])
+        write(name, (0.8, 0.13 + 0.1 * nth), xycoords="axes fraction", color=colour)
         for x, y, layers in points[["slower_percent", _GAIN, "layers"]].to_numpy():
-            below = (10, -4) if layers in ends else (2, -11)
-            axes.annotate(f"{layers:.0f}", (x, y), below if variant == TRANSFORMER else (0, 5), color=PUBLISHED_INK,
-                          textcoords="offset points", fontsize=7, ha="center")  # fmt: skip
+            below = (10, -4) if layers in (points["layers"].min(), points["layers"].max()) else (2, -11)
+            shift = below if variant == TRANSFORMER else (0, 5)
+            write(f"{layers:.0f}", (x, y), shift, textcoords="offset points", color=PUBLISHED_INK)
     axes.set_ylim(axes.get_ylim()[0], 1.07 * axes.get_ylim()[1])
 
 
@@ -168,22 +168,8 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-def _verdicts(results: Results, arms: Mapping[str, str]) -> dict[str, str]:
-    """Return the verdict of each claim in a word, by the runs of its arm. `arms` maps claims to arms."""
-    words = claim_verdicts(results, STUDY, *arms)
-    named = [(claim, *pair) for claim in arms for pair in registered_arms(claim, results.scale).named()]
-    return {arm.run: words[claim].word for claim, name, arm in named if name == arms[claim] and arm.run}
-
-
-def _finish_gain(axes: Axes, rows: DataFrame) -> None:
-    """Make the rows of claims bold, and draw markers that hide no interval."""
-    for line in axes.get_lines():
-        line.set_markersize(3 if line.get_marker() == "s" else line.get_markersize())
-    embolden_claims(axes, rows)
-
-
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=_finish_gain,
+    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=embolden_claims,
           same_limits="x", xlabel="Transformer minus 1x1\n(nats; right: 1x1 better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; green: the claim "
                         "asks for a mean in this range."],
@@ -310,7 +296,9 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         rows[f"_lost{end}"] = 100 * rows[f"{_MINUS_DENSE}{end}"] / rows["dense_gain_nats"]
     label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
     fraction = Series(weights, rows.index) / (rows["layers"] * (rows["layers"] + 3) / 2)
-    verdict = rows["run"].map(_verdicts(results, {SPARSE: "sparse"})).where(rows["part"].eq("mean"))
+    runs_of_claim = [arm.run for name, arm in registered_arms(SPARSE, results.scale).named() if name == "sparse"]
+    word = claim_verdicts(results, STUDY, SPARSE)[SPARSE].word
+    verdict = rows["run"].isin(runs_of_claim).map({True: word}).where(rows["part"].eq("mean"))
     claimed = rows["variant"].eq(SPARSEST)
     return rows.assign(
         _label=(label + fraction.map(" ({:.0%})".format).str.replace("%", " %")).mask(rows["variant"].eq(DENSE)),

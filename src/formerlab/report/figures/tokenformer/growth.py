@@ -68,14 +68,12 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
-    (arXiv:2410.23168). Left: validation loss on the new domain minus the loss of the same model without growth (zero),
-    paired by step and seed. Right: the difference for growth by tokens (zero keys, tau kept) minus the difference for
-    the paper's Net2Net, with the interval of the verdict. The claim is that this value is below zero; its card has the
-    gain, of opposite sign. The CSV has the losses. To see: a model whose growth preserves its function starts at zero.
-    Copies (the Net2Net of 2015, and HyperCloning) do so by construction. Padding with new blocks, the paper's form of
-    Net2Net, does not. The curve of HyperCloning is not drawn, since it coincides with the Net2Net of 2015. Bands are
-    drawn for the two series of the claim. The curves omit step 0; the legend has the values before the first step. The
-    paper prints no values.
+    (arXiv:2410.23168, which prints no values). Left: validation loss on the new domain minus the loss of the same model
+    without growth, paired by step and seed; the legend has the values before the first step. Right: the difference for
+    growth by tokens (zero keys, tau kept) minus the difference for the paper's Net2Net; its card has the gain, of
+    opposite sign. To see: a model whose growth preserves its function starts at zero. Copies do so by construction (the
+    Net2Net of 2015, and HyperCloning, whose curve coincides with it and is not drawn). Padding with new blocks, the
+    paper's form of Net2Net, does not. The CSV has the losses.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]

@@ -163,15 +163,13 @@ def mark_context(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass of a Tokenformer of fixed width, relative to a Transformer of equal size, after Fig. 5 of
-    Tokenformer (arXiv:2410.23168). The formula is 2 N T + 4 L d T^2 for a text of length T, without logits and with the
-    full square of attention. Nothing is measured. The CSV has the FLOPs. To see: growth in width increases the
-    token-token term of a Transformer. In a Tokenformer of fixed width this term is constant. In long texts the term
-    dominates, and the ratio falls towards the ratio of the widths. The term would also be constant in a Transformer
-    that grew only its feed-forward layer. The Transformer of the size of the largest Tokenformer was not trained; its
-    width follows from 12 L d^2 parameters. Hollow: the published sizes of Table 8 with 12 layers, whose widths follow
-    from its printed FLOPs. Its models are of equal size only with embeddings: without them (N, which the formula
-    counts) a Tokenformer has more parameters than its Transformer, so these curves start above 1. Sizes whose ratio is
-    1 at every length are not drawn.
+    Tokenformer (arXiv:2410.23168), computed as 2 N T + 4 L d T^2 for a text of length T, without logits and with the
+    full square of attention. To see: in long texts the token-token term dominates. Growth in width increases it, while
+    it is constant in a Tokenformer of fixed width, as it would be in a Transformer that grew only its feed-forward
+    layer. The Transformer of the size of our largest Tokenformer was not trained; its width follows from 12 L d^2
+    parameters. Hollow: the published sizes of Table 8 with 12 layers, whose widths follow from its printed FLOPs. They
+    are of equal size only with embeddings: without them (N) a Tokenformer has more parameters than its Transformer, so
+    these curves start above 1. The CSV has the FLOPs.
     """
     models, records = [], results.runs(STUDY, runs).drop_duplicates("run")
     contexts = (
