@@ -32,7 +32,7 @@ rule runs:
         f"{LOGS}/runs.log",
     localrule: True
     params:
-        code=PLAN["ledger"],
+        code=PLAN["ledger"],  # the hash of the code of the run table
         jobs=PLAN["jobs"],
     shell:
         'FORMERLAB_LOG={log:q} python -m formerlab runs --out "$(dirname {output.csv:q})" 2>&1 | keep {log:q}'
