@@ -190,9 +190,10 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
     for _, of_side in dots:
         plot = plot.add(so.Dots(marker=".", pointsize=3, fillalpha=0.7), data=of_side, color="_series", **shared)
     plot.on(axes).plot()
-    points = [points for points in axes.collections if isinstance(points, PathCollection)]
-    for (side, _), of_side in zip(dots, points, strict=True):  # beside the bars, which would hide the dots
-        of_side.set_offset_transform(axes.transData + ScaledTranslation(0.06 * side, 0, axes.figure.dpi_scale_trans))
+    drawn = [points for points in axes.collections if isinstance(points, PathCollection)]
+    for (side, _), collection in zip(dots, drawn, strict=True):  # beside the bars, which would hide the dots
+        shift = ScaledTranslation(0.06 * float(str(side)), 0, axes.figure.dpi_scale_trans)
+        collection.set_offset_transform(axes.transData + shift)
     axes.set(
         xlabel="", ylabel="", xscale="linear", yscale="linear"
     )  # replace seaborn's unnamed scales, because `_forest` tests for the name "linear"

@@ -29,7 +29,7 @@ from formerlab.report.studies.questions import (
     load_answers,
     task_label,
 )
-from formerlab.report.style import BLACK, GREY, NARROW, ink
+from formerlab.report.style import BLACK, GREY, NARROW, VERMILION, ink
 from formerlab.report.tables.blocks import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
@@ -179,6 +179,9 @@ def _describe_set(axes: Axes, rows: DataFrame) -> None:
     """Mark the published alpha, and keep all bars within the limits."""
     mark_alpha(axes, rows)
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
+    axes.text(
+        0.98, 0, "H2O", ha="right", va="bottom", color=ink(VERMILION), fontsize=7, transform=axes.get_yaxis_transform()
+    )
 
 
 _draw_alpha_accuracy = layout(
@@ -229,6 +232,6 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         verdicts=names.eq(_MEAN).map({True: words, False: ""}),
         _claims=words,
         _order=~table["task"].str.startswith(MEAN_LABEL),
-        _series=policy_labels(table["policy"]).where(plotted),
+        _series=policy_labels(table["policy"]).replace("Full", "full cache").where(plotted),
         _data_set="",
     )

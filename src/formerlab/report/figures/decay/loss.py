@@ -152,7 +152,7 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     names, half = with_text_and_model(table), table["recent"].eq(0.5)
     claimed = half & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & table["budget"].le(0.2)
     curve, listed = ~half & alphas.gt(2), half | alphas.le(2)
-    listed |= curve & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & listed.any()
+    listed |= curve & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & bool(listed.any())
     series = names[alphas[table.index].sort_values(ascending=False).index].unique()
     return table.assign(
         source="ours",

@@ -26,7 +26,7 @@ FOLLOWED = (
     (NAME_INDEX, "name", BLACK, "*-"), (0, "old topic", GREY, "s--"), (TOPIC_CHANGE, "new topic", "#8C8C8C", "o:")
 )  # fmt: skip
 """Tokens whose scores are plotted: index, label, grey, marker and line. Policies have colours."""
-FONT_SIZE = 10
+FONT_SIZE = 8
 """Size of the text in points."""
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -104,7 +104,7 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
         points = rows[rows["key"] == key].sort_values("query")
         axes.plot(points["query"], points["score"], style, color=colour, markersize=3.5, label=name)
     axes.set_title(title, fontsize=FONT_SIZE)
-    axes.set(xlabel="query", xticks=(0, 8, 15))
+    axes.set(xlabel="query", ylabel="score" if "sum" in title else "", xticks=(0, 8, 15))
     axes.set_ylim(bottom=0)
 
 
