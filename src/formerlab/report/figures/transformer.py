@@ -37,8 +37,8 @@ LEARNED = 0.02
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
       needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
-    _beside_base("loss_minus_base_nats", title="Loss minus loss of base", xlabel="nats per word piece (left is better)",
-                 finish=embolden_claims),
+    _beside_base("loss_minus_base_nats", title="Loss minus loss of base (test)", finish=embolden_claims,
+                 xlabel="nats per word piece (left is better)"),
     _beside_base("bleu_minus_base", title="BLEU minus base (validation)", xlabel="points (right is better)",
                  finish=lambda axes, rows: embolden_claims(axes, rows[rows["bleu_minus_base_limit"].notna()])),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); thin bars: 95 % Student t interval of these seeds; thick "
@@ -50,11 +50,11 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base model, as differences from the base model, after Table 3 of arXiv:1706.03762. Above: loss
     per word piece without label smoothing, on the test split. Below: sacreBLEU on the validation split, as in the
     claim; the thick bar of the claim is an interval over sentences. Both are paired by seed. Hollow: the paper's values
-    for English to German on its development split, where base has eight heads. Green: the range that a claim asks for.
-    One head and no dropout must be right of the line, learned positions between the two lines. For the variant without
-    label smoothing, both the loss and the BLEU must be lower than for base. To see: which changes are on the same side
-    of zero as in the paper. Our models were still learning when training ended, so variants that learn faster have the
-    lower loss, and the claims get no verdict.
+    for English to German on its development split, where base has eight heads. One head and no dropout must be right of
+    the line, learned positions between the two lines. For the variant without label smoothing, both the loss and the
+    BLEU must be lower than for base. To see: which changes are on the same side of zero as in the paper. Our models
+    were still learning when training ended, so variants that learn faster have the lower loss, and the claims get no
+    verdict.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "valid")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})

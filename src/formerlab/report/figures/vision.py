@@ -74,13 +74,12 @@ def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results)
     columns=1, order="_rank"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Differences in top-1 accuracy on test images, after Tables 2 and 4 of Tokenformer (arXiv:2410.23168), a panel
-    for each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
-    single run. Bold: rows that a claim uses. Green: the range that the claim asks for. Claims are
-    about ratios of error rates; the limit is computed at the error rate of the model that is subtracted. A model equals
-    the ViT if its interval is in the range; a change helps if its mean is in the range and its interval is right of
-    zero. To see: whether a Tokenformer with as many parameters reaches the ViT, and whether exp is worse than GeLU. The
-    accuracies, and pairs with grown models, are in the CSV and in the table vision_table.
+    """Differences in top-1 accuracy on test images, after Tables 2 and 4 of Tokenformer (arXiv:2410.23168), a panel for
+    each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
+    single run. Claims are about ratios of error rates; the limit is computed at the error rate of the model that is
+    subtracted. A model equals the ViT if its interval is in the range; a change helps if its mean is in the range and
+    its interval is right of zero. To see: whether a Tokenformer with as many parameters reaches the ViT, and whether
+    exp is worse than GeLU. The accuracies, and pairs with grown models, are in the CSV and in the table vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}

@@ -124,15 +124,14 @@ def draw_accuracy(data: DataFrame) -> Figure:
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=draw_accuracy)
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. Above: accuracy with Decay
-    minus accuracy with H2O, as in the claim. Below: the mean accuracy of five suites, minus the accuracy with the full
-    cache. Hollow: the article's values, from other models and questions. H2O (half recent) and Decay 0.2 (none recent)
-    retain 40 % of the tokens, or the nearest budget. Sets below the line are not in the article; the mean of three sets
-    on which H2O costs more was chosen after the result. The suites are read from local files, with our own prompts; the
-    released model has weights in 4 bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. Dashed: a
-    quarter of the article's effect, scaled to the accuracy that H2O loses here; green: meets the claim. (chance): with
-    the full cache our model is not above guessing, so the suite shows nothing about pruning. To see: whether the
-    interval of the mean of five suites excludes zero. The CSV has each suite minus the full cache.
+    """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. Hollow: the article's
+    values, from other models and questions. H2O (half recent) and Decay 0.2 (none recent) retain 40 % of the tokens, or
+    the nearest budget. Sets below the line are not in the article; the mean of three sets on which H2O costs more was
+    chosen after the result. The suites are read from local files, with our own prompts; the released model has weights
+    in 4 bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. Dashed: a quarter of the article's
+    effect, scaled to the accuracy that H2O loses here; green: meets the claim. (chance): with the full cache our model
+    is not above guessing, so the suite shows nothing about pruning. To see: whether the interval of the mean of five
+    suites excludes zero. The CSV has each suite minus the full cache.
     """
     rows = load_answers(results, STUDY, runs)
     chosen = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])])
@@ -179,9 +178,7 @@ def _describe_set(axes: Axes, rows: DataFrame) -> None:
     """Mark the published alpha, and keep all bars within the limits."""
     mark_alpha(axes, rows)
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
-    axes.text(
-        0.98, 0, "H2O", ha="right", va="bottom", color=ink(VERMILION), fontsize=7, transform=axes.get_yaxis_transform()
-    )
+    axes.text(1.05, 0, "H2O", ha="right", va="bottom", color=ink(VERMILION), fontsize=7)
 
 
 _draw_alpha_accuracy = layout(
@@ -199,12 +196,11 @@ _draw_alpha_accuracy = layout(
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=_draw_alpha_accuracy)
 def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after Fig.
-    4b and 4c of the Decay article, whose points exist only as an image. Decay reserves no budget for recent tokens. The
-    full cache is a line within the band of its interval. Bars: 95 % interval of each alpha, paired by question. Sets on
-    which the model guesses with the full cache show nothing about pruning and are in the CSV only. To see: which bars
-    exclude zero, and whether the accuracy of one alpha differs from the accuracy of another by more than the bars. The
-    best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and
-    evaluates it on the other half.
+    4b and 4c of the Decay article, whose points exist only as an image. Decay reserves no budget for recent tokens.
+    Bars: 95 % interval of each alpha, paired by question. Sets on which the model guesses with the full cache show
+    nothing about pruning and are in the CSV only. To see: which bars exclude zero, and whether the accuracy of one
+    alpha differs from the accuracy of another by more than the bars. The best point of a curve is a biased estimate;
+    decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other half.
     """
     rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)

@@ -122,8 +122,7 @@ def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
     axes.set_xlim(right=1.25)
     axes.set_ylim(rows[f"{MINUS_H2O}_low"].min() - 0.015, _HIGHEST)
-    axes.annotate("H2O", (1, 0), (0, 1), xycoords=axes.get_yaxis_transform(), textcoords="offset points", ha="right",
-                  color=ink(VERMILION), fontsize=7)  # fmt: skip
+    axes.text(1.24, 0, "H2O", ha="right", va="bottom", color=ink(VERMILION), fontsize=7)
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-*", draw=layout(

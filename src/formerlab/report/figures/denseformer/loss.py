@@ -160,11 +160,10 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
     rows = pd.concat([ours, published], ignore_index=True)
     label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
-    times = rows[expand_columns("slower_percent[]")].where(rows["part"].eq("mean")).add_prefix("_")
     return rows.assign(
         _series=rows["variant"].where(rows["variant"].isin(models["variant"])),
         _label=label.mask(rows["run"].eq(rows["base"])),
-        **times,
+        **rows[expand_columns("slower_percent[]")].where(rows["part"].eq("mean")).add_prefix("_"),
     )
 
 

@@ -68,9 +68,8 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
               color=GREY)  # fmt: skip
     for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
         write(PARENT, (x, y), (0, 9), ha="center", color=ink(plot_style(PARENT)["color"]))
-    for nth, (x, y, seeds) in enumerate(
-        means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy()
-    ):
+    lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy()
+    for nth, (x, y, seeds) in enumerate(lowest):
         words = "1 seed" if seeds == 1 else f"{seeds:.0f} seeds"
         write(words if nth else f"{_LOWEST}, {words}", (x, y), (-4, -4) if nth else (8, 3), color=BLACK,
               ha="right" if nth else "left", va="top" if nth else "bottom")  # fmt: skip
@@ -84,10 +83,7 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
         words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.2g}, {flops_ratio_pooled_high:.1f}]"
         if row["source"] == "published":
             words = "{flops_ratio:.2f} to {flops_ratio_other_perplexity:.2f}"
-        words = words.format_map(row)
-        axes.annotate(
-            words, (1, at), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center"
-        )
+        axes.text(1.02, at, words.format_map(row), va="center", transform=axes.get_yaxis_transform())
 
 
 def draw_cost(data: DataFrame) -> Figure:
@@ -169,7 +165,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     ratio = rows.dropna(subset="flops_ratio").set_index("run")["flops_ratio"]
     rows["_ratio"] = rows["run"].map(ratio).where(rows["series"].ne(PARENT) & rows["flops_ratio"].isna())
     words = claim_words(results, STUDY, {_CLAIM: "growing saves cost"})
-    needed = f"largest Transformer; needed: at most {CLAIMED_RATIO}"
+    needed = f"largest Transformer where at most {CLAIMED_RATIO} is needed"
     rows["_claims"] = words and f"{words} (the parent alone costs {alone:.2f} of the {needed})"
     rows["_relative"] = cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan)
     return rows
@@ -222,10 +218,8 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     (arXiv:2410.23168). The x axis is the length of the stage in tokens per parameter that growth adds. Differences are
     paired by seed; below zero, growing helps. The square is the Tokenformer of the grown size from scratch, for the
     FLOPs of the long stage and of the parent; it read other text than the parent. A thick bar is the interval that the
-    claim uses, a thin bar Student's interval of these seeds; the page of verdicts has the conditions that are not met.
-    The hatched range has the stages of the paper, 27 to 260 tokens. Every
-    learning rate falls to zero. tokenformer_table has the short stage on books. To see: whether growing needs a longer
-    stage to help.
+    claim uses, a thin bar Student's interval of these seeds. The hatched range has the stages of the paper, 27 to 260
+    tokens. Every learning rate falls to zero. To see: whether growing needs a longer stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
