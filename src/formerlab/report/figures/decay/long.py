@@ -77,12 +77,11 @@ def draw_decode(data: DataFrame) -> Figure:
 @plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     """Speed of decoding and of reading the prompt with pruned caches, against the length of the prompt. Speeds are
-    relative to the full cache in the same repetition; higher is faster; beside the lines are the times at the longest
-    prompt. The policies differ by little, so a line is their mean. The caches are measured in turns on an otherwise
-    idle machine, with an untrained model of the run's shape or a released model. With every policy, a cache of 40 %
-    holds 40 % of the bytes of the keys and values, plus the scores and positions (decay_decode_table). The CSV has each
-    policy, its quartiles, and DynamicCache, the full cache of the transformers library. No speeds were published. To
-    see: at which lengths pruning saves more time than it takes.
+    relative to the full cache in the same repetition. The policies differ by little, so a line is their mean. The
+    caches are measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a released
+    model. With every policy, a cache of 40 % holds 40 % of the bytes of the keys and values, plus the scores and
+    positions (decay_decode_table). The CSV has each policy, its quartiles, and DynamicCache, the full cache of the
+    transformers library. No speeds were published. To see: at which lengths pruning saves more time than it takes.
     """
     rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
