@@ -3,12 +3,13 @@
     python benchmarks/depth.py                            # everything, about ten minutes on 2 cores
     python benchmarks/depth.py --only alone --rounds 21
 
-Implementations: `ours` calls one native kernel per average in the forward pass and one per earlier output in the
-backward pass; `loop` computes x = x + alpha X_j in Python. All variants have the same blocks, weights and batch; only
-the mixer differs. A round runs every variant once; the order rotates from round to round. A ratio compares times of the
-same round. The benchmark prints the median over rounds and its 95 % interval by order statistics. `step` is a training
-step. `alone` is the forward and backward pass of the mixer, where every block is replaced by x + 1. `saved` counts the
-bytes of saved activations, excluding parameters and input tokens.
+Implementations: on a CPU, `ours` calls one native kernel per average in the forward pass and one per earlier output in
+the backward pass; on a GPU, it adds the tensors one by one in torch. `loop` computes x = x + alpha X_j in Python. All
+variants have the same blocks, weights and batch; only the mixer differs. A round runs every variant once; the order
+rotates from round to round. A ratio compares times of the same round. The benchmark prints the median over rounds and
+its 95 % interval by order statistics. `step` is a training step. `alone` is the forward and backward pass of the mixer,
+where every block is replaced by x + 1. `saved` counts the bytes of saved activations, excluding parameters and input
+tokens.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 `memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
 tensors. Both columns are for steps without compilation; compiled steps also store the logits.
 `saved`: bytes of activations that the compiled forward pass saves, per token, block and channel, in small models with
-the mixers of the published models.
+the mixers of the 48-block runs of the scale `paper`.
 `bytes_moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's
 fusion, minus the bytes of the plain model. The plan computes the training hours of a depth mixer from its own estimate
 of these bytes.

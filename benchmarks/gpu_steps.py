@@ -63,7 +63,10 @@ class Clock:
 
 
 def measure_case(label: str, run: Run, data: Any, lock: Path) -> str:
-    """Run twelve steps; return a line with time and memory of a step, and the time until the end of the first step."""
+    """Run twelve steps; return a line with time and memory of a step, and the time until the end of the first step.
+
+    Tokens are counted without padding.
+    """
     built: Any = run.model.build(0).to(DEVICE)
     with open(lock, "a") as file:
         clock = Clock(file)
@@ -71,13 +74,19 @@ def measure_case(label: str, run: Run, data: Any, lock: Path) -> str:
         train(run, State(built, run.optimizer.build(built)), data, data, Hooks(lambda state: None, clock, float("inf")))
     steps = [1000 * (end - start) for start, end in zip(clock.times[3:-1], clock.times[4:], strict=True)]
     ms = statistics.median(steps)
+    tokens = mean_tokens(run, data, range(2, 2 + len(steps)))
     peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if GPU else "unknown"
     planned = memory_bytes(run, Hardware(**TABLE["H100"])) / 1e9
     return (
         f"{label}: {ms:.1f} ms per step ({min(steps):.1f} to {max(steps):.1f}), "
-        f"{run.task.step_tokens / ms:.1f} k tokens/s, "
+        f"{tokens / ms:.1f} k tokens/s, "
         f"{peak} GB (planned {planned:.1f}), first step done after {clock.compiled_s:.0f} s"
     )
+
+
+def mean_tokens(run: Run, data: Any, steps: range) -> float:
+    """Return the mean number of tokens that a step predicts, without padding, over these steps (from 0)."""
+    return statistics.mean(run.task.step_counts(run.model, data, run.seed, step)[0] for step in steps)
 
 
 def language_run(model: Decoder, **task: Any) -> tuple[Run, Any]:
@@ -153,7 +162,9 @@ def depth(options: Options) -> Lines:
 
 
 def translator(options: Options) -> Lines:
-    """Yield the step time of the base translator (arXiv:1706.03762) with 25000 source and 25000 target tokens."""
+    """Yield the step time of the base translator (arXiv:1706.03762) with at most 25000 source and 25000 target
+    tokens per step, including padding.
+    """
     full = {"vocabulary": 37000, "layers": 6, "width": 512, "tokens": 25000}
     size = full_or_rehearsal(full, {"vocabulary": 3700, "layers": 1, "width": 56, "tokens": 2500})
     task = Translation(tokens=size.pop("tokens"), valid_pairs=1)

@@ -35,7 +35,7 @@ SIZES = {
 }
 """Sizes of the Transformer, parameter tokens per projection of the Tokenformer (arXiv:2410.23168, Table 9), and windows
 per micro-batch."""
-PLAIN, OURS, TOKENS = "plain loop", "ours", "ours, Tokenformer"
+PLAIN, OURS, OUR_TOKENFORMER = "plain loop", "ours", "ours, Tokenformer"
 
 
 class Benchmark:
@@ -45,7 +45,7 @@ class Benchmark:
         self.size, self.device = size, device
         pattention_layers = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
         tokenformer = Decoder(**NARROW, norm=LayerNorm(gain=False, bias=False), **pattention_layers)
-        self.models = {PLAIN: Decoder(**size), OURS: Decoder(**size), TOKENS: tokenformer}
+        self.models = {PLAIN: Decoder(**size), OURS: Decoder(**size), OUR_TOKENFORMER: tokenformer}
         self.task = LanguageModeling(context=size["context"], batch=batch, valid_windows=1)
         self.stream = np.random.default_rng(0).integers(0, size["vocabulary"], 4_000_000).astype(np.uint16)
         self.steps = {}
@@ -86,7 +86,9 @@ def main():
     parser = option_parser(__doc__, rounds=11)
     parser.set_defaults(device="cuda")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--variants", nargs="+", choices=(PLAIN, OURS, TOKENS), default=[PLAIN, OURS, TOKENS])
+    parser.add_argument(
+        "--variants", nargs="+", choices=(PLAIN, OURS, OUR_TOKENFORMER), default=[PLAIN, OURS, OUR_TOKENFORMER]
+    )
     options = parser.parse_args()
     peak = matmul_flops_per_s("cuda", "bfloat16")
     begin(options, f"peak {peak / 1e12:.0f} TFLOP/s")

@@ -275,7 +275,7 @@ def test_a_job_that_another_process_runs_is_not_started(copied_dag):
     with stage_note("train", folder):
         done = copied_dag.snakemake("--cores", "1", "--force", f"{results(copied_dag)}/{run}/run.json")
     assert done.returncode == 1
-    assert f"train {run} is already running: process {os.getpid()} on " in done.stdout + done.stderr
+    assert f"train {run} is already running or queued: process {os.getpid()} on " in done.stdout + done.stderr
     assert jobs(done.stdout + done.stderr) == set()
     assert (folder / "run.json").exists()
 

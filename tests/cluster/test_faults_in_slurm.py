@@ -147,7 +147,7 @@ def test_jobs_survive_a_killed_snakemake_and_are_not_started_twice(slurm, checko
     assert checkout.snakemake("--unlock").returncode == 0
     checkout.start(slurm, [run])
     checkout.wait_for_end(status=1)
-    message = f"train {run} is already running: Slurm job {job}. Wait for it or stop it with `scancel {job}`"
+    message = f"train {run} is already running or queued: Slurm job {job}. Wait for it or stop it with `scancel {job}`"
     assert message in checkout.log.read_text()
     # With --nolock and --no-hooks Snakemake does not look for running jobs. The stage then refuses to start and leaves
     # the files of the run unchanged.

@@ -137,12 +137,12 @@ def test_interrupted_and_killed_calls_resume_from_the_checkpoint(checkout):
     killed_call.process.wait()
     exit_status, log = SchedulerCall(checkout).wait_for_end()
     assert exit_status == 1
-    assert f"train {RUN} is already running: job {second_job}." in log  # the job is pending
+    assert f"train {RUN} is already running or queued: job {second_job}." in log  # the job is pending
     (jobs / "hold").unlink()
     killed_call.wait_for(lambda: checkout.reached(RUN))
     exit_status, log = SchedulerCall(checkout).wait_for_end()
     assert exit_status == 1
-    assert f"train {RUN} is already running: process " in log
+    assert f"train {RUN} is already running or queued: process " in log
     subprocess.run([checkout.bin / "cancel", second_job], check=True)
     call.wait_for(lambda: status(checkout, second_job) == "failed")
 

@@ -169,13 +169,15 @@ def test_a_failure_prints_the_data_set_and_removes_incomplete_files(source, tmp_
 def test_the_error_counts_duplicate_documents(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("alpha beta gamma delta")
-    with pytest.raises(UserError, match=r"1 documents .*: 9 more repeat them and are dropped; add more text"):
+    with pytest.raises(UserError, match=r"1 documents .* \(dropped duplicates: 9\): add more text"):
         prepare("text", folder_data(tmp_path, source=Files(paths=(str(tmp_path / "?.txt"),))), tmp_path / "out")
 
 
 def test_a_split_of_duplicates_is_refused_with_their_number(tmp_path):
     data = write_split_files(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
-    with pytest.raises(UserError, match=r"10 documents leave the split '(valid|test)' empty: 1 more repeat them"):
+    with pytest.raises(
+        UserError, match=r"10 documents leave the split '(valid|test)' empty \(dropped duplicates: 1\): add"
+    ):
         prepare("lines", data, tmp_path / "out")
 
 

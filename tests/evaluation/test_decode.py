@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
+from formerlab.cache import Decay, Full, Ideal, KVCache, Local, Pyramid, SnapKV, SpAtten
 from formerlab.errors import UserError
 from formerlab.evaluation.timing.decode import DecodeSettings, DynamicKVCache, measure, model_of
 from formerlab.evaluation.timing.timing import interleaved
@@ -65,10 +65,27 @@ def test_dynamic_cache_gives_equal_logits(lengths):
     assert len({cache.bytes() for cache in caches}) == 1
 
 
-@pytest.mark.parametrize("policy", [SpAtten(), Ideal()])
-def test_policies_without_a_cache_are_refused(policy):
-    with pytest.raises(ValidationError, match=f"kind={policy.kind} cannot evict from a cache"):
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        (SpAtten(), "spatten"),
+        (Ideal(), "ideal"),
+        (Full(), "full"),
+        (SnapKV(), "snapkv"),
+        (Pyramid(policy=SnapKV(), layers=2), r"pyramid\(snapkv\) layers=2"),
+    ],
+)
+def test_policies_that_cannot_evict_step_by_step_are_refused(policy, name):
+    with pytest.raises(ValidationError, match=f"policies: {name} cannot evict from a cache after every token"):
         DecodeSettings(policies=(policy,))
+
+
+def test_a_budget_per_layer_is_measured():
+    policy = Pyramid(policy=Decay(), layers=2, last=0.5)
+    settings = SETTINGS.model_copy(update={"policies": (policy,), "lengths": (20,), "budgets": (4,), "batches": (1,)})
+    rows = [row for row in measured([RUN], DecodeSettings(**settings.to_dict()), CPU) if row["budget"] == 4]
+    assert {row["policy"] for row in rows} == {"pyramid(decay) layers=2 last=0.5"}
+    assert {row["cache_bytes"] for row in rows} == {4 * MODEL.kv_bytes(1)}
 
 
 def released(context: int) -> ReleasedRun:

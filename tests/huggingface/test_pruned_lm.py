@@ -71,7 +71,8 @@ def test_a_protected_prompt_is_answered_in_batches_and_needs_a_large_enough_budg
     [
         ("the cat", {"until": [], "max_gen_toks": None}, 1.0, "until: the stop list is empty"),
         ("the cat", {"until": ["", "q"]}, 1.0, "until: an empty stop string"),
-        ("the cat", {"max_gen_toks": tiny_models.CONTEXT}, 1.0, "max_gen_toks: 64 leaves no room for a prompt"),
+        ("the cat", {"max_gen_toks": tiny_models.CONTEXT}, 1.0, "max_gen_toks=64: give a number from 1 to 63"),
+        ("the cat", {"max_gen_toks": 0}, 1.0, "max_gen_toks=0: give a number from 1 to 63, so that a prompt fits"),
         ("the cat sat " * 30, {}, 1.0, "a prompt of .* tokens and max_gen_toks=20 exceed the context of 64"),
         ("the cat", {}, 0, "budget 0: give a count of keys"),
         ("the cat", {}, 0.01, "budget 0.01: gives fewer than one key for a prompt"),

@@ -381,7 +381,9 @@ WRONG_CALLS = {
     "padding differs from the first call": lambda model: model(
         tokens(1, 2), attention_mask=torch.tensor([[0, *[1] * 10]]), past_key_values=CACHES["pruned"]
     ),
-    "cannot restore evicted tokens": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
+    "cannot be cropped, because evicted tokens are lost": lambda model: generated(
+        model, tokens(1, 20), prompt_lookup_num_tokens=2
+    ),
     "output_attentions: a pruned cache returns no attention": lambda model: model(tokens(1, 4), output_attentions=True),
     "position_ids: not consecutive within a row": lambda model: model(
         tokens(1, 6), position_ids=torch.arange(3).repeat(2)[None], use_cache=False

@@ -148,13 +148,13 @@ def test_pending_and_running_slurm_jobs_are_listed(tmp_path, scontrol, stage, na
         assert message is None
     else:
         stop = f"Wait for it or stop it with `scancel {who}` (work is saved)"
-        assert message.startswith(f"{stage} {name} is already running: Slurm job {who}. {stop}")
+        assert message.startswith(f"{stage} {name} is already running or queued: Slurm job {who}. {stop}")
 
 
 def test_a_running_process_is_listed(tmp_path):
     with stage_note("train", tmp_path):
         message = already_running({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
-    assert message.startswith(f"train x is already running: process {os.getpid()} on ")
+    assert message.startswith(f"train x is already running or queued: process {os.getpid()} on ")
 
 
 HOLDING_PROGRAM = (

@@ -110,7 +110,8 @@ class PrunedCache:
     gradients do not flow through it. All sequences of a batch have the same length.
 
     Raises UserError for a policy that needs attention to evicted keys, a one-shot policy, `HeadAdaptive`, an unsuitable
-    `position`, an invalid budget, and a fraction without `length` if the first call has a single token.
+    `position` and an invalid budget. The first call raises UserError if it has a single token and the budget is a
+    fraction without `length`, and if protect="prompt" protects a prompt that exceeds the budget.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class PrunedCache:
                     f"budget {self.budget!r} is a fraction of a prompt of one token; give length, or a count of keys"
                 )
             self._budget = max(1, resolve_budget(self.budget, length))
-        if self.policy.sink > self._budget:  # a fraction of a short prompt
+        if self.policy.sink > self._budget:  # only if the budget is a fraction and the prompt is short
             self.policy = self.policy.model_copy(update={"sink": self._budget})
         if self.policy.protect is not None:
             self.policy = self.policy.with_prompt_length(length)

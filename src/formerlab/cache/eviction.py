@@ -252,7 +252,9 @@ def decides_by_score(policy: Eviction) -> bool:
 
 
 def _overridden_below(policy: Eviction, declaration: str, method: str) -> bool:
-    """Return whether a subclass of the class that defines `declaration` overrides `method` but not `declaration`."""
+    """Return whether `method` is overridden in a more derived class than `declaration`, so that the declaration may not
+    describe the method.
+    """
     bases = type(policy).__mro__
     declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in (declaration, method))
     return defined < declared

@@ -61,7 +61,8 @@ class KVCache:
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Append keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys up to each query."""
         keys, values = self.append(layer, k, v)
-        is_prompt = q.shape[2] == keys.shape[2]  # for a whole prompt only; `mask` covers several later tokens
+        # SDPA's causal flag is right for the first call only; for several later tokens, `mask` returns a mask
+        is_prompt = q.shape[2] == keys.shape[2]
         mask = self.mask(layer, q, keys)
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=is_prompt, enable_gqa=q.shape[1] != k.shape[1]

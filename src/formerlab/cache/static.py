@@ -17,7 +17,8 @@ from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 
 WARM_UP = 2
-"""Number of eager steps before CUDA graph capture. These steps load libraries and allocate memory."""
+"""Number of steps without a CUDA graph, before its capture. These steps compile (if `compute` is compiled), load
+libraries and allocate memory."""
 
 
 def is_static(cache: Any) -> bool:

@@ -87,8 +87,8 @@ class DataSpec(Spec, ABC):
     def write(self, out: Path) -> dict[str, Any]:
         """Write all files except the manifest below `out`; return their entries for the manifest.
 
-        The entries include `fingerprint` (of all files), `splits` and `notes`. The old manifest is removed before the
-        first file is written. Raises UserError with the wrong file, column or setting.
+        The entries include `fingerprint` (of all files whose SHA-256 is in the manifest), `splits` and `notes`. The old
+        manifest is removed before the first file is written. Raises UserError with the wrong file, column or setting.
         """
 
     def borrowed_entries(self, out: Path) -> dict[str, Any]:

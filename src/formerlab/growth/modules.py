@@ -82,12 +82,15 @@ def _check_not_wrapped(model: nn.Module) -> None:
 
 
 def _checked_factor(model: nn.Module, factor: int | float | None, tokens: Any) -> int | float:
-    """Return the factor (default 2). Raises UserError for factor < 1, invalid `tokens`, or both arguments given."""
+    """Return the factor (default 2). Raises UserError for a factor that is not a finite number of at least 1, for
+    invalid `tokens`, and if both arguments are given.
+    """
     if tokens is not None and factor is not None:
         raise UserError(f"cannot grow by factor={factor} to tokens={tokens}; give one of them")
     factor = 2 if factor is None else factor
     if not (isinstance(factor, Real) and 1 <= factor < math.inf):
-        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
+        problem = "use a finite number of at least 1, because growth never removes tokens"
+        raise UserError(f"cannot grow by factor={factor}: {problem}")
     if not isinstance(tokens, Mapping | None):
         names = (
             list(pattentions(model.spec))

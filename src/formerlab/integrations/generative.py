@@ -46,7 +46,8 @@ class GenerativeTasks(Measurement):
     budgets: tuple[Budget, ...] = (0.4,)
     """Cache budgets: fractions of each prompt (float) or numbers of keys (int)."""
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (1024, 2048, 4096)
-    """Lengths of the long-context tasks in tokens, including the answer."""
+    """Lengths in tokens: of the long-context tasks, including the answer, and of harness groups that generate their
+    prompts, such as `ruler`."""
     examples: Count = 20
     """Number of examples of each task and length."""
     seed: Seed = 0

@@ -1,6 +1,6 @@
 """Layers of a Transformer.
 
-The file of a layer contains its spec with the formula, and its module, unless several specs share the module.
+The file of a layer contains its spec with the formula. It also contains the module, unless several specs share one.
 """
 
 from formerlab.layers.attention import Attend as Attend

@@ -1,8 +1,10 @@
 """Initial values of a model.
 
-Each layer samples its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the values
-depend only on the seed, the qualified name of the submodule, its shapes and the device. Modules with the same name and
-shapes therefore start equal in two models, and comparisons can be paired by seed.
+Each layer samples its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the random
+numbers depend only on the seed, the qualified name of the submodule, its shapes and the device. Modules with the same
+name, shapes and initial distribution therefore start equal in two models, and comparisons can be paired by seed. The
+initial standard deviation of projections that write to the residual stream may depend on the number of layers; in
+models of different depths, these weights differ by a factor.
 """
 
 from collections.abc import Callable, Iterator

@@ -10,7 +10,8 @@ Heads = Float[Tensor, "batch heads time d_head"]
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
 """Keys or values; grouped-query attention has fewer key-value heads than query heads."""
 AnyHeads = Float[Tensor, "_ heads _ _"]
-"""Queries, keys or values (batch, heads, time, d_head). Only the number of heads must be equal."""
+"""Queries, keys or values (batch, heads, time, d_head). The type checker compares only the number of heads;
+the other sizes may differ between tensors."""
 Mask = Bool[Tensor, "_ 1 1 _"]
 """True at keys that are tokens, False at padding: (batch, 1, 1, keys)."""
 Start = int | Int[Tensor, ""]

@@ -77,8 +77,8 @@ class Translator(Spec):
     embedding_std: Std | None = None
     """Standard deviation of the initial embedding. The default is width^-1/2."""
     initial: Literal["xavier", "parts"] = "xavier"
-    """Initial values of linear layers. xavier: variance 2 / (d_in + d_out). parts: the initial values that `projection`
-    and `feedforward` define."""
+    """Initial values of linear layers. xavier: variance 2 / (d_in + d_out). parts (of the spec): each layer
+    uses the initial values of its own spec, `projection` or `feedforward`."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout of both embeddings and of the output of every sub-layer (P_drop)."""
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -222,7 +222,7 @@ class DecoderBlock(nn.Module):
         """Apply block `layer` (from 0) to target tokens at positions start, start + 1, ...
 
         `source` contains the keys and values of the encoder's output. With `extend`, x has one token per row, which
-        attends to all earlier tokens in the cache.
+        attends to itself and to all earlier tokens in the cache.
         """
 
         def attend(x: Stream) -> Stream:

@@ -65,7 +65,7 @@ class VisionTransformer(Spec):
     """Depth mixer."""
     drop_path: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Probability that an image skips a residual branch. It increases linearly from 0 in the first block to `drop_path`
-    in the last block (stochastic depth, arXiv:1603.09382, section 3)."""
+    in the last block (stochastic depth, arXiv:1603.09382, section 3); a model of one block drops nothing."""
     std: Std = 0.02
     """Standard deviation of the initial class token and head. The standard deviation of the patch projection is
     1/sqrt(values in a patch)."""

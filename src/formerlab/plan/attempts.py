@@ -131,7 +131,9 @@ def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_o
     further = f"; also running or queued: {', '.join(list(busy)[1:])}" if len(busy) > 1 else ""
     slurm = [worker.removeprefix("Slurm job ") for worker in busy if worker.startswith("Slurm job ")]
     stop = f"stop it with `scancel {' '.join(slurm)}` (work is saved)" if slurm else "stop it"
-    return f"{job} is already running: {worker}{further}. Wait for it or {stop}, then run the same command again"
+    return (
+        f"{job} is already running or queued: {worker}{further}. Wait for it or {stop}, then run the same command again"
+    )
 
 
 def remove_stale_locks(folder: Path) -> TextIO | None:

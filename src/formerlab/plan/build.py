@@ -86,7 +86,8 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     all_runs: list[AnyRun] = [*runs, *released]
     used_data = {name for run in all_runs for name in tokenizer_chain(run.data, scale.data)}
     unread = list[str]()
-    for name in sorted(scale.data.keys() - used_data):  # only warn: a study that is not in this plan may read it
+    # warn, because a study outside this plan may read it; a name that resembles a used name is probably misspelt
+    for name in sorted(scale.data.keys() - used_data):
         file = sources.scale_tree.file_of("data", name)
         if file != sources.scale_tree.file:
             unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used_data))}")

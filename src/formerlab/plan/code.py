@@ -76,11 +76,11 @@ def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
     """Return the modules whose code can change the result of a job.
 
     These are `entries`, `spec_modules` and the modules that they import, directly or indirectly, without the modules in
-    `WITHOUT_EFFECT`. `spec_modules` define the specs of the job. Another module that defines specs is included only (1)
-    if a module in `spec_modules` uses one of these specs in a function body or as a base class, or (2) if an included
-    module imports a function from the module. `ENTRIES_ONLY` lists modules to which (2) does not apply. Specs that
-    occur only in defaults, unions or annotations do not count: if the job builds one of them, its module is in
-    `spec_modules`.
+    `WITHOUT_EFFECT`. `spec_modules` define the specs of the job. A module that defines specs but is not in
+    `spec_modules` is included in two cases: (1) a module in `spec_modules` uses one of its specs in a function body or
+    as a base class; (2) an included module imports one of its functions. `ENTRIES_ONLY` lists modules to which (2) does
+    not apply. Specs that occur only in defaults, unions or annotations do not count: if the job builds one of them, its
+    module is in `spec_modules`.
     """
     included: set[str] = set()
     remaining = [*entries, *spec_modules]

@@ -124,7 +124,10 @@ def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
 
 
 def shell(plan: dict[str, Any], path: Path) -> str:
-    """Return the stage commands for all results that are not up to date, and for all figures, tables and verdicts."""
+    """Return the commands for all results that are not up to date, and for all figures, tables and verdicts.
+
+    The last commands write the table of runs and track the runs.
+    """
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     staleness = Staleness(plan)
     for stage in (stage for stage in RECORDS if stage != "exact"):
@@ -139,7 +142,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job with a record, and of figures and tables that failed.
+    """Return (stage, job, state, detail) of every job of the stages with records, and of failed figures and tables.
 
     A job without a note gets the state of its record.
     """

@@ -23,7 +23,8 @@ DataSets = Mapping[str, DataSpec]
 _SET_BY_STUDY = {"study", "name", "seed"}
 RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _SET_BY_STUDY
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
-"""Keys of config.yaml that apply to all studies. `scale` is the name of a scale or a mapping with keys of its file."""
+"""Keys of config.yaml that apply to all studies. `scale` is the name of a scale, or a mapping with keys of a
+scale's file."""
 KEY_FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 

@@ -162,7 +162,8 @@ class Staleness:
         elif stage in MAKING:
             expected["weights_sha256"] = "weights", job.get("weights")
             expected["data.fingerprint"] = "data", self._recorded("data", job["data"], "fingerprint")
-            if job.get("equal_time"):  # the recorded spec has the computed steps
+            if job.get("equal_time"):
+                # the recorded spec has steps computed from measured times, so its hash differs from the plan's
                 expected["equal_time.spec_hash"] = "configuration", job["spec_hash"]
                 rows_hash = self._recorded("speed", job["study"], "rows_sha256")
                 expected["equal_time.rows_sha256"] = "measured speed", rows_hash

@@ -26,7 +26,8 @@ class DataPosition(Spec):
     position: NonNegativeInt = 0
     """Training data read so far: images (classification), batches (translation) or steps (language modelling)."""
     step_tokens: NonNegativeInt = 0
-    """Number of tokens per step of the parent, which determines its batches of sentences."""
+    """Number of tokens per step of the parent. A translation run divides the data into the parent's batches with this
+    number to find its position."""
 
 
 START = DataPosition()

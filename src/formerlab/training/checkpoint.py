@@ -79,7 +79,7 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
     """Read a mapping with these keys that `torch.save` wrote; only tensors and plain values are loaded.
 
     Tensors are memory-mapped, so that processes share the memory. Raises DamagedFile if the file is damaged or has
-    other keys; `remedy` ends the message.
+    other keys; `remedy` (what to do, or what is lost) ends the message.
     """
     try:
         with zipfile.ZipFile(path) as file:

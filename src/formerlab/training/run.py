@@ -34,7 +34,7 @@ class Run(AnyRun):
     """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174): a third more
     FLOPs for less memory, with equal losses."""
     log_every: Count = 10
-    """Number of steps between two rows of train.csv and of timing.csv."""
+    """Number of steps between two rows of train.csv and of timing.csv; the first and last steps are always logged."""
     evaluate_every: Count = 100
     """Number of steps between two evaluations on the validation split; the last step is always evaluated."""
     init: Name | None = None

@@ -17,7 +17,8 @@ class Full(Eviction):
 
     @property
     def is_online(self) -> bool:
-        return super().is_online  # declared here, because `visible` below describes the same eviction
+        # `Eviction.is_online` is False for a class that overrides only `visible`; the override gives the same masks
+        return super().is_online
 
     def capacity(self, budget: int) -> int:
         return sys.maxsize

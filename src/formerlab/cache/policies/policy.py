@@ -101,7 +101,9 @@ class Policy(Spec, ABC):
 
     @property
     def is_online(self) -> bool:
-        """Whether each step needs only the retained keys, so that a cache can evict."""
+        """Whether each step needs only the retained keys, so that a cache can evict. For `Pyramid`, which divides the
+        budget among layers, ask its `layer_policy`.
+        """
         return False
 
     @property

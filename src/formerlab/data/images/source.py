@@ -100,7 +100,9 @@ def _is_image(name: str) -> bool:
 
 
 class ImageHub(HubSource):
-    """A data set of the hub, or a folder of Parquet or WebDataset files that `datasets` reads like one."""
+    """A data set of the hub, or a folder of Parquet or WebDataset files that `datasets` reads like a data set
+    of the hub.
+    """
 
     kind: Literal["hub"] = "hub"
     image: str = "image"

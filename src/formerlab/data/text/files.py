@@ -45,7 +45,8 @@ class Files(TextSource):
     test: tuple[str, ...] = ()
     """Files of the test text."""
     format: Literal["auto"] | Format = "auto"
-    """Format of the files; `auto` uses the file ending: .txt .text .md .rst, .jsonl .ndjson, .csv, .tsv, .parquet."""
+    """Format of the files; `auto` uses the file ending: .txt .text .md .rst or no ending (text), .jsonl .ndjson, .csv,
+    .tsv, .parquet."""
     column: str = "text"
     """Field or column of the text in JSON lines, CSV, TSV and Parquet."""
     documents: Documents = "file"

@@ -122,14 +122,14 @@ class TextData(DataSpec):
         raise self._no_documents(empty[0], documents, repeats)
 
     def _no_documents(self, split: str, documents: int, repeats: int) -> UserError:
-        repeated = f"{repeats} more repeat them and are dropped; add more text" if repeats else ""
+        dropped = f" (dropped duplicates: {repeats})" if repeats else ""
         if split == "train":
-            remedy = repeated or "add more text"
-            return UserError(f"all {documents} documents are held out, and no document is left for training: {remedy}")
+            problem = f"all {documents} documents are held out, and no document is left for training{dropped}"
+            return UserError(f"{problem}: add more text")
         remedy = f"raise {split}_share (now {getattr(self, f'{split}_share'):g})"
         remedy += f" or set source.{split}" if hasattr(self.source, split) else ""
-        remedy = f"{repeated}, {remedy}" if repeated else remedy
-        return UserError(f"{documents} documents leave the split '{split}' empty: {remedy}")
+        remedy = f"add more text, {remedy}" if repeats else remedy
+        return UserError(f"{documents} documents leave the split '{split}' empty{dropped}: {remedy}")
 
     def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
         spec, path = self.tokenizer, out / "tokenizer.json"

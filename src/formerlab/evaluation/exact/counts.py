@@ -195,10 +195,10 @@ def complexity() -> dict[str, float]:
     """Return log-log slopes of counted multiply-adds over length n and width d, and the largest deviation of path
     lengths from Table 1 of the paper.
 
-    The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
-    lengths below the width. For a recurrent layer the table has n steps, one more than `longest_path`. Two further
-    numbers are path length / (n/k) for convolutions without dilation, and path length / (n/r) for restricted attention
-    to r positions in total (r/2 on each side).
+    The table omits the projections of self-attention. `slope:self_attention_with_projections:n` includes them; its
+    lengths are below its width (2048), so the projections dominate. For a recurrent layer the table has n steps, one
+    more than `longest_path`. Two further numbers are path length / (n/k) for convolutions without dilation, and path
+    length / (n/r) for restricted attention to r positions in total (r/2 on each side).
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

@@ -78,7 +78,7 @@ def generate(
 def _check_options(tokens: int, temperature: float, top_k: int | None, seed: int) -> None:
     for name, value, least in (("tokens", tokens, 0), ("temperature", temperature, 0), ("top_k", top_k, 1)):
         if value is not None and not least <= value < math.inf:
-            raise UserError(f"{name}={value}: give a number of at least {least}")
+            raise UserError(f"{name}={value}: give a finite number of at least {least}")
     if not -(2**63) <= seed < 2**64:
         raise UserError(f"seed={seed}: torch accepts seeds of 64 bits; give a number from -2**63 to 2**64 - 1")
 

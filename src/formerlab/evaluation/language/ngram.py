@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 FALLBACK = (0.5, 1.0, 1.5)
-"""KenLM's fallback discounts, for short texts in which a count of counts is zero."""
+"""KenLM's fallback discounts, for short texts without n-grams that occur once, twice or three times."""
 
 Ids = NDArray[np.int64]
 

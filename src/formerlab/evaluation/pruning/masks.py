@@ -81,7 +81,8 @@ def track_scores(attention: Square) -> tuple[Scores, Missed, Importance]:
     CPU, because they are collected for all layers and windows; the axis `sequences` has one entry per sequence and
     head:
     - the scores S, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
-    - whether S, before the division, is outside the top RETAINED_FRACTION of S of all tokens so far;
+    - whether a cache with RETAINED_FRACTION of the tokens so far, ranked by S before the division, would have evicted
+      the token;
     - the mean attention of each token from the second half.
     """
     rows = attention.flatten(0, 1).double()

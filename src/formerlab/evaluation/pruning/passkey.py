@@ -94,8 +94,8 @@ def passkey_rows(
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
     """Return the pass key, the token ids of the text with the question, and the token ids of the answer.
 
-    Text and answer together have at most `length` tokens. The pass key is sampled with the seed (length, depth, number)
-    and is surrounded by filler lines. Raises UserError if no filler line fits.
+    Text and answer together have at most `length` tokens. The pass key is sampled with the seed (length, depth,
+    number). Its line follows the fraction `depth` of the filler lines. Raises UserError if no filler line fits.
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     segments = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"

@@ -54,7 +54,7 @@ def _accepted_by(check: Callable[[Policy], object]) -> AfterValidator:
 
 
 Stepwise = Annotated[CachePolicy, _accepted_by(lambda policy: check_configuration(policy, 1.0))]
-"""A policy that evicts step by step."""
+"""A policy that can be simulated over a whole text: every policy except one-shot policies."""
 Compressing = Annotated[CachePolicy, _accepted_by(lambda policy: CompressedCache(policy, 1.0, PositionEncoding()))]
 """A policy that can compress a prompt once."""
 

@@ -18,7 +18,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Loca
 from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Row, Rows
-from formerlab.evaluation.pruning.windows import Configuration
+from formerlab.evaluation.pruning.windows import Configuration, policy_name
 from formerlab.evaluation.timing.timing import Timing, feed_tokens, interleaved, random_tokens, seconds
 from formerlab.layers.shapes import AnyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
@@ -47,8 +47,9 @@ class DecodeSettings(Timing):
     @model_validator(mode="after")
     def _check(self) -> "DecodeSettings":
         for policy in self.policies:
-            if isinstance(policy, Full) or not policy.is_online:
-                raise ValueError(f"policies: kind={policy.kind} cannot evict from a cache; remove it")
+            if isinstance(policy, Full) or not policy.layer_policy.is_online:
+                problem = f"{policy_name(policy)} cannot evict from a cache after every token"
+                raise ValueError(f"policies: {problem}; remove it")
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:

@@ -41,7 +41,9 @@ class Speed(Timing):
 
 
 class EqualTime(Spec):
-    """Train for the same time as another run (arXiv:2402.02622, Table 3): multiply the steps of `arm` by `ratio`."""
+    """Train this run as long as the run `arm` (arXiv:2402.02622, Table 3): its steps are the steps of `arm` times
+    `ratio`.
+    """
 
     arm: str
     """Run of the same study with the training time to match."""

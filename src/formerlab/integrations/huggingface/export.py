@@ -1,7 +1,7 @@
 """Export a decoder as a Hugging Face folder: config, weights, tokenizer, and model code if no native layout fits.
 
 The model code is one file, assembled from the source of the layers that the model uses. Stand-ins replace spec
-validation and the kernels, so the file imports only torch and transformers.
+validation and the kernels, so the file needs only torch and transformers.
 """
 
 import ast

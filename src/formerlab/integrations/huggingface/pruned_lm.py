@@ -70,8 +70,10 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             raise UserError("until: an empty stop string would empty every answer; remove it")
         limit = self.max_gen_toks if limit is None else int(limit)
         if not 0 < limit < self.max_length:
-            problem = f"{limit} leaves no room for a prompt in the context of {self.max_length}"
-            raise UserError(f"max_gen_toks: {problem}; lower it")
+            remedy = f"give a number from 1 to {self.max_length - 1}"
+            raise UserError(
+                f"max_gen_toks={limit}: {remedy}, so that a prompt fits into the context of {self.max_length} tokens"
+            )
         if (length := len(self.tok_encode(prompt))) + limit > self.max_length:
             excess = f"exceed the context of {self.max_length} tokens"
             remedy = "lower max_gen_toks, or remove the example"

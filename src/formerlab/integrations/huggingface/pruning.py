@@ -157,10 +157,13 @@ class PolicyCache(Cache):  # type: ignore[misc]
             cache.reorder(torch.tensor([index_of[row] for row in chosen], device=beam_idx.device))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        """Raise UserError for cache operations that need evicted tokens."""
+        """Raise UserError for operations that a pruned cache does not support.
+
+        These are cropping, which needs evicted tokens, and repeating or selecting rows of the batch.
+        """
         raise UserError(
-            "a pruned cache cannot restore evicted tokens; do not use assisted generation (an assistant model or "
-            "prompt lookup), and do not repeat or select rows of the batch"
+            "a pruned cache cannot be cropped, because evicted tokens are lost, and its rows cannot be repeated or "
+            "selected; do not use assisted generation (an assistant model or prompt lookup)"
         )
 
     crop = batch_repeat_interleave = batch_select_indices = _refuse

@@ -20,7 +20,10 @@ class Averages(DepthSpec):
 
     @property
     def initial_weights(self) -> tuple[float, float]:
-        """Initial weight of earlier outputs and of the block's own output; the default gives Y_i = X_i."""
+        """Initial parameters of earlier outputs and of the block's own output.
+
+        They are weights, or logits in `SoftmaxAverage`. The default gives Y_i = X_i.
+        """
         return 0.0, 1.0
 
     def bytes_moved(self, layers: int, width: int) -> int:
