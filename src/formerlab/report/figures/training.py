@@ -141,7 +141,7 @@ def _write_search(axes: Axes, at: int, zero: int, search: DataFrame) -> None:
 
 
 def draw_rates(data: DataFrame) -> Figure:
-    """Draw a heat map of excess losses with a row per search, in groups of one data set and one kind of start."""
+    """Draw a heat map of excess losses with a row per search, in groups of equal data set, depth and kind of start."""
     means = data[data["part"] == "mean"].assign(_panel=lambda rows: shorten(rows["panel"]))
     keys = [means[key] for key in SEARCH]
     best = means[["lr", "loss_nats"]].where(means["chosen"]).groupby(keys).transform("max")

@@ -141,7 +141,7 @@ _MOST_HEADS = 4
 
 
 def clearest_head(rows: DataFrame) -> "Series[Any]":
-    """Return the seed and head whose smallest row maximum of cross-attention is the largest.
+    """Return the seed and head with the clearest cross-attention: its smallest row maximum is the largest of all heads.
 
     A row maximum is the largest weight on a piece of a source word for one target piece. The full stop and the end of
     the sentence are excluded.
@@ -192,8 +192,8 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
-    one head of the last layer. Of the first four heads of all seeds, it is the one whose least clear row is the
-    clearest, without the full stop and the end of the sentence. A row is the target piece that is predicted (the CSV
+    one head of the last layer. Of the first four heads of all seeds, it is the head whose smallest row maximum is the
+    largest, without the full stop and the end of the sentence. A row is the target piece that is predicted (the CSV
     names the piece before it, which is the query), a column a source piece. Small: the four heads of this seed in the
     encoder, in the decoder and from decoder to encoder (cross). To see: which source piece each target piece is
     translated from, across the different word orders of the two languages.

@@ -87,7 +87,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     seeds = measured[["run", "seed", "top1_percent"]].merge(ours[["source", "run", "model"]], on="run")
     ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
-    lowest = tables.image_floors(results, runs).assign(group="floor", part="mean")
+    lowest = tables.image_baselines(results, runs).assign(group="floor", part="mean")
     published = [tables.published_accuracies(table).assign(group=name) for name, table in tables.PUBLISHED.items()]
     printed = pd.concat(published).assign(source="published")
     levels = pd.concat([ours, lowest, printed], ignore_index=True).reindex(columns=_COLUMNS)
@@ -133,13 +133,13 @@ def vision_training(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(epoch=epochs.round(1), _series="ours", _style="Tokenformer").query("epoch >= 2")
 
 
-LEAST_RATIO = 1.05
+LARGEST_EQUAL_RATIO = 1.05
 """Ratio of error rates up to which the claim calls a Tokenformer as good as the ViT."""
 
 
 def _limits(rows: DataFrame) -> Series:
     """Return the limits of claims in points of accuracy: a quarter of the published change in the logarithm of the
-    error rate, or LEAST_RATIO for the comparison with the ViT.
+    error rate, or LARGEST_EQUAL_RATIO for the comparison with the ViT.
     """
     levels = rows[rows["part"].eq("mean") | rows["source"].eq("published")].dropna(subset="top1_percent")
     errors = 100 - levels.set_index(levels["run"].fillna(levels["model"]))["top1_percent"].astype(float)
@@ -147,7 +147,7 @@ def _limits(rows: DataFrame) -> Series:
     for question, label, _, other, *models in tables.COMPARISONS:
         model, reference = (name.format("B") for name in models)
         if question in (tables.SIZES, tables.SCORES) and {other, model, reference} <= {*errors.index}:
-            ratio = 1 / LEAST_RATIO if other == "vit" else (errors[reference] / errors[model]) ** 0.25
+            ratio = 1 / LARGEST_EQUAL_RATIO if other == "vit" else (errors[reference] / errors[model]) ** 0.25
             limits[question, label] = errors[other] * (1 - 1 / ratio)
     keys = zip(rows["question"], rows["model"], strict=True)
     return Series([limits.get(key) for key in keys], rows.index, dtype=float).where(rows["part"].eq("difference"))

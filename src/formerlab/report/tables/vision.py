@@ -122,7 +122,7 @@ def models(measured: DataFrame) -> DataFrame:
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
 
 
-def image_floors(results: Results, runs: list[str]) -> DataFrame:
+def image_baselines(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per baseline and data set, with the metrics of its images."""
     groups = baselines(results, STUDY, runs).groupby(["run", "floor"], sort=False)
     rows = [
@@ -211,7 +211,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     texts = measured.set_index("run").get("read", pd.Series(dtype=str)).dropna()
     epochs = {run: json.loads(text)[-1]["epochs_cumulative"] for run, text in texts.items()}
     levels = models(measured).assign(epochs=lambda rows: rows["run"].map(epochs).round(1))
-    levels = pd.concat([image_floors(results, runs), levels], ignore_index=True)
+    levels = pd.concat([image_baselines(results, runs), levels], ignore_index=True)
     pairs = DataFrame([row[:4] for row in (*COMPARISONS, *FAIR, _FROM_SCRATCH)], columns=PAIR)
     pairs = pairs[pairs["run"].isin(measured["run"]) & pairs["compared_with"].isin(measured["run"])]
     pairs = with_difference(pairs, measured, "run", "compared_with", COMPARED, "top1_percent", results)

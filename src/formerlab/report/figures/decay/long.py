@@ -131,9 +131,9 @@ def draw_passkey(data: DataFrame) -> Figure:
     grid = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     for axes, (title, rows) in zip(grid[len(panels) :], bars, strict=True):
         at = rows["configuration"].map(names.index)
-        shown = {"color": [colours[row] for row in at]}
-        axes.hlines(at, rows["found_percent_low"], rows["found_percent_high"], linewidth=1.4, **shown)
-        axes.scatter(rows["found_percent"], at, s=18, zorder=3, **shown)
+        style = {"color": [colours[row] for row in at]}
+        axes.hlines(at, rows["found_percent_low"], rows["found_percent_high"], linewidth=1.4, **style)
+        axes.scatter(rows["found_percent"], at, s=18, zorder=3, **style)
         axes.set(title=title, xlim=(-4, 104), xticks=(0, 50, 100), xlabel="% found")
         axes.grid(visible=False, axis="y")
     for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=False):
@@ -142,8 +142,8 @@ def draw_passkey(data: DataFrame) -> Figure:
                         edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
         missed = rows[rows["number"].eq([*SQUARES][-1])]
         axes.scatter(missed["_column"], missed["_row"], marker="x", s=10, color=GREY, linewidths=0.6)
-        for row, found in rows.groupby("_row")["_hit"]:
-            axes.text(width - 4.9, row, f"{found.eq('1').sum()} of {len(found)}", va="center", fontsize=7)
+        for row, hits in rows.groupby("_row")["_hit"]:
+            axes.text(width - 4.9, row, f"{hits.eq('1').sum()} of {len(hits)}", va="center", fontsize=7)
         for row in {*range(tall)} - {*rows["_row"]}:
             axes.text(0, row, "not run", va="center", fontsize=7, color=GREY)
         positions, lengths = (rows.groupby(by)["_column"].mean() for by in ("depth", ["_column", "length"]))
@@ -176,7 +176,7 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
     long = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean"),
-                     by_text=("found", lambda found: "".join(map("{:.0f}".format, found)))).reset_index()  # fmt: skip
+                     by_text=("found", lambda hits: "".join(map("{:.0f}".format, hits)))).reset_index()  # fmt: skip
     short = policy_comparison.needles(results).rename(columns={"examples": "numbers"})
     short = short[short["budget"].eq(PUBLISHED_BUDGET)].assign(found=lambda table: table["found_percent"] / 100)
     table = pd.concat([label_and_sort(long).assign(task="passkey"), short], ignore_index=True)

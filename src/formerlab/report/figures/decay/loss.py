@@ -38,7 +38,7 @@ def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
 KINDS = {"Full": "full", "Decay 0.95, half recent": "decay", "Decay 0.2, half recent": "decay", "Decay 0.2": "decay",
          "TOVA": "tova", "StreamingLLM": "streaming_llm", "Random, protected": "random"}  # fmt: skip
 """The kind of each policy of `decay_league`, from top to bottom."""
-_TEXTS = "Dso"
+_TEXT_MARKERS = "Dso"
 """Marker of each text, the text with the most budgets first."""
 
 
@@ -97,7 +97,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     )
     return table.assign(
         source="ours",
-        _marker=table["text"].map(dict(zip(texts, _TEXTS, strict=False))),
+        _marker=table["text"].map(dict(zip(texts, _TEXT_MARKERS, strict=False))),
         _color=GREY,
         _panel="Cache of " + table["budget"].map(pruning.budget_text) + table["budget"].map(of_panel),
         _rank=table["configuration"].map({name: rank for rank, name in enumerate(KINDS)}),

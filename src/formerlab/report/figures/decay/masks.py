@@ -24,8 +24,8 @@ def _masks_note(rows: DataFrame) -> list[str]:
     return [f"cache of {budget_text(rows['budget'].min())}; first {rows['key'].max() + 1} tokens of the held-out text, "
             f"layer {layer + 1}, head {head + 1}; colour: seen by the policy and by Ideal; pale: only by the policy; "
             "black: only by Ideal; cosine: similarity of the attention to Ideal's, mean over all heads and "
-            f"{windows} windows (another number is printed, and not comparable in the last digit); published: "
-            "LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
+            f"{windows} windows (a cosine over fewer windows names their number and is not comparable in the last "
+            "digit); published: LLaMA-2-7B (alpha 0.1)."]  # fmt: skip
 
 
 def _finish_mask(axes: Axes, rows: DataFrame) -> None:

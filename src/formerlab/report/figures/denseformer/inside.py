@@ -36,9 +36,9 @@ from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE
 
 MAX_BLOCKS = 6
-"""Number of blocks in a panel, from the first on. More blocks make a dense average a blur."""
+"""Number of blocks that a panel shows, counted from the first block. With more blocks, a dense average is a blur."""
 SCHEMES = [f"{DENSEFORMER} {scheme}" for scheme in ("1x1", "4x1", "4x5")]
-"""The dense average, a dilated one, and one that is also periodic."""
+"""A dense scheme, a dilated scheme, and a scheme that is dilated and periodic."""
 
 
 def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
@@ -201,8 +201,8 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622, for the deepest 1x1 of
-    each of two settings, both trained on the same books. Row i is the average after block i, column j the source X_j,
-    and X_0 the embedding; training starts from 1 on the diagonal. Upper right: the mean correlation r of the
+    each of two data sets, which have the same training books. Row i is the average after block i, column j the source
+    X_j, and X_0 the embedding; training starts from 1 on the diagonal. Upper right: the mean correlation r of the
     off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the correlation of these weights
     with the weights at the end; the paper has its final pattern after 5000 of 40,000 steps. Lower left: the weight of
     the embedding by seed, and its mean over the first and the last third of the averages (without the last one). The
@@ -233,7 +233,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([means.assign(part="mean"), DataFrame(of_runs), seeds, moments], ignore_index=True)
     dense, moment = rows["variant"].eq(SCHEMES[0]), rows["correlation_with_end"].notna()
     blocks = rows["layers"].map("{:.0f} blocks".format)
-    shown = "1x1, " * (not dense.any()) + blocks + rows["width"].map(", width {:.0f}".format)
+    labels = "1x1, " * (not dense.any()) + blocks + rows["width"].map(", width {:.0f}".format)
     by_run = DataFrame(of_runs).set_index("run")
     least = re.search(NEEDED_BLOCKS, " ".join(claim.reasons))
     needed = f" (needs {least[1]} blocks)" if least else ""
@@ -242,7 +242,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(
         source="ours",
         _data_set="",
-        _title=shown.where(dense | (not dense.any())),
+        _title=labels.where(dense | (not dense.any())),
         _model_name=(blocks + rows["run"].map(correlations)).where(dense),
         **{f"_{third}": rows["run"].map(by_run.apply(in_words, axis=1, name=third)) for third in THIRDS},
         _model=(blocks + rows["run"].map(counts)).where(dense & ~moment),

@@ -46,7 +46,7 @@ _PUBLISHED = (
 )
 _CSV_ONLY = WAYS_TO_GROW["grown: zero keys, tau kept"]
 """Series whose costs only the CSV has; tokenformer_stage_length shows its losses."""
-_SHORTER = f"-(?:{'|'.join(LENGTHS[:-1])})"
+_SHORTER_STAGES_PATTERN = f"-(?:{'|'.join(LENGTHS[:-1])})"
 """Runs of the shorter stages; the table tokenformer_envelope lists them."""
 _FURTHER = "parent trained further, equal FLOPs"
 _AT_ZERO = "Transformer, rate to 0"
@@ -123,16 +123,18 @@ def draw_cost(data: DataFrame) -> Figure:
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). Above: the cost of the
     claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line. The
-    interval is the one of the verdict; beyond the largest Transformer the line is extrapolated, and two of its three
-    models have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the Tokenformer from
-    scratch (moved to the right) and the parent trained further have the same cost. The rates of the Transformers and of
-    the parent end at a tenth of the peak, all others at zero. Hollow: the paper's models, a thousand times larger;
-    0.40 to 0.42, since one perplexity is printed with two values. To see: growing saves cost if its mark is to the left
-    of the black line. The CSV also has the smallest Transformer with a rate to zero, and tokenformer_envelope the other
-    stages and ways to grow.
+    interval is the interval of the verdict; its low end would need a Transformer beyond the black line, and two of the
+    three models of the line have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the
+    Tokenformer from scratch (moved to the right) and the parent trained further have the same cost. The rates of the
+    Transformers and of the parent end at a tenth of the peak, all others at zero. Hollow: the paper's models, a
+    thousand times larger; 0.40 to 0.42, since one perplexity is printed with two values. To see: growing saves cost if
+    its mark is to the left of the black line. The CSV also has the smallest Transformer with a rate to zero, and
+    tokenformer_envelope the other stages and ways to grow.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
-    rows["_series"] = rows["series"].where(rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER))
+    rows["_series"] = rows["series"].where(
+        rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER_STAGES_PATTERN)
+    )
     frames = [rows.assign(flops_ratio=np.nan)]
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)

@@ -70,10 +70,10 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
     (arXiv:2410.23168, which prints no values). Left: validation loss on the new domain minus the loss of the same model
     without growth, paired by step and seed; the legend has the values before the first step. Right: the difference for
-    growth by tokens (zero keys, tau kept) minus the difference for the paper's Net2Net; its card has the gain, of
-    opposite sign. To see: a model whose growth preserves its function starts at zero. Copies do so by construction (the
-    Net2Net of 2015, and HyperCloning, whose curve coincides with it and is not drawn). Padding with new blocks, the
-    paper's form of Net2Net, does not. The CSV has the losses.
+    growth by tokens (zero keys, tau kept) minus the difference for the paper's Net2Net; docs/verdicts.md shows the
+    gain, which has the opposite sign. To see: a model whose growth preserves its function starts at zero. Copies do so
+    by construction (the Net2Net of 2015, and HyperCloning, whose curve coincides with it and is not drawn). Padding
+    with new blocks, the paper's form of Net2Net, does not. The CSV has the losses.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -178,7 +178,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     few = rows["arm"].map(lengths < lengths.max()).map({True: " (short runs only)", False: ""})
     names = rows["_panel"].str.replace(": ", "\n").str.removesuffix(" of its peak")
     published_names = rows["run"].str.extract("(paper|report)")[0] + ":\n" + rows["arm"]
-    shown: DataFrame = rows[[*columns, "_panel"]].assign(
+    labelled_rows: DataFrame = rows[[*columns, "_panel"]].assign(
         _series="minus a " + rows["arm"] + " Transformer" + few,
         _tokens=rows["tokens"] * rows["arm"].map({"classic": _CLASSIC_SHIFT}).fillna(1.0),
         _row=names.fillna(published_names),
@@ -187,4 +187,4 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
         _style=TOKENFORMER,
         _claims=claim_words(results, STUDY, _GAP_CLAIMS),
     )
-    return shown
+    return labelled_rows

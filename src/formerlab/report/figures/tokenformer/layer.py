@@ -69,7 +69,7 @@ def _draw_block(axes: Axes, pattention_feedforward: bool) -> None:
 
 
 def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
-    """Draw a projection. Keys and values have rows for every stage, the oldest at the bottom; dots: more rows."""
+    """Draw a projection. Keys and values have rows for every stage, the oldest at the bottom. Dots are further rows."""
     rows = _ROWS * stages
     for x, name in ((1.3, "keys K"), (7.1, "values V")):
         for row in range(rows):
@@ -168,8 +168,8 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     it is constant in a Tokenformer of fixed width, as it would be in a Transformer that grew only its feed-forward
     layer. The Transformer of the size of our largest Tokenformer was not trained; its width follows from 12 L d^2
     parameters. Hollow: the published sizes of Table 8 with 12 layers, whose widths follow from its printed FLOPs. They
-    are of equal size only with embeddings: without them (N) a Tokenformer has more parameters than its Transformer, so
-    these curves start above 1. The CSV has the FLOPs.
+    have equal numbers of parameters only if embeddings are counted. N excludes embeddings and is larger for a
+    Tokenformer than for its Transformer, so these curves start above 1. The CSV has the FLOPs.
     """
     models, records = [], results.runs(STUDY, runs).drop_duplicates("run")
     contexts = (
