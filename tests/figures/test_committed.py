@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from formerlab.report import committed
 from formerlab.report.catalogue import catalogue, load_rows
-from formerlab.report.tables import blocks
-from formerlab.report.tables.blocks import claim_verdicts
+from formerlab.report.tables import cells
+from formerlab.report.tables.cells import claim_verdicts
 from formerlab.report.write import same_rows, save
 from formerlab.results.read import Results
 
@@ -50,7 +50,7 @@ def test_a_figure_that_shows_verdicts_is_stale_if_their_words_change(monkeypatch
         verdicts.append(outcome)
         return "another word"
 
-    monkeypatch.setattr(blocks, "outcome_text", changed_word)
+    monkeypatch.setattr(cells, "outcome_text", changed_word)
     shown = []
     for entry in (entry for entry in catalogue().values() if entry.kind == "figure"):
         verdicts.clear()

@@ -7,7 +7,7 @@ import pytest
 
 from formerlab.report.columns import verdict_words
 from formerlab.report.pages import DAGGER, SECTION, format_table
-from formerlab.report.tables.blocks import claim_verdicts
+from formerlab.report.tables.cells import claim_verdicts
 from formerlab.report.write import with_claim_letters
 from formerlab.results.read import Results
 

@@ -10,7 +10,7 @@ from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.claims.arms import read_arms
 from formerlab.report.runs import by_seed, differences, held_out_losses, last_step_rows, subtract, validation_losses
 from formerlab.report.studies.tokenformer import Shape, mean_curves, with_registered_rates
-from formerlab.report.tables.blocks import with_pooled
+from formerlab.report.tables.cells import with_pooled
 from formerlab.report.tables.tokenformer.models import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES

@@ -1,7 +1,7 @@
 """Figure layout: a figure consists of panels over tidy rows with means, interval ends, seeds and sources.
 
 A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval (thin bar). `<y>_pooled_low` and
-`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`blocks.with_pooled`, thick bar). `<x>_limit`
+`<y>_pooled_high` are the ends of the pooled interval that verdicts use (`cells.with_pooled`, thick bar). `<x>_limit`
 of a forest plot is the threshold of a claim, drawn as a dashed line. Values between the threshold and `<x>_met`, which
 may be infinite, meet the claim and are shaded. Rows with a `seed` are the values of single seeds, which are dots or
 thin lines beside their mean. `source` is `ours` or `published`. In line and band panels, rows without an x are
@@ -140,7 +140,7 @@ def setting(rows: DataFrame) -> str:
 
 
 def with_claims(note: str, rows: DataFrame, letters: int) -> str:
-    """Return a note with `letters` per line, and below it the verdicts of column `_claims` (`blocks.claim_words`)."""
+    """Return a note with `letters` per line, and below it the verdicts of column `_claims` (`cells.claim_words`)."""
     texts = rows["_claims"].dropna().unique() if "_claims" in rows else ()
     words = [f"Claim{'s' * any(mark in text for mark in ',;')}: {text}." for text in filter(None, texts)]
     return "\n".join(fill(line, letters) for line in filter(None, [note, *words]))

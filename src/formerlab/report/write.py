@@ -41,7 +41,7 @@ from formerlab.report.catalogue import (
 from formerlab.report.columns import count, meanings, verdict_words
 from formerlab.report.names import RELEASED_NAMES, data_set_label, regime_label
 from formerlab.report.style import SETTINGS, empty
-from formerlab.report.tables.blocks import claim_verdicts
+from formerlab.report.tables.cells import claim_verdicts
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150

@@ -34,7 +34,7 @@ from formerlab.report.runs import (
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
 from formerlab.report.style import BLACK, BLUE, GREY, LETTER, ink, plot_style
-from formerlab.report.tables.blocks import claim_verdicts
+from formerlab.report.tables.cells import claim_verdicts
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"

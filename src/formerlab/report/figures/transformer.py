@@ -18,7 +18,7 @@ from formerlab.report.marks import embolden_claims, heat
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import differences, differences_by_step, held_out_losses, seed_count, validation_losses
 from formerlab.report.style import BLACK, GREY, HOLLOW, NARROW, PUBLISHED_GROUND, PUBLISHED_INK, WIDEST, plot_style
-from formerlab.report.tables.blocks import claim_verdicts, claim_words, with_pooled
+from formerlab.report.tables.cells import claim_verdicts, claim_words, with_pooled
 from formerlab.report.tables.transformer import CLAIMS, LABELS, THEORY, complexity, published_variations, scores, slope
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE

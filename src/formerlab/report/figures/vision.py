@@ -19,7 +19,7 @@ from formerlab.report.runs import (
 )
 from formerlab.report.style import NARROW
 from formerlab.report.tables import vision as tables
-from formerlab.report.tables.blocks import claim_verdicts, claim_words, with_pooled
+from formerlab.report.tables.cells import claim_verdicts, claim_words, with_pooled
 from formerlab.results.read import Results
 
 GROUPS = {

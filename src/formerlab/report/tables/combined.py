@@ -23,7 +23,7 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.columns import count
 from formerlab.report.runs import by_seed, estimate, held_out_losses, means_by_run, subtract, validation_losses
 from formerlab.report.studies.pruning import is_published_setting, nearest_budget_rows
-from formerlab.report.tables.blocks import first_row, in_words, ngram_levels, ngrams, side_by_side, with_prefix
+from formerlab.report.tables.cells import first_row, in_words, ngram_levels, ngrams, side_by_side, with_prefix
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
 

@@ -22,7 +22,7 @@ from formerlab.report.runs import (
     sort_by_regime,
     with_difference,
 )
-from formerlab.report.tables.blocks import (
+from formerlab.report.tables.cells import (
     answer_word,
     arm_runs,
     claim_rows,

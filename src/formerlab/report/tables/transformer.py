@@ -18,7 +18,7 @@ from formerlab.report.runs import (
     validation_losses,
     with_difference,
 )
-from formerlab.report.tables.blocks import in_words, with_pooled, with_prefix, with_verdict, with_verdicts
+from formerlab.report.tables.cells import in_words, with_pooled, with_prefix, with_verdict, with_verdicts
 from formerlab.results.read import Results
 
 STUDY = "transformer"

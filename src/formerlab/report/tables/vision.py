@@ -24,7 +24,7 @@ from formerlab.report.runs import (
     validation_losses,
     with_difference,
 )
-from formerlab.report.tables.blocks import (
+from formerlab.report.tables.cells import (
     answer_word,
     claim_rows,
     claim_verdicts,

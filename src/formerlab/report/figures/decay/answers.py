@@ -30,7 +30,7 @@ from formerlab.report.studies.questions import (
     task_label,
 )
 from formerlab.report.style import BLACK, GREY, NARROW, VERMILION, ink
-from formerlab.report.tables.blocks import claim_verdicts, claim_words
+from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
 STUDY = "decay"

@@ -15,7 +15,7 @@ from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
 from formerlab.report.style import GREEN, GREY, LIGHT_GREEN, VERMILION, ink, plot_style
-from formerlab.report.tables.blocks import claim_verdicts, claim_words
+from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
 STUDY = "decay"

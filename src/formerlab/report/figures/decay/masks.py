@@ -9,7 +9,7 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
 from formerlab.report.studies.pruning import CONFIGURATION, RELEASED_RUNS, budget_text, first_model_rows, label_and_sort
 from formerlab.report.style import BLACK, PUBLISHED_INK
-from formerlab.report.tables.blocks import claim_verdicts, claim_words
+from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
 STUDY = "decay"

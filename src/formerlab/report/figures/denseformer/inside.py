@@ -30,7 +30,7 @@ from formerlab.report.runs import (
 )
 from formerlab.report.studies.denseformer import STUDY, compared_runs
 from formerlab.report.style import BLACK, GREY, LETTER, NARROW, ORANGE, PUBLISHED_INK, WIDEST, arrow, box, ink
-from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, claim_words, in_words, pooled_estimate
+from formerlab.report.tables.cells import NEEDED_BLOCKS, claim_verdicts, claim_words, in_words, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE

@@ -29,7 +29,7 @@ from formerlab.report.runs import (
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST, ink, plot_style
 from formerlab.report.tables import denseformer as tables
-from formerlab.report.tables.blocks import NEEDED_BLOCKS, claim_verdicts, claim_words, with_pooled
+from formerlab.report.tables.cells import NEEDED_BLOCKS, claim_verdicts, claim_words, with_pooled
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
 

@@ -31,7 +31,7 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
-from formerlab.report.tables.blocks import claim_verdicts, claim_words, with_pooled
+from formerlab.report.tables.cells import claim_verdicts, claim_words, with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 

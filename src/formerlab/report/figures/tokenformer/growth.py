@@ -24,7 +24,7 @@ from formerlab.report.studies.tokenformer import (
     mean_curves,
 )
 from formerlab.report.style import GREY
-from formerlab.report.tables.blocks import claim_verdicts, claim_words, pooled_estimate
+from formerlab.report.tables.cells import claim_verdicts, claim_words, pooled_estimate
 from formerlab.report.tables.tokenformer.models import published_gaps, tokenformer_modern
 from formerlab.results.read import Results
 

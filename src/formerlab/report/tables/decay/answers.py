@@ -15,7 +15,7 @@ from formerlab.report.studies import pruning, questions
 from formerlab.report.studies.pruning import BEYOND_BUDGET, CONFIGURATION, is_published_setting, model_label
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES, accuracies, load_answers, task_label
 from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices, split_halves
-from formerlab.report.tables.blocks import claim_verdicts, first_row, in_words, negated, verdict_cell
+from formerlab.report.tables.cells import claim_verdicts, first_row, in_words, negated, verdict_cell
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 

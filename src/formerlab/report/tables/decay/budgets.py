@@ -8,7 +8,7 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.names import TABLE_LABELS
 from formerlab.report.studies import policy_comparison, pruning, questions
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES
-from formerlab.report.tables.blocks import in_words, side_by_side
+from formerlab.report.tables.cells import in_words, side_by_side
 from formerlab.results.read import Results
 
 STUDY = "decay"

@@ -16,7 +16,7 @@ from formerlab.report.studies.pruning import (
     model_label,
     paired_losses,
 )
-from formerlab.report.tables.blocks import in_words, processor, side_by_side, with_prefix, with_verdicts
+from formerlab.report.tables.cells import in_words, processor, side_by_side, with_prefix, with_verdicts
 from formerlab.results.read import Results
 
 STUDY = "decay"

@@ -16,7 +16,7 @@ from formerlab.report.studies import pruning, questions
 from formerlab.report.studies.policy_comparison import labelled
 from formerlab.report.studies.pruning import configuration_label
 from formerlab.report.studies.questions import COSTLY, LOCAL_SUFFIX, SUITES, ResampledMeans, task_label
-from formerlab.report.tables.blocks import in_words
+from formerlab.report.tables.cells import in_words
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 

@@ -35,7 +35,7 @@ from formerlab.report.studies.tokenformer import (
     with_ancestors,
     with_registered_rates,
 )
-from formerlab.report.tables.blocks import (
+from formerlab.report.tables.cells import (
     arm_runs,
     claim_rows,
     claim_verdicts,

@@ -29,7 +29,7 @@ from formerlab.report.studies.tokenformer import (
     families_at_best_rates,
     model_shape,
 )
-from formerlab.report.tables.blocks import (
+from formerlab.report.tables.cells import (
     answer_word,
     claim_rows,
     claim_verdicts,

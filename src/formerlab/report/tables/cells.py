@@ -1,4 +1,4 @@
-"""Helpers of several tables: values side by side, pooled intervals, verdicts, values in words, n-gram baselines."""
+"""Cells of tables: values side by side, pooled intervals, verdicts, values in words, n-gram baselines."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
