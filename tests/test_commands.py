@@ -44,7 +44,7 @@ def output(capsys, *words):
     return capsys.readouterr().out
 
 
-def refused(capsys, *words):
+def error_of(capsys, *words):
     """Run a command that fails and return its one-line message."""
     assert main([*words]) == errors.EXIT_USER_ERROR
     captured = capsys.readouterr()
@@ -96,7 +96,7 @@ def test_a_new_project_has_the_plan_of_the_checkout(tmp_path, capsys, monkeypatc
     folder = tmp_path / "it's mine"
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
-    assert refused(capsys, "init", str(folder)).endswith("exists and is not empty; choose a new folder")
+    assert error_of(capsys, "init", str(folder)).endswith("exists and is not empty; choose a new folder")
     plan_of_checkout, plan_of_project = (
         build_plan(root, {"scale": "smoke"}) for root in (Path(__file__).parents[1], folder)
     )
@@ -173,7 +173,7 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
     assert "= all: 5 runs" in output(capsys, "plan", "--set", "seeds=[4]")
     project.write("mine.yaml", "seeds: [4, 5, 6]")
     assert "= all: 15 runs" in output(capsys, "plan", "--overlay", "mine.yaml")
-    assert refused(capsys, "plan", "--scale", "paper").startswith(
+    assert error_of(capsys, "plan", "--scale", "paper").startswith(
         "command line: scale: no scale 'paper'; known names: smoke"
     )
 
@@ -197,15 +197,15 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
     ],
 )
 def test_user_errors_give_a_one_line_error(project, capsys, words, line):
-    """Options without a command are options of `status`."""
+    """A row that begins with an option is run as `status` with this option."""
     words = shlex.split(words)
-    assert refused(capsys, *(["status"] if words[0].startswith("-") else []), *words).startswith(line)
+    assert error_of(capsys, *(["status"] if words[0].startswith("-") else []), *words).startswith(line)
 
 
 def test_the_ui_refuses_an_unavailable_port(project, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         for port in ("99999", str(server.getsockname()[1])):
-            assert refused(capsys, "ui", "--port", port).startswith(f"--port: {port} is in use or invalid; choose")
+            assert error_of(capsys, "ui", "--port", port).startswith(f"--port: {port} is in use or invalid; choose")
 
 
 def test_unread_data_are_listed(project, capsys):
@@ -227,7 +227,7 @@ def test_jobs_keep_their_plan_if_the_configuration_changes(project, capsys, monk
 def test_check_fails_if_the_disk_is_too_small(project, capsys, monkeypatch):
     assert output(capsys, "check") == ""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
-    line = refused(capsys, "check")
+    line = error_of(capsys, "check")
     assert "1B free, but the 10 missing runs need about 1" in line
     assert line.endswith("free disk space, or set the key `results` to a folder on another disk")
 
@@ -243,7 +243,7 @@ def test_check_verifies_the_data_of_missing_jobs(project, capsys):
     )
     assert output(capsys, "check") == ""
     (out / "train.npy").write_bytes(b"token5")
-    assert "train.npy: damaged or changed" in refused(capsys, "check")
+    assert "train.npy: damaged or changed" in error_of(capsys, "check")
     write_records(plan)
     assert output(capsys, "check") == ""
 
@@ -289,12 +289,12 @@ def test_the_shell_script_has_all_stages_in_the_order_of_dependencies(project, c
 
 def test_the_shell_script_omits_finished_jobs(project, capsys):
     everything = commands(output(capsys, "plan", "--shell"))
-    done = [("data", "text"), ("train", "small/parent/seed0"), ("train", "small/plain/seed0")]
-    results = write_records(project.plan(), *done, ("prune", "small/plain/seed0"))
-    done = {"data text", "train small/parent/seed0", "train small/plain/seed0", "prune small/plain/seed0"}
-    assert commands(output(capsys, "plan", "--shell")) == [line for line in everything if line not in done]
+    finished_jobs = [("data", "text"), ("train", "small/parent/seed0"), ("train", "small/plain/seed0")]
+    results = write_records(project.plan(), *finished_jobs, ("prune", "small/plain/seed0"))
+    omitted = {"data text", "train small/parent/seed0", "train small/plain/seed0", "prune small/plain/seed0"}
+    assert commands(output(capsys, "plan", "--shell")) == [line for line in everything if line not in omitted]
     (results / "small/parent/seed0/run.json").write_text("{}")
-    expected = [line for line in everything if line not in done - {"train small/parent/seed0"}]
+    expected = [line for line in everything if line not in omitted - {"train small/parent/seed0"}]
     assert commands(output(capsys, "plan", "--shell")) == expected
 
 
@@ -311,8 +311,8 @@ def test_the_shell_script_runs_to_its_end(project, capsys):
     fake_python.write_text('#!/bin/sh\necho "$*" >> calls\n[ -f "$FORMERLAB_PLAN" ] && [ "$OMP_NUM_THREADS" = 1 ]\n')
     fake_python.chmod(0o755)
     environment = os.environ | {"PATH": f"{fake_python.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash"], input=script, text=True, env=environment, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = subprocess.run(["bash"], input=script, text=True, env=environment, capture_output=True)
+    assert (result.returncode, result.stderr) == (0, "")
     calls = (folder_with_quotes / "calls").read_text().splitlines()
     assert [call.removeprefix("-m formerlab ") for call in calls] == commands(script)
     fake_python.write_text("#!/bin/sh\nexit 1\n")
@@ -346,6 +346,6 @@ def test_an_os_error_and_an_invalid_plan_file_give_one_line(project, capsys, mon
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "results/run.json")
 
     monkeypatch.setattr("formerlab.commands.plan.read_plan", refuse)
-    assert refused(capsys, "plan").startswith(f"results/run.json: {os.strerror(errno.EROFS)}")
+    assert error_of(capsys, "plan").startswith(f"results/run.json: {os.strerror(errno.EROFS)}")
     Path("empty.json").write_text("{}")
-    assert refused(capsys, "check", "--plan", "empty.json").startswith("empty.json: not a plan")
+    assert error_of(capsys, "check", "--plan", "empty.json").startswith("empty.json: not a plan")

@@ -91,8 +91,8 @@ def test_the_output_has_a_line_per_stage_and_names_failed_jobs(finished_dag):
 
 def test_folder_names_may_contain_spaces(finished_dag):
     config = {"results": "my results", "figures": "my figures", "studies": ["vision"]}
-    done = finished_dag.snakemake("--cores", "2", config=config)
-    assert done.returncode == 0, done.stderr
+    result = finished_dag.snakemake("--cores", "2", config=config)
+    assert result.returncode == 0, result.stderr
     for name in ("claims.csv", "runs.csv"):
         assert (finished_dag.root / "my figures/live/smoke" / name).is_file()
 
@@ -149,9 +149,11 @@ def test_snakemake_until_train_also_trains_runs_with_a_parent(finished_dag):
     parent = next(job["init"] for job in finished_dag.jobs.values() if job["init"])
     tracked = finished_dag.root / results(finished_dag) / "mlflow.json"
     tracked.unlink()
-    done = finished_dag.snakemake("--cores", "1", "--forcerun", "data", "--until", "train", "--", parent.split("/")[0])
-    assert done.returncode == 0, done.stderr
-    assert "BUG" not in done.stderr
+    result = finished_dag.snakemake(
+        "--cores", "1", "--forcerun", "data", "--until", "train", "--", parent.split("/")[0]
+    )
+    assert result.returncode == 0, result.stderr
+    assert "BUG" not in result.stderr
     assert tracked.exists()  # the target <study> does not include the rule `track`, but the runs are tracked
     assert finished_dag.snakemake("--cores", "1").returncode == 0
 
@@ -273,10 +275,10 @@ def test_a_job_that_another_process_runs_is_not_started(copied_dag):
     run = next(iter(of_study(copied_dag, "vision")))
     folder = copied_dag.root / results(copied_dag) / run
     with stage_note("train", folder):
-        done = copied_dag.snakemake("--cores", "1", "--force", f"{results(copied_dag)}/{run}/run.json")
-    assert done.returncode == 1
-    assert f"train {run} is already running or queued: process {os.getpid()} on " in done.stdout + done.stderr
-    assert jobs(done.stdout + done.stderr) == set()
+        result = copied_dag.snakemake("--cores", "1", "--force", f"{results(copied_dag)}/{run}/run.json")
+    assert result.returncode == 1
+    assert f"train {run} is already running or queued: process {os.getpid()} on " in result.stdout + result.stderr
+    assert jobs(result.stdout + result.stderr) == set()
     assert (folder / "run.json").exists()
 
 

@@ -32,8 +32,8 @@ def finished_runs(tmp_path_factory):
     (checkout.root / "words.txt").write_text("\n\n".join(paragraphs))
     (checkout.root / "tiny.yaml").write_text(TINY)
     checkout.edit("config.yaml", "scale: laptop", "scale: smoke\noverlay: tiny.yaml")
-    done = checkout.snakemake("--cores", "2")
-    assert done.returncode == 0, done.stderr
+    result = checkout.snakemake("--cores", "2")
+    assert result.returncode == 0, result.stderr
     return checkout
 
 
@@ -73,11 +73,11 @@ def test_a_failed_figure_keeps_its_files_and_is_rendered_again(finished_runs):
     pictures = {path: path.read_bytes() for path in figures.glob("tokenformer_*.png")}
     (figures / "tokenformer_cost.csv").unlink()
     for _ in range(2):
-        done = finished_runs.snakemake("--cores", "1", SOURCE_DATE_EPOCH="1000000000000")
-        assert done.returncode == 1
-        number = re.search(r"(\d+) of the figures and tables could not be rendered", done.stderr)[1]
-        assert "status says why; the same command renders them again" in done.stderr
-        assert "warning: tokenformer_" in done.stderr
+        result = finished_runs.snakemake("--cores", "1", SOURCE_DATE_EPOCH="1000000000000")
+        assert result.returncode == 1
+        number = re.search(r"(\d+) of the figures and tables could not be rendered", result.stderr)[1]
+        assert "status says why; the same command renders them again" in result.stderr
+        assert "warning: tokenformer_" in result.stderr
         assert {path: path.read_bytes() for path in pictures} == pictures
         assert (figures / "tokenformer_cost.csv").read_text() == "source\n"
         assert len(list(figures.glob(".*.failed"))) == int(number)
@@ -93,9 +93,9 @@ def test_after_a_failure_all_other_jobs_finish_and_the_failed_job_is_named(finis
     weights.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
     shutil.rmtree(finished_runs.root / "figures")
     changes = {f"tokenformer.runs.{run}.optimizer.lr": 1.0e-3 for run in ("transformer-2", "grown-zero-keep-2")}
-    done = finished_runs.snakemake("--cores", "2", "--keep-going", config={"set": changes})
-    assert done.returncode == 1
-    output = done.stdout + done.stderr
+    result = finished_runs.snakemake("--cores", "2", "--keep-going", config={"set": changes})
+    assert result.returncode == 1
+    output = result.stdout + result.stderr
     lines = [line for line in output.splitlines() if line.startswith(f"train  {RUNS[2]}  failed  ")]
     assert len(lines) == 1
     assert lines[0].endswith(f"; log logs/smoke/train/{RUNS[2]}.log")

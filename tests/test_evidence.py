@@ -1,4 +1,7 @@
-"""scripts/evidence.py trains runs by priority, each after its parent. The same command resumes an interrupted call."""
+"""scripts/evidence.py trains runs in the order of the scale's key `only`, each after its parent.
+
+The same command resumes an interrupted call.
+"""
 
 import importlib.util
 import os

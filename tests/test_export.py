@@ -171,7 +171,7 @@ def test_an_export_reads_the_previous_export_under_the_lock(live, cached):
 @pytest.mark.parametrize("when", ["write_study", "os.replace"])
 def test_an_interrupted_export_leaves_the_old_files(when, live, cached, monkeypatch):
     export(live, cached)
-    before = files(cached)
+    files_before = files(cached)
     make_run(live, "denseformer", "more", 0)
     make_run(live, "denseformer", "more", 1)
     target = cached / "denseformer"
@@ -185,7 +185,7 @@ def test_an_interrupted_export_leaves_the_old_files(when, live, cached, monkeypa
     monkeypatch.setattr(f"formerlab.results.export.{when}", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export(live, cached)
-    assert files(cached) == before
+    assert files(cached) == files_before
 
 
 def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
@@ -297,7 +297,7 @@ def damaged_rows(live, cached):
 )
 def test_a_refused_export_changes_no_files(live, cached, change, message):
     export(live, cached)
-    before = files(cached)
+    files_before = files(cached)
     with pytest.raises(UserError, match=message):
         export(live, **{"cached_root": cached} | change(live, cached))
-    assert files(cached) == before
+    assert files(cached) == files_before

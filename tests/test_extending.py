@@ -100,9 +100,9 @@ def copy_of_the_repository(root, *names):
 def run_python(root, *words):
     """Run Python with the package in a copy of the repository, and return its output."""
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = subprocess.run([sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.slow

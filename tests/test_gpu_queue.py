@@ -69,8 +69,8 @@ def queue(tmp_path):
     def run(seconds, **environment):
         words = ["bash", str(SCRIPT), str(seconds), "out", "smoke"]
         variables = os.environ | {"PYTHON": str(tmp_path / "python"), "MARGIN_S": "0"} | environment
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=variables)
-        assert done.returncode == 0, done.stderr
+        result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=variables)
+        assert result.returncode == 0, result.stderr
         return (tmp_path / "out/log").read_text()
 
     return run

@@ -101,5 +101,5 @@ HEAVY = {
 @pytest.mark.parametrize("names", HEAVY)
 def test_modules_import_no_heavy_library(names):
     code = f"import sys, {names}; print({HEAVY[names]} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

@@ -38,7 +38,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[str, list[str]]]]:
-    """Run the script with a restricted PATH; return its messages and the installed distributions."""
+    """Return a function that runs the script with a restricted PATH.
+
+    The function returns the messages of the script and the installed distributions.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     for tool in TOOLS:
@@ -49,11 +52,11 @@ def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[s
         variables = {
             key: value for key, value in os.environ.items() if key not in ("TORCH_INDEX", "NO_PROXY", "no_proxy")
         }
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=variables | {"PATH": str(programs)} | settings, capture_output=True, text=True
         )
-        assert done.returncode == 0, done.stderr
-        return done.stderr, sorted(path.name for path in environment.glob("lib/*/site-packages/torch*.dist-info"))
+        assert result.returncode == 0, result.stderr
+        return result.stderr, sorted(path.name for path in environment.glob("lib/*/site-packages/torch*.dist-info"))
 
     yield run
     for folder in environment.glob("lib/*/site-packages/torch*.dist-info"):
@@ -62,7 +65,7 @@ def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[s
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Serve wheels that contain only metadata; return the address of their index."""
+    """Return a function that serves wheels with only metadata and returns the address of their index."""
     root = tmp_path / "index"
     root.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))

@@ -64,7 +64,8 @@ def test_an_unwritable_cache_is_not_an_error(tmp_path, monkeypatch, caplog):
 def test_freed_memory_is_reused_up_to_a_size():
     """A tensor of 64 MiB that is freed and soon created again needs no new pages; by default it needs 16,384 each time.
 
-    The test runs in a new process, because malloc always uses a large free block of the heap.
+    The test runs in a new process, because malloc would reuse a large free block that
+    earlier tests left on the heap.
     """
     ended = subprocess.run([sys.executable, "-c", _NEW_PAGES], capture_output=True, text=True, check=True)
     new_pages, new_pages_with_reuse = map(int, ended.stdout.split())
@@ -78,9 +79,9 @@ import torch
 from formerlab.kernels import native
 
 def new_pages():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    faults_before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(2**24)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults_before
 
 for largest in (2**25, 2**30):
     native.keep_memory(largest)

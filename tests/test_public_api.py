@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def python(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_import_formerlab_loads_no_module_and_no_import_hook():
@@ -112,12 +112,12 @@ def test_an_import_error_without_a_module_name_keeps_its_message():
 
 
 def test_a_missing_package_gives_one_line_with_its_extra(tmp_path):
-    done = run_without("transformers", "import formerlab; formerlab.prune")
-    assert done.stderr.splitlines()[-1] == (
+    result = run_without("transformers", "import formerlab; formerlab.prune")
+    assert result.stderr.splitlines()[-1] == (
         "ImportError: formerlab.prune needs the package transformers, which is not installed; "
         "pip install 'formerlab[prune]' installs it"
     )
     program = "from formerlab.__main__ import main; sys.exit(main(['export-huggingface', '.', '--out', 'out']))"
-    done = run_without("transformers", program)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: this needs the package transformers, which is not installed; pip install")
+    result = run_without("transformers", program)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("error: this needs the package transformers, which is not installed; pip install")

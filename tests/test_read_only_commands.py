@@ -37,7 +37,7 @@ def tree(root):
 def test_commands_that_show_results_write_no_files(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
     monkeypatch.setattr(Staleness, "staleness_reason", lambda *_: "")  # the rows are older than the code
-    before = tree(committed)
+    tree_before = tree(committed)
     status = main(words)
-    assert tree(committed) == before
+    assert tree(committed) == tree_before
     assert (status, len(capsys.readouterr().out.splitlines()) > 5) == (0, True)

@@ -52,7 +52,7 @@ def project(exported, tmp_path, monkeypatch):
     return tmp_path
 
 
-def refused(capsys, *words):
+def error_of(capsys, *words):
     capsys.readouterr()
     assert main(["reproduce", *words]) == errors.EXIT_USER_ERROR
     captured = capsys.readouterr()
@@ -92,7 +92,7 @@ def test_an_interrupted_reproduction_continues(project, capsys, monkeypatch):
 
 def test_changed_code_is_refused_without_an_option(project, capsys, monkeypatch):
     monkeypatch.setattr("formerlab.plan.code.code_hash", lambda *_, **__: "0" * 16)
-    line = refused(capsys, "small/parent/seed0")
+    line = error_of(capsys, "small/parent/seed0")
     assert line.startswith("small/parent/seed0: the training code has changed (")
     assert "now); compare anyway with --other code, or restore the code with `git checkout " in line
     assert main(["reproduce", "small/parent/seed0", "--other", "code"]) == 0
@@ -102,20 +102,20 @@ def test_changed_data_are_refused_without_an_option(project, capsys):
     manifest = project / "results/live/smoke/data/text/manifest.json"
     content = json.loads(manifest.read_text())
     write_record(manifest, content | {"fingerprint": "0123456789abcdef"})
-    line = refused(capsys, "small/parent/seed0")
+    line = error_of(capsys, "small/parent/seed0")
     assert line.startswith(
         f"small/parent/seed0: was trained on other data (text {content['fingerprint']}, now 0123456789abcdef)"
     )
     # only the fingerprint differs; the text is the same
     assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0
     manifest.unlink()
-    assert refused(capsys, "small/parent/seed0").endswith("run python -m formerlab data text --scale smoke first")
+    assert error_of(capsys, "small/parent/seed0").endswith("run python -m formerlab data text --scale smoke first")
 
 
 def test_runs_that_are_not_committed_are_refused(project, capsys):
-    assert "no run 'small/parnt/seed0'; did you mean small/parent/seed0" in refused(capsys, "small/parnt/seed0")
+    assert "no run 'small/parnt/seed0'; did you mean small/parent/seed0" in error_of(capsys, "small/parnt/seed0")
     shutil.rmtree(project / "results/cached")
-    assert refused(capsys, "small/parent/seed0").endswith("choose another with --scale")
+    assert error_of(capsys, "small/parent/seed0").endswith("choose another with --scale")
 
 
 def test_differences_of_rows_are_listed_by_column(tmp_path):

@@ -154,8 +154,8 @@ for name in ("results.read", "statistics", "report.published", "tracking.mlflow"
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_stale_rows_are_left_out_and_listed(root):

@@ -48,7 +48,11 @@ def test_yaml_that_creates_an_object_is_refused(project):
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_names_cannot_be_paths_outside_the_results(name, project):
-    """Results are in <results>/<scale>/<study>/<run>/seed<n> and data/<name>. Every component must be a plain name."""
+    """Every component of these paths must be a plain name.
+
+    Results are in <results>/live/<scale>/<study>/<run>/seed<n>, and prepared data in
+    <results>/live/<scale>/data/<name>.
+    """
     with pytest.raises(UserError):
         project.plan(studies=[name])
     assert project.mistake(set={f"scale.data.{name}": {"source": {"kind": "embedded"}}})

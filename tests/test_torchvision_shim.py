@@ -36,16 +36,16 @@ def python(code: str, path: Path | None = None) -> subprocess.CompletedProcess[s
 def test_torchvision_for_another_torch_is_imported_only_with_the_shim(foreign_torchvision: Path) -> None:
     without = python("import torchvision", foreign_torchvision)
     assert "operator torchvision::nms does not exist" in without.stderr
-    done = python(ENSURE + "import torchvision\n" + DECLARED, foreign_torchvision)
-    assert done.stdout == "True True\n", done.stderr
+    result = python(ENSURE + "import torchvision\n" + DECLARED, foreign_torchvision)
+    assert result.stdout == "True True\n", result.stderr
 
 
 def test_model_classes_of_transformers_can_be_imported_after_prune() -> None:
-    done = python("from formerlab import prune\nfrom transformers import LlamaForCausalLM")
-    assert done.returncode == 0, done.stderr
+    result = python("from formerlab import prune\nfrom transformers import LlamaForCausalLM")
+    assert result.returncode == 0, result.stderr
     earlier = "try:\n    from transformers import LlamaForCausalLM\nexcept ImportError:\n    pass\n"
-    done = python(earlier + "from formerlab import prune\nfrom transformers import LlamaForCausalLM")
-    assert done.returncode == 0, done.stderr
+    result = python(earlier + "from formerlab import prune\nfrom transformers import LlamaForCausalLM")
+    assert result.returncode == 0, result.stderr
 
 
 def test_an_extension_that_loads_declares_its_own_operators(foreign_torchvision: Path) -> None:

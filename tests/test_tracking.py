@@ -94,12 +94,12 @@ def test_sync_is_complete_and_has_no_duplicates(synced_results, root, monkeypatc
     # plus one entry per configuration, and one entry for the study and its figures
     entries = runs + len(list((root / "results/live/laptop").glob("*/*/"))) + 1
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
-    before = counts(root)
+    counts_before = counts(root)
     monkeypatch.setattr("formerlab.results.read.read_rows", lambda *_: pytest.fail("rows are read again"))
     again = synced(root)
     assert (again["created"], again["updated"], len(again["unchanged"])) == ([], [], entries)
     record = json.loads((root / "results/live/laptop/denseformer/plain-8/seed0/run.json").read_text())
-    assert counts(root) == before == (6, 20, len(flatten(record["spec"])), 6)
+    assert counts(root) == counts_before == (6, 20, len(flatten(record["spec"])), 6)
     assert len(active(root)[1]["live/laptop/denseformer/plain-16/seed0"].data.params) > 150
 
 
@@ -203,28 +203,28 @@ def test_a_changed_run_is_replaced(root):
 
 
 def test_a_run_with_an_older_layout_is_replaced(root):
-    client, before = active(root)
-    top = before["live/laptop/denseformer"].info.run_id
+    client, runs_before = active(root)
+    top = runs_before["live/laptop/denseformer"].info.run_id
     client.log_text(top, "picture", "denseformer_depth.png")
     client.set_tag(top, "formerlab.content", "a hash without its layout")
     synced(root)
-    client, after = active(root)
-    assert artifacts(client, after["live/laptop/denseformer"]) == ["figures/denseformer_depth.png"]
-    assert set(after) == set(before)
+    client, runs_after = active(root)
+    assert artifacts(client, runs_after["live/laptop/denseformer"]) == ["figures/denseformer_depth.png"]
+    assert set(runs_after) == set(runs_before)
 
 
 def test_deleted_and_incomplete_runs_are_restored(root):
-    client, before = active(root)
-    client.delete_run(before[f"{PLAIN}/seed1"].info.run_id)
-    client.delete_tag(before["live/laptop/denseformer/plain-16/seed0"].info.run_id, "formerlab.content")
+    client, runs_before = active(root)
+    client.delete_run(runs_before[f"{PLAIN}/seed1"].info.run_id)
+    client.delete_tag(runs_before["live/laptop/denseformer/plain-16/seed0"].info.run_id, "formerlab.content")
     outcome = synced(root)
     assert outcome["created"] == [f"{PLAIN}/seed1"]
     assert outcome["updated"] == ["live/laptop/denseformer/plain-16/seed0"]
-    assert set(active(root)[1]) == set(before)
-    client.delete_experiment(before[PLAIN].info.experiment_id)
+    assert set(active(root)[1]) == set(runs_before)
+    client.delete_experiment(runs_before[PLAIN].info.experiment_id)
     for _ in range(2):
         assert synced(root)["status"] == "ok"
-        assert set(active(root)[1]) == set(before)
+        assert set(active(root)[1]) == set(runs_before)
 
 
 def test_damaged_rows_are_refused_and_the_others_tracked(tmp_path):

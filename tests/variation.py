@@ -31,7 +31,10 @@ def _changed(default: Spec) -> Iterator[Spec]:
 
 
 def label(value: object) -> str | None:
-    """Return the name of a spec: its kind, and its values that differ from the defaults."""
+    """Return the name of a spec: its kind, and its values that differ from the defaults.
+
+    Return None for other values, so that pytest makes their ids.
+    """
     if not isinstance(value, Spec):
         return None
     changes = value.model_dump(exclude_defaults=True)

@@ -1,4 +1,8 @@
-"""Properties of every policy in `CachePolicy`; the rules are compared with a reference in plain Python."""
+"""Properties of every policy in `CachePolicy` that masks or evicts keys at each step.
+
+The rules are compared with a reference in plain Python. Policies that wrap another policy are tested in
+test_allocation.py, and one-shot policies in test_compressed.py.
+"""
 
 import pytest
 import torch
@@ -103,8 +107,8 @@ def test_the_budget_is_exact_and_evicted_keys_never_return(policy):
         _, visible = run(policy, random_logits(), budget)
         counts = torch.arange(1, 13).clamp(max=budget + 1)
         assert torch.equal(visible.sum(-1), counts.expand(2, 4, -1))
-        before, after = visible[:, :, :-1], visible[:, :, 1:]
-        assert not (after & ~before).tril(0).any(), "an evicted key never reappears"
+        earlier, later = visible[:, :, :-1], visible[:, :, 1:]
+        assert not (later & ~earlier).tril(0).any(), "an evicted key never reappears"
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -79,7 +79,7 @@ def test_quantities_of_the_validation_curve(root):
     # the decrease from step 50 to step 100, the second half of the run
     assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7)
     write_curve(make_run(root, "study", "seldom"), [4.0, 3.0, 2.6])
-    # the two validations are half of the run apart
+    # the last two validations are half of the run (five tenths) apart
     assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5)
 
 

@@ -88,8 +88,11 @@ def test_envelope_variance_matches_finite_differences():
     for shift in (-1e-5, 1e-5):
         ends.append([cost[0] / flops_at_loss(middle[0], flops, np.add(means, shift * np.eye(2)[i])) for i in (0, 1)])
     slopes = (np.array(ends[1]) - np.array(ends[0])) / 2e-5
-    spread = 2e-4  # one degree of freedom: two seeds of one run
-    assert (variance, freedom) == (pytest.approx(spread * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4), 1)
+    variance_of_seeds = 2e-4  # one degree of freedom: two seeds of one run
+    assert (variance, freedom) == (
+        pytest.approx(variance_of_seeds * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4),
+        1,
+    )
     # d ln F / d ln L = 10, and both runs have weight 1/2
     assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3)
     assert envelope_variance(middle, cost, flops, [run[:1] for run in by_run]) is None

@@ -44,7 +44,7 @@ NEWER_VERDICTS = {
     },
     "pretrained": {"decay-mask-closer-to-ideal": "not_tested -> agrees"},
 }
-"""Verdicts from rows that are newer than the lists of versions 3 to 5."""
+"""Verdicts that changed because of new rows. The lists in claims.yaml have only changes because of new rules."""
 LISTED_VERDICTS = {
     scale: {claim: text for change in read_claims().changes for claim, text in change.verdicts.get(scale, {}).items()}
     for scale in ("overnight", "pretrained", "laptop")
@@ -187,7 +187,7 @@ def test_both_tables_of_findings_are_sorted_by_verdict_with_a_stable_order(verdi
 
 
 def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition(by_scale):
-    """README, the page of verdicts and claims.csv show the reason. Only README states the condition."""
+    """docs/results.md, docs/verdicts.md and claims.csv show the reason. The two pages also state the condition."""
     untested = [verdict for verdict in best_verdicts(by_scale) if verdict.outcome == "not_tested"]
     measured = {verdict.claim.id for verdict in untested if any(item.quantities for item in verdict.items)}
     words = {verdict.claim.id: verdict_frame([verdict])["verdict"].iloc[0] for verdict in untested}

@@ -36,9 +36,10 @@ def test_a_file_of_tasks_without_choices_has_no_column_choices(tmp_path):
 def test_a_diverged_run_ends_with_the_loss_of_a_uniform_guess(tmp_path):
     """Rule 6 of claims.md also holds for the losses of a curve."""
     make_run(tmp_path, "tokenformer", "good", loss=3.0)
-    gone = make_run(tmp_path, "tokenformer", "gone", loss=3.0, status="diverged", diverged_at_step=100)
-    write(gone / "test.csv", [(window, 64, 6.0) for window in range(WINDOWS)])
-    write(gone / "eval.csv", [(step, "valid", 0, 512, 3.0) for step in (0, 100)])  # of 200 steps
+    diverged_run = make_run(tmp_path, "tokenformer", "gone", loss=3.0, status="diverged", diverged_at_step=100)
+    write(diverged_run / "test.csv", [(window, 64, 6.0) for window in range(WINDOWS)])
+    # the run has 200 steps, so its second half has no validation
+    write(diverged_run / "eval.csv", [(step, "valid", 0, 512, 3.0) for step in (0, 100)])
     rows = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
     assert rows._validation("good", "last_step")[0] == pytest.approx(3.06, abs=0.05)
     assert rows._validation("gone", "last_step")[0] == 6.0

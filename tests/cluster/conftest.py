@@ -1,7 +1,8 @@
-"""A private Slurm for the tests of this folder. They take minutes: `make test-cluster` runs them, `make test` does not.
+"""Fixtures that start a private Slurm.
 
-If a program is missing, the tests are skipped, and the reason names the program. If `.ci/run` has set FORMERLAB_CI,
-they fail instead.
+`make test-cluster` runs the tests of this folder, which take minutes. `make test` does not run them. The tests that
+need Slurm are skipped with a reason if a program is missing or the user is not root. If `.ci/run` has set FORMERLAB_CI,
+they fail instead. test_other_schedulers.py needs no Slurm.
 """
 
 import os

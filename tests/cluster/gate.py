@@ -1,11 +1,11 @@
 """A gate in the training loop of a copied checkout. A run pauses there until the test stops, kills or releases the run.
 
 `gates/<run id>.json` contains {"step": the step at which the run pauses, ...}. At the first visit, the run saves a
-checkpoint, writes the file `<...>.reached`, and waits for a request to stop. With `ignores_stop` it ignores this
-request. The file `<...>.open` releases the waiting process. The next process that trains the run does not pause. With
-`mistake` (UserError) or `crash` (RuntimeError), every process raises this error at the gate. Every process allocates
-`memory_mb` at the gate. With `waits_for_kill`, a resumed process waits 3 s after the allocation, so that Slurm kills it
-if `memory_mb` exceeds the memory of the job.
+checkpoint, writes the file `gates/<run id>.reached`, and waits for a request to stop. With `ignores_stop` it ignores
+this request. The file `gates/<run id>.open` releases the waiting process. The next process that trains the run does not
+pause. With `mistake` (UserError) or `crash` (RuntimeError), every process raises this error at the gate. Every process
+allocates `memory_mb` at the gate. With `waits_for_kill`, a resumed process waits 3 s after the allocation, so that
+Slurm kills it if `memory_mb` exceeds the memory of the job.
 """
 
 import json

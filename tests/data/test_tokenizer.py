@@ -91,7 +91,10 @@ def test_tokenizer_files_are_checked(tmp_path, path):
 
 
 def tokenizer_of_family(family):
-    """Return a tokenizer of a family, with the token `the`, the letters `thecasd` and, in some families, bytes."""
+    """Return a tokenizer of a family with the token `the` and the letters `thecasd`.
+
+    "fallback" also has a token for every byte. "bytes" has only four tokens: the letters of `the` and the byte B4.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     letters = sorted(set("▁thecasd"))

@@ -22,7 +22,7 @@ def test_the_rate_is_measured_in_the_requested_precision(precision, monkeypatch)
 
 
 def test_peak_memory_includes_allocated_tensors():
-    before = peak_memory_bytes()
-    tensor = torch.ones((before >> 2) + (64 << 20))  # 256 MiB more than the process ever used
-    assert before + (200 << 20) < peak_memory_bytes() < 2 * before + (2 << 30)
+    earlier_peak = peak_memory_bytes()
+    tensor = torch.ones((earlier_peak >> 2) + (64 << 20))  # 256 MiB more than the process ever used
+    assert earlier_peak + (200 << 20) < peak_memory_bytes() < 2 * earlier_peak + (2 << 30)
     del tensor

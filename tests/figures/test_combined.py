@@ -34,13 +34,13 @@ def test_contrasts_are_the_planted_effects(tmp_path):
 
 def test_other_budgets_and_recent_fractions_are_excluded(tmp_path):
     make_combined(tmp_path / "live/smoke")
-    before = cells(Results(tmp_path / "live/smoke"))
+    cells_before = cells(Results(tmp_path / "live/smoke"))
     for path in (tmp_path / "live/smoke").glob("combined/*/*/prune.csv"):
         rows = pd.read_csv(path)
         pruned = rows[rows["policy"] != "full"].assign(loss_nats=9.0)
         half, quarter = pruned.assign(budget=0.2), pruned.assign(recent=0.25)
         pd.concat([rows, half, quarter]).to_csv(path, index=False, lineterminator="\n")
-    pd.testing.assert_frame_equal(cells(Results(tmp_path / "live/smoke")), before)
+    pd.testing.assert_frame_equal(cells(Results(tmp_path / "live/smoke")), cells_before)
 
 
 def test_seeds_without_all_cells_are_excluded(tmp_path):

@@ -51,14 +51,14 @@ def test_a_figure_that_shows_verdicts_is_stale_if_their_words_change(monkeypatch
         return "another word"
 
     monkeypatch.setattr(cells, "outcome_text", changed_word)
-    shown = []
+    names = []
     for entry in (entry for entry in catalogue().values() if entry.kind == "figure"):
         verdicts.clear()
         rows = load_rows(entry, results)
         if verdicts and rows["source"].eq("ours").any():
-            shown.append(entry.name)
+            names.append(entry.name)
             assert not same_rows(committed.committed_file(ROOT, entry, scale, "csv"), rows), entry.name
-    assert {"overnight": "denseformer_gain", "pretrained": "decay_accuracy"}[scale] in shown
+    assert {"overnight": "denseformer_gain", "pretrained": "decay_accuracy"}[scale] in names
 
 
 def test_the_page_links_exactly_the_committed_files():

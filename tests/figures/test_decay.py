@@ -161,8 +161,8 @@ def test_embedded_tasks_are_shown_only_for_runs_without_published_tasks(tmp_path
         "other": {"PIQA", "mean"},
     }
     *_, means, sets = decay_suites_table.readers(rows.assign(source="ours")).values()
-    shown = means["configuration"].tolist()
-    assert shown == ["Decay 0.5", "Decay 0.2", "H2O", "Decay 0", "Full (for comparison)"], (
+    configurations = means["configuration"].tolist()
+    assert configurations == ["Decay 0.5", "Decay 0.2", "H2O", "Decay 0", "Full (for comparison)"], (
         "the best alpha is not omitted"
     )
     assert sets["set"].tolist() == ["mean", "last word", "summary"]
@@ -200,8 +200,8 @@ def test_the_loss_of_h2o_and_the_gain_of_decay_are_paired(tmp_path):
     assert costly[["sets", "questions"]].tolist() == [3, 30]
     assert costly["fraction_won_back"] == pytest.approx(1 / 3)
     assert costly["fraction_won_back_low"] < 1 / 3 < costly["fraction_won_back_high"]
-    (shown,) = decay_objections_table.readers(table.assign(source="ours")).values()
-    assert shown["set"].tolist() == ["ARC-e, SciQ, BLiMP"] * 2, "a group of one set is in the CSV only"
+    (printed_table,) = decay_objections_table.readers(table.assign(source="ours")).values()
+    assert printed_table["set"].tolist() == ["ARC-e, SciQ, BLiMP"] * 2, "a group of one set is in the CSV only"
 
 
 def test_the_cost_of_a_budget_is_the_increase_of_perplexity_in_percent(tmp_path):

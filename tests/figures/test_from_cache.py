@@ -41,8 +41,8 @@ def test_committed_figures_and_verdicts_are_reproduced_without_torch(tmp_path):
     python = [sys.executable, "-c", "import torch"]
     assert b"import of torch halted" in subprocess.run(python, env=environment, capture_output=True).stderr
     command = [sys.executable, "-m", "formerlab", "figures"]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
     rendered = project / "figures/cached"
     for scale in (path.name for path in (ROOT / "results/cached").glob("*/") if has_runs(path)):

@@ -144,8 +144,8 @@ def test_verdicts_are_a_line_of_the_note(rows):
 
 
 def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
-    gone = rows["variant"].eq("Transformer") & rows["size"].eq(2)
-    (axes,) = layout(panel())(rows.assign(loss_nats=rows["loss_nats"].mask(gone))).axes
+    last_value = rows["variant"].eq("Transformer") & rows["size"].eq(2)
+    (axes,) = layout(panel())(rows.assign(loss_nats=rows["loss_nats"].mask(last_value))).axes
     assert {text.get_text() for text in axes.texts} == {"Transformer", "Tokenformer"}
 
 

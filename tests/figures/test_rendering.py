@@ -1,4 +1,7 @@
-"""Figures and tables are rendered from the committed rows of scale laptop (one seed), and all from an empty folder."""
+"""Figures and tables are rendered from the committed rows of scale laptop (one seed).
+
+Without rows, every figure and table is rendered with a message.
+"""
 
 import json
 import re
@@ -44,7 +47,7 @@ ENTRIES = catalogue()
 WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
 """One figure and one table per study.
 
-Of all figures, only these are saved as PDF and PNG in these tests, with the function that normally saves every figure.
+The fixture `folder` saves only these figures as PDF and PNG. It writes a placeholder for all other figures.
 """
 UNSAVED = pytest.mark.usefixtures("unsaved")
 pytestmark = pytest.mark.xdist_group("figures")
@@ -59,7 +62,7 @@ def folder(tmp_path_factory):
         if pdf.stem in WITH_IMAGES:
             save(figure, pdf, png)
         else:
-            write_text(pdf, "as the others")
+            write_text(pdf, "not saved")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "save", save_few)
@@ -74,7 +77,7 @@ def test_every_entry_is_rendered_here_or_committed(folder):
         assert "ours" in set(pd.read_csv(folder / f"{name}.csv")["source"]), name
         if ENTRIES[name].kind == "figure":
             saved = name in WITH_IMAGES
-            assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
+            assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"not saved"), name
             assert (folder / f"{name}.png").exists() == saved, name
         else:
             assert "No finished run" not in (folder / f"{name}.md").read_text(), name
@@ -169,13 +172,13 @@ def test_a_failure_keeps_the_earlier_files(tmp_path, monkeypatch):
     assert draw_each(names, tmp_path / "results", out) == []
     (out / "decay_table.md").unlink()
     (out / "decay_alpha.png").unlink()
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    files_before = {path.name: path.read_bytes() for path in out.iterdir()}
     monkeypatch.setattr(write, "load_rows", lambda entry, results: 1 / 0)
     assert draw_each(names, tmp_path / "results", out) == names
-    after = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert {name: after[name] for name in before} == before
+    files_after = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert {name: files_after[name] for name in files_before} == files_before
     added = {"decay_table.md", "decay_alpha.png", ".decay_table.failed", ".decay_alpha.failed"}
-    assert after.keys() - before.keys() == added
+    assert files_after.keys() - files_before.keys() == added
 
 
 def test_a_full_disk_stops_rendering(tmp_path, monkeypatch):

@@ -27,8 +27,8 @@ def test_a_mark_says_that_only_one_of_two_intervals_excludes_equality(alone, poo
 def test_each_claim_has_a_letter():
     rows = pd.DataFrame({"verdict": ["agrees (one)", None, "no verdict (two): few seeds; agrees (one)"]})
     letters = {}
-    shown = with_claim_letters(rows, letters)["verdict"]
-    assert shown.fillna("").tolist() == ["agrees (a)", "", "no verdict (b), agrees (a)"]
+    verdicts = with_claim_letters(rows, letters)["verdict"]
+    assert verdicts.fillna("").tolist() == ["agrees (a)", "", "no verdict (b), agrees (a)"]
     assert letters == {"one": "a", "two": "b"}
     assert verdict_words(rows["verdict"][2]) == "no verdict, agrees"
 

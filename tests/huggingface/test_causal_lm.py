@@ -126,16 +126,18 @@ def test_unsupported_models_are_refused(kind, changes, message):
         pytest.skip("transformers 4 does not run MPT in double precision and does not name the layer types of Mamba")
     model = build(kind, **changes)
     if not changes:
-        # Released Bloom, MPT and Mamba models have no max_position_embeddings, and `context` does not replace it.
+        # Released Bloom, MPT and Mamba models have no max_position_embeddings. The error must name the unsupported
+        # layers instead of the missing context.
         del model.config.max_position_embeddings
     with pytest.raises(UserError, match=message):
         CausalLM(model)
 
 
-def test_a_window_longer_than_the_context_is_ignored():
-    model, text = CausalLM(build("mistral", sliding_window=16), context=16), tokens(1, 16)
+@pytest.mark.parametrize("window", [16, 32])
+def test_a_window_at_least_as_long_as_the_context_is_ignored(window):
+    model, text = CausalLM(build("mistral", sliding_window=window), context=16), tokens(1, 16)
     with torch.no_grad():
-        close(model(text), build("mistral", sliding_window=16)(text).logits)
+        close(model(text), build("mistral", sliding_window=window)(text).logits)
     with pytest.raises(ValueError, match="17 tokens exceed the model's context of 16"):
         model(tokens(1, 17))
 

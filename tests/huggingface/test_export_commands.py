@@ -60,8 +60,9 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
 
 
 def test_runs_are_exported_by_id_at_any_scale(finished, tmp_path, monkeypatch, capsys):
-    """The configured scale (here laptop) does not affect the export, as for the command `generate`."""
+    """The configured scale (here laptop) does not affect the export, as in the command `generate`."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("scale: laptop\n")
     (tmp_path / "results/live").mkdir(parents=True)
     (tmp_path / "results/live/smoke").symlink_to(finished.parents[2])
     assert main(["export-huggingface", "study/run/seed0", "--out", "out"]) == 0

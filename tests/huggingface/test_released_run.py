@@ -73,7 +73,7 @@ def project(tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(project, birds):
+def finished_project(project, birds):
     """Return the project after all stages."""
     with chdir(project.root):
         for words in (
@@ -106,13 +106,13 @@ def test_sizes_vocabulary_and_costs_match_the_model(project):
     assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * matmul_flops)
 
 
-def test_all_stages_accept_a_released_model_as_a_finished_run(done):
-    with chdir(done.root):
-        plan = done.plan()
+def test_all_stages_accept_a_released_model_as_a_finished_run(finished_project):
+    with chdir(finished_project.root):
+        plan = finished_project.plan()
         staleness = Staleness(plan)
         stages = ("data", "load", "zeroshot", "prune", "answers")
         assert {staleness.check(stage, name).state for stage in stages for name in plan[stage]} == {"finished"}
-        results = Results(done.root / plan["results"], staleness.staleness_reason)
+        results = Results(finished_project.root / plan["results"], staleness.staleness_reason)
     records = results.runs("small")
     assert list(records["run"]) == ["released-llama", "released-opt"]
     assert set(records["flops"]) == {0}
@@ -127,18 +127,20 @@ def test_all_stages_accept_a_released_model_as_a_finished_run(done):
     rows = results.rows("answers.csv", "small")
     arms = [*product(("full", "local"), ("birds_long", "birds_short"))]
     assert rows.groupby(["policy", "task"]).size().to_dict() == dict.fromkeys(arms, 2)
-    record = read_record(done.root / plan["results"] / "small/released-llama/seed0/answers.json", "rows_sha256")
+    record = read_record(
+        finished_project.root / plan["results"] / "small/released-llama/seed0/answers.json", "rows_sha256"
+    )
     assert record["examples_sha256"].keys() == {"birds_long", "birds_short"}
     assert record["settings"]["tasks"] == ["birds"]
     assert record["versions"].keys() == {"lm_eval", "transformers", "torch"}
 
 
-def test_losses_match_the_model_on_text_in_its_tokens(done):
+def test_losses_match_the_model_on_text_in_its_tokens(finished_project):
     from formerlab.data import load_stream
     from formerlab.integrations.huggingface.released_run import load_released_run
 
-    folder = done.root / "results/live/smoke/small/released-llama/seed0"
-    stream = load_stream(done.root / "results/live/smoke/data/llama", "test")
+    folder = finished_project.root / "results/live/smoke/small/released-llama/seed0"
+    stream = load_stream(finished_project.root / "results/live/smoke/data/llama", "test")
     model, run = load_released_run(folder)
     windows = spread_windows(stream, 32, 3)
     for policy, attend_for in (("full", None), ("h2o", lambda lengths: Simulation(H2O(), 0.4, lengths))):
@@ -148,36 +150,40 @@ def test_losses_match_the_model_on_text_in_its_tokens(done):
     assert len(pd.read_csv(folder / "test.csv")) == run.windows
 
 
-def test_runs_are_listed_exported_and_tracked(done, capsys):
+def test_runs_are_listed_exported_and_tracked(finished_project, capsys):
     from formerlab.tracking.mlflow import sync
 
-    with chdir(done.root):
+    with chdir(finished_project.root):
         assert main(["runs", "--out", "listed"]) == 0
-        assert "released-opt" in (done.root / "listed/runs.csv").read_text()
+        assert "released-opt" in (finished_project.root / "listed/runs.csv").read_text()
         assert main(["status"]) == 0
         assert "finished" in capsys.readouterr().out
-        report = export(done.root / "results/live/smoke", done.root / "results/cached/smoke")
+        report = export(finished_project.root / "results/live/smoke", finished_project.root / "results/cached/smoke")
         assert len(report["exported"]) == 2
-        cached = Results(done.root / "results/cached/smoke")
+        cached = Results(finished_project.root / "results/cached/smoke")
         assert len(cached.rows("prune.csv", "small")) == 18
         for tree in ("live", "cached"):
-            output = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/mlflow.db", done.root)
+            output = sync(
+                finished_project.root / f"results/{tree}/smoke",
+                f"sqlite:///{finished_project.root}/mlflow.db",
+                finished_project.root,
+            )
             assert output["status"] == "ok"
             assert output["runs"] == 2
 
 
-def test_a_second_call_does_nothing_and_changed_weights_are_detected(done, capsys):
+def test_a_second_call_does_nothing_and_changed_weights_are_detected(finished_project, capsys):
     run = "small/released-opt/seed0"
-    with chdir(done.root):
-        record = done.root / "results/live/smoke" / run / "run.json"
+    with chdir(finished_project.root):
+        record = finished_project.root / "results/live/smoke" / run / "run.json"
         modified = record.stat().st_mtime_ns
         assert main(["load", run]) == 0
         assert record.stat().st_mtime_ns == modified
-        weights = done.root / "opt/model.safetensors"
+        weights = finished_project.root / "opt/model.safetensors"
         content = weights.read_bytes()
         save_file({name: value + 1 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
         try:
-            plan = done.plan()
+            plan = finished_project.plan()
             assert str(Staleness(plan).check("load", run)) == "stale (changed since: weights)"
             capsys.readouterr()
             assert main(["prune", run]) == EXIT_USER_ERROR
@@ -187,30 +193,32 @@ def test_a_second_call_does_nothing_and_changed_weights_are_detected(done, capsy
 
 
 def test_invalid_released_runs_are_refused_by_the_plan(project):
-    def refused(**changes):
+    def error_of(**changes):
         with chdir(project.root):
             return project.mistake(set={key.replace("__", "."): value for key, value in changes.items()})
 
     runs = "small.runs.released-llama"
-    assert "no such folder" in refused(scale__released__llama__path="nowhere")
-    assert "no released model 'lama' at this scale; did you mean llama" in refused(**{f"{runs}.released": "lama"})
+    assert "no such folder" in error_of(scale__released__llama__path="nowhere")
+    assert "no released model 'lama' at this scale; did you mean llama" in error_of(**{f"{runs}.released": "lama"})
     message = f"command line: set: {runs}.data: 'opt' does not use the tokenizer of 'llama'; give that data set"
-    assert refused(**{f"{runs}.data": "opt"}).startswith(message)
-    assert "context: 100 exceeds the maximum context of 'llama', 64 tokens" in refused(**{f"{runs}.context": 100})
-    assert "unknown key" in refused(**{f"{runs}.steps": 100})
-    assert "windows: Input should be greater than 0" in refused(**{f"{runs}.windows": 0})
-    assert "vocabulary: 300, but the tokenizer has 290" in refused(scale__data__llama__tokenizer__vocabulary=300)
+    assert error_of(**{f"{runs}.data": "opt"}).startswith(message)
+    assert "context: 100 exceeds the maximum context of 'llama', 64 tokens" in error_of(**{f"{runs}.context": 100})
+    assert "unknown key" in error_of(**{f"{runs}.steps": 100})
+    assert "windows: Input should be greater than 0" in error_of(**{f"{runs}.windows": 0})
+    assert "vocabulary: 300, but the tokenizer has 290" in error_of(scale__data__llama__tokenizer__vocabulary=300)
 
 
-def test_models_that_differ_from_the_plan_or_cannot_be_pruned_are_refused_by_the_stage(done, tokenizer, capsys):
-    tiny_models.save("bloom", done.root / "bloom", tokenizer)
+def test_models_that_differ_from_the_plan_or_cannot_be_pruned_are_refused_by_the_stage(
+    finished_project, tokenizer, capsys
+):
+    tiny_models.save("bloom", finished_project.root / "bloom", tokenizer)
     sizes = {"layers": 3, "width": 32, "vocabulary": 290, "context": 64, "parameters": 1000}
     for changes, message in (
         ({"llama": {"sizes": sizes}}, "released.llama.sizes: layers is 2, not 3, parameters is"),
         ({"llama": {"path": "bloom", "sizes": sizes}}, "Bloom"),
     ):
-        (done.root / "overlay.yaml").write_text(yaml.safe_dump({"scale": {"released": changes}}))
-        with chdir(done.root):
+        (finished_project.root / "overlay.yaml").write_text(yaml.safe_dump({"scale": {"released": changes}}))
+        with chdir(finished_project.root):
             overlay = ["--overlay", "overlay.yaml", "--set", "results=other"]
             assert main(["data", "llama", *overlay]) == 0
             capsys.readouterr()

@@ -44,7 +44,7 @@ class Driver:
 
 @pytest.fixture
 def built(triton, monkeypatch, tmp_path):
-    """Return compiled(capability, function, *arguments).
+    """Return the function `compiled(capability, function, *arguments)`.
 
     It calls `function` and returns its kernels, compiled for `capability` without launching them.
     """
@@ -52,7 +52,7 @@ def built(triton, monkeypatch, tmp_path):
     from triton.runtime.jit import JITFunction
 
     launch, kernels = JITFunction.run, []
-    active = "_active" if hasattr(driver, "_active") else "active"  # before Triton 3.5
+    active = "_active" if hasattr(driver, "_active") else "active"  # Triton before 3.5 has only `active`
 
     def build(kernel, *arguments, warmup, **options):
         kernels.append(launch(kernel, *arguments, warmup=True, **options))

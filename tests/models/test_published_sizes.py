@@ -160,8 +160,10 @@ def test_costs_match_table_3(name):
     assert spec.flops(time) - spec.flops(time, head=False) == 2 * 50304 * spec.width * time
 
 
-@pytest.mark.parametrize(("width", "published"), [(768, 3.69), (1416, 6.80), (2104, 10.10)])
-def test_attention_costs_match_table_8(width, published):
-    """Costs are in units of 10^4 T^2 (2410.23168, Table 8, which truncates one digit)."""
+@pytest.mark.parametrize(("width", "expected", "published"), [(768, 3.69, 3.6), (1416, 6.80, 6.8), (2104, 10.10, 10.1)])
+def test_attention_costs_match_table_8(width, expected, published):
+    """Costs are in units of 10^4 T^2. Table 8 of 2410.23168 prints one decimal, and 3.6 for 3.69."""
     spec = Decoder(width=width, heads=width // 4)
-    assert round(spec.attention_flops(1024) / 1024**2 / 1e4, 2) == published
+    cost = round(spec.attention_flops(1024) / 1024**2 / 1e4, 2)
+    assert cost == expected
+    assert 0 <= cost - published < 0.1

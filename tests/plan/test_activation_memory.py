@@ -1,4 +1,7 @@
-"""Estimates of the plan match the memory and bytes of a training step, which are counted without a GPU."""
+"""The plan's estimates match the memory and bytes of a training step.
+
+Most are counted without a GPU; the last test uses measurements on an H100.
+"""
 
 import functools
 from types import SimpleNamespace

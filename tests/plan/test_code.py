@@ -55,39 +55,40 @@ MODELS = TRAIN | EVALUATED
 class Package:
     """A copy of the package, in which a test computes hashes with one edited file.
 
-    Only the cached results of the edited module are dropped, because parsing all modules for each test takes too long.
+    Only cached results that can depend on the edited module are dropped, because parsing all modules for each test
+    takes too long.
     """
 
     def __init__(self, root, patch):
         self.root = root
-        self.memories = []
+        self.caches = []
         for name, function in vars(code).items():
             if hasattr(function, "cache_clear"):
-                patch.setattr(code, name, self.remembering(function.__wrapped__))
-        self.before = self.hashes()
+                patch.setattr(code, name, self.cached_function(function.__wrapped__))
+        self.hashes_before = self.hashes()
 
-    def remembering(self, function):
-        memory = {}
-        self.memories.append(memory)
+    def cached_function(self, function):
+        cache = {}
+        self.caches.append(cache)
 
-        def remembered(*key):
-            if key not in memory:
-                memory[key] = function(*key)
-            return memory[key]
+        def cached(*key):
+            if key not in cache:
+                cache[key] = function(*key)
+            return cache[key]
 
-        return remembered
+        return cached
 
     def hashes(self):
         return {name: code.code_hash(*entries, specs=specs) for name, (entries, specs) in JOBS.items()}
 
-    def forget(self, file):
+    def drop_results_of(self, file):
         module = f"formerlab.{file.removesuffix('.py').replace('/', '.')}"
-        for memory in self.memories:
+        for cache in self.caches:
             if file.endswith("__init__.py"):
-                memory.clear()  # names are resolved through packages
+                cache.clear()  # names are resolved through packages
             # results that depend on several modules have longer keys and are dropped too
-            for key in [key for key in memory if key == (module,) or len(key) > 1]:
-                del memory[key]
+            for key in [key for key in cache if key == (module,) or len(key) > 1]:
+                del cache[key]
 
     def changed_by(self, file, edit):
         """Return the jobs whose hash an edit changes, then undo the edit."""
@@ -95,13 +96,13 @@ class Package:
         text = path.read_text()
         assert edit(text) != text
         path.write_text(edit(text))
-        self.forget(file)
+        self.drop_results_of(file)
         try:
-            after = self.hashes()
+            hashes_after = self.hashes()
         finally:
             path.write_text(text)
-            self.forget(file)
-        return {name for name in JOBS if self.before[name] != after[name]}
+            self.drop_results_of(file)
+        return {name for name in JOBS if self.hashes_before[name] != hashes_after[name]}
 
 
 @pytest.fixture(scope="module")
@@ -240,4 +241,4 @@ def test_hashes_do_not_depend_on_the_python_version():
 
 
 def test_different_jobs_have_different_hashes(package):
-    assert len(set(package.before.values())) == len(JOBS)
+    assert len(set(package.hashes_before.values())) == len(JOBS)

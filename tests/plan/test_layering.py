@@ -91,10 +91,10 @@ def test_paths_and_splits_replace_each_other(project, base, overrides, remaining
 
 def test_a_data_set_of_another_kind_replaces_the_base(project):
     """A data set without `kind` is text. Image keys that are merged over it replace all of its keys."""
-    before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
+    plan_before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
     images = {"kind": "images", "source": {"kind": "digits"}}
     project.merge_into(project.scale, "data: {pictures: {source: {kind: embedded}, questions: 3}}")
-    assert project.plan(data={"pictures": images})["train"] == before["train"]
+    assert project.plan(data={"pictures": images})["train"] == plan_before["train"]
 
 
 @given(st.tuples(trees, trees, trees))
@@ -131,9 +131,9 @@ OVERRIDES = [
 @pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
 def test_all_ways_to_set_a_key_are_equivalent(project, key, value, text, file):
     """A key may be in or outside `set`, in config.yaml, an overlay, the command line, or the edited file."""
-    before = project.plan()
+    plan_before = project.plan()
     on_command_line = project.plan(set={key: value})
-    assert on_command_line != before
+    assert on_command_line != plan_before
     config = (project.root / "config.yaml").read_text()
     for layer in ({key: value}, {"set": {key: value}}):
         assert project.plan(**layer) == on_command_line

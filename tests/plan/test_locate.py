@@ -57,10 +57,10 @@ def test_the_file_name_depends_on_all_inputs_of_the_plan(project, edit):
     project.write("overlay.yaml", "small.steps: 3")
     project.write("texts/a.txt", "words")
     project.merge_into(project.config, "{overlay: overlay.yaml, data: {text: {source: {kind: files, paths: [texts]}}}}")
-    before = plan_path(project.root, {})
-    assert plan_path(project.root, {}) == before
+    path_before = plan_path(project.root, {})
+    assert plan_path(project.root, {}) == path_before
     edit(project)
-    assert plan_path(project.root, {}) != before
+    assert plan_path(project.root, {}) != path_before
 
 
 @pytest.fixture
@@ -82,15 +82,15 @@ def test_a_broken_link_gives_a_one_line_error(project, texts, paths):
 
 
 def test_hidden_files_are_ignored_and_links_may_form_cycles(project, texts):
-    before = plan_path(project.root, {})
+    path_before = plan_path(project.root, {})
     (texts / ".#a.txt").symlink_to("an editor's mark")
-    assert plan_path(project.root, {}) == before
+    assert plan_path(project.root, {}) == path_before
     (texts / "deep" / "circle").symlink_to(texts)
-    assert plan_path(project.root, {}) == before
+    assert plan_path(project.root, {}) == path_before
     (texts.parent / "others").mkdir()
     (texts.parent / "others" / "b.txt").write_text("words")
     (texts / "linked").symlink_to(texts.parent / "others")
-    assert plan_path(project.root, {}) != before
+    assert plan_path(project.root, {}) != path_before
 
 
 def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
@@ -119,10 +119,10 @@ def test_an_edit_during_planning_starts_planning_again(project, monkeypatch):
 )
 def test_the_file_name_depends_on_files_of_the_command_line(project, command_line, file):
     project.write(file, "{}")
-    before = plan_path(project.root, command_line)
-    assert before != plan_path(project.root, {})
+    path_before = plan_path(project.root, command_line)
+    assert path_before != plan_path(project.root, {})
     project.write(file, "{small.steps: 4}")
-    assert plan_path(project.root, command_line) != before
+    assert plan_path(project.root, command_line) != path_before
 
 
 def test_the_file_name_depends_on_the_code(project, monkeypatch, tmp_path_factory):

@@ -69,7 +69,10 @@ def test_runs_on_the_whole_text_have_equal_tokens(runs):
 
 
 def test_the_long_run_from_scratch_has_less_than_twice_the_epochs_of_the_grown_run(runs):
-    """Both sides are epochs times the length of the whole text, which the grown run reads."""
+    """Both sides are multiplied by the length of the whole text.
+
+    The grown run reads all of it, and the run from scratch a stretch.
+    """
     grown, longer = runs["annealed-random-sqrt-all"], runs["annealed-scratch-long"]
     first, end = longer.task.stretch
     assert longer.tokens / (end - first) < 2 * grown.tokens

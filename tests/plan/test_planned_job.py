@@ -113,10 +113,10 @@ def test_prepared_data_stay_if_their_preparation_fails(plan):
     """The job fails after its code has changed."""
     change(plan, "data", "text", code_hash="old")
     manifest = Staleness(plan).record("data", "text")
-    before = manifest.read_bytes()
+    content_before = manifest.read_bytes()
     with pytest.raises(ZeroDivisionError):
         work(plan, "data", "text", lambda: 1 / 0)
-    assert manifest.read_bytes() == before
+    assert manifest.read_bytes() == content_before
 
 
 def test_an_output_that_is_stale_when_it_is_written_is_refused(plan):

@@ -64,10 +64,10 @@ def test_an_unset_data_variable_gives_one_line_with_its_name_and_the_source(proj
 def test_missing_changed_and_unlisted_files_are_refused(project, tmp_path):
     two, three = (tmp_path / f"public/books/{name}.txt" for name in ("two", "three"))
     project.plan()
-    before = plan_path(project.root, {})
+    path_before = plan_path(project.root, {})
     two.write_bytes(TEXT + b"!")
     assert f"books/two.txt: SHA-256 differs from {PUBLIC_MANIFEST}" in project.mistake()
-    assert plan_path(project.root, {}) != before
+    assert plan_path(project.root, {}) != path_before
     two.unlink()
     assert "books/two.txt: missing; get it from https://example.org/books" in project.mistake()
     two.write_bytes(TEXT)

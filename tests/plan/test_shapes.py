@@ -28,13 +28,13 @@ def runs():
 
 
 def test_every_size_at_workstation_is_a_multiple_of_64(runs):
-    odd = {
+    other_sizes = {
         f"{job['study']}/{job['run']}: {key}={size}"
         for job in runs.values()
         for key, size in sizes(job["spec"])
         if size % 64
     }
-    assert not odd
+    assert not other_sizes
 
 
 def test_matched_tokenformers_have_the_parameters_of_their_transformer(runs):

@@ -116,8 +116,16 @@ def test_a_stage_that_ended_early_has_a_reason_and_a_log(plan, finished, monkeyp
 
 
 def test_a_stage_whose_process_has_ended_was_killed(plan, finished):
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    note = {"state": "running", "pid": int(gone.stdout), "host": socket.gethostname(), "since": "now", "log": None}
+    ended_process = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
+    note = {
+        "state": "running",
+        "pid": int(ended_process.stdout),
+        "host": socket.gethostname(),
+        "since": "now",
+        "log": None,
+    }
     write_json(finished / "small/plain/seed0/.train.state.json", note)
     assert states_of(plan)[PLAIN] == ("killed", "the process is gone")
     other_host = note | {"host": "another"}

@@ -39,14 +39,14 @@ def test_a_sweep_selects_its_suites(project, words):
 
 
 def test_changed_files_change_jobs_and_the_plan(project, words):
-    before, file = project.plan(**suites(words)), plan_path(project.root, suites(words))
+    plan_before, path_before = project.plan(**suites(words)), plan_path(project.root, suites(words))
     words.write_text('{"text": "a c and more"}\n')
-    after = project.plan(**suites(words))
+    plan_after = project.plan(**suites(words))
     for stage in ("zeroshot", "prune"):
-        assert after[stage][RUNS[0]]["suites"] != before[stage][RUNS[0]]["suites"]
-        assert after[stage][RUNS[0]]["code"] == before[stage][RUNS[0]]["code"]
-    assert plan_path(project.root, suites(words)) != file
-    assert after["train"] == before["train"]
+        assert plan_after[stage][RUNS[0]]["suites"] != plan_before[stage][RUNS[0]]["suites"]
+        assert plan_after[stage][RUNS[0]]["code"] == plan_before[stage][RUNS[0]]["code"]
+    assert plan_path(project.root, suites(words)) != path_before
+    assert plan_after["train"] == plan_before["train"]
 
 
 def test_missing_suite_files_keep_the_recorded_state(project, words):

@@ -81,8 +81,8 @@ def test_worker_processes_make_the_same_batches(digits):
         torch.set_num_threads(threads)
     assert (alone.workers, shared.workers) == (0, 2)
     indices = [np.array([1, 2, 6, 3]), np.arange(4, 8)]
-    for draw, position in ((5, 40), (6, 48)):  # start at step 5, as after resuming from a checkpoint
-        pairs = zip(*(data.batches_of(1, draw, position, indices, None) for data in (alone, shared)), strict=True)
+    for step, position in ((5, 40), (6, 48)):  # start at step 5, as after resuming from a checkpoint
+        pairs = zip(*(data.batches_of(1, step, position, indices, None) for data in (alone, shared)), strict=True)
         assert all(same(*pair) for pair in pairs)
 
 

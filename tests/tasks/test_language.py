@@ -33,11 +33,11 @@ def test_a_batch_depends_only_on_seed_and_step(seed, step):
 
 def test_training_reads_only_the_stretch(tmp_path, monkeypatch):
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
-    thirds = [TASK.model_copy(update={"stretch": stretch}) for stretch in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
-    assert [task.load(tmp_path, "train").tolist() for task in thirds] == [
+    tasks = [TASK.model_copy(update={"stretch": stretch}) for stretch in ((0.0, 0.3), (0.3, 0.8), (0.8, 1.0))]
+    assert [task.load(tmp_path, "train").tolist() for task in tasks] == [
         list(range(12)), list(range(12, 32)), list(range(32, 40))
     ]  # fmt: skip
-    assert all(len(task.load(tmp_path, split)) == 40 for task in thirds for split in ("valid", "test"))
+    assert all(len(task.load(tmp_path, split)) == 40 for task in tasks for split in ("valid", "test"))
 
 
 @pytest.mark.parametrize("stretch", [(0.5, 0.5), (0.8, 0.2), (0.0, 1.1), (-0.1, 1.0), (0.5,)])
@@ -76,8 +76,8 @@ def test_a_window_belongs_to_the_document_of_its_middle_prediction(lengths, cont
     assert window_documents(stream, context, end_of_text=0).tolist() == middles
 
 
-def test_the_interface_of_tasks_gives_windows_of_the_stream(tmp_path, monkeypatch):
-    """The methods that all tasks share return windows of the stream."""
+def test_the_interface_of_tasks_matches_the_windows_of_the_stream(tmp_path, monkeypatch):
+    """The methods that all tasks share agree with the windows of the stream."""
     model, spec = MODEL.build(1), MODEL
     halves = TASK.model_copy(update={"accumulate": 2})
     batch = TASK.train_batch(STREAM, 3, 5)

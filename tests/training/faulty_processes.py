@@ -12,8 +12,6 @@ import sys
 import tempfile
 import traceback
 
-import torch._dynamo  # noqa: F401 - torch imports it with the first optimizer, which takes a second
-
 from formerlab.__main__ import main
 from formerlab.training import stage  # noqa: F401
 

@@ -78,20 +78,20 @@ def out(tmp_path):
 
 
 def test_the_documented_command_trains(command, out, uninterrupted_hashes):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "formerlab", *command], env=ENVIRONMENT, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "train study/run/seed3  step 12/12" in done.stderr
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "train study/run/seed3  step 12/12" in result.stderr
     assert hashes(out) == uninterrupted_hashes
 
 
 @pytest.fixture(scope="module")
 def calls(processes, data, tmp_path_factory):
     """Return the number of calls of an uninterrupted run."""
-    done = processes.run(*train_command(RUN, data, tmp_path_factory.mktemp("counted")), at_call=0)
-    assert done["status"] == 0, done["output"]
-    return done["calls"]
+    result = processes.run(*train_command(RUN, data, tmp_path_factory.mktemp("counted")), at_call=0)
+    assert result["status"] == 0, result["output"]
+    return result["calls"]
 
 
 @pytest.mark.parametrize("seed", range(4))

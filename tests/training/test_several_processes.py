@@ -61,8 +61,8 @@ def test_two_processes_match_one_process_after_a_stop(train, data, tmp_path):
     assert stopped.returncode == 75, stopped.stderr
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near)" in stopped.stderr
     assert (out / "checkpoint/last.pt").exists()
-    done = train()
-    assert done.returncode == 0, done.stderr
+    result = train()
+    assert result.returncode == 0, result.stderr
     assert_matches_one_process(out, data, tmp_path)
 
 
@@ -73,8 +73,8 @@ def test_two_nodes_with_fsdp_match_one_process(train, data, tmp_path):
     srun.chmod(0o755)
     path = f"{srun.parent}:{os.environ['PATH']}"
     environment = {"SLURM_JOB_ID": "7", "PATH": path, "SRUN_CALLS": str(calls)}
-    done = train(run=BASE_RUN, nodes=2, sharded=True, environment=environment)
-    assert done.returncode == 0, done.stderr
+    result = train(run=BASE_RUN, nodes=2, sharded=True, environment=environment)
+    assert result.returncode == 0, result.stderr
     assert calls.read_text().count("\n") == 1
     assert calls.read_text().startswith(
         "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
@@ -110,14 +110,14 @@ def test_a_failed_process_ends_the_other_and_its_error_is_shown(failure, train, 
     error, status, line = FAILURES[failure]
     (tmp_path / "sitecustomize.py").write_text(FAULTY.format(error=error))
     began = time.monotonic()
-    done = train(run=BASE_RUN, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    result = train(run=BASE_RUN, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     assert time.monotonic() - began < 300, "the process that did not fail waited for the failed process"
-    assert done.returncode == status, done.stderr
-    last = done.stderr.splitlines()[-1]
+    assert result.returncode == status, result.stderr
+    last = result.stderr.splitlines()[-1]
     assert last.startswith(line)
     if status == 2:
         assert all(word in last for word in ("task.accumulate", "checkpoint_activations", "gpus", "2.00 GiB"))
-    assert "process 1 of 2 failed" in done.stderr
+    assert "process 1 of 2 failed" in result.stderr
     note = json.loads((tmp_path / "results" / BASE_RUN.id / ".train.state.json").read_text())
     assert (note["state"], note["mistake"]) == ("failed", status == 2)
     assert note["reason"] in last

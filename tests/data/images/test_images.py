@@ -185,9 +185,9 @@ def test_prepared_images_are_not_prepared_again(folders, tmp_path, capsys):
     prepared(data, out)
     prepared(data, out)
     assert capsys.readouterr().err.count("already prepared") == 1
-    before = source_fingerprint(data)
+    fingerprint_before = source_fingerprint(data)
     picture(3, (20, 20), blue=50).save(tmp_path / "train" / "cat" / "deep" / "9.png")
-    assert source_fingerprint(data) != before
+    assert source_fingerprint(data) != fingerprint_before
     prepared(data, out)
     assert len(load_images(out, "train")) + len(load_images(out, "valid")) == 13
 
@@ -200,7 +200,7 @@ def test_a_truncated_file_is_refused(folders, tmp_path):
         load_images(tmp_path / "out", "train")
 
 
-def test_keep_selects_a_fraction_of_the_images(tmp_path, capsys):
+def test_keep_selects_a_fraction_of_the_training_images(tmp_path, capsys):
     complete = prepared(ImageData(), tmp_path / "complete")
     reduced = prepared(ImageData(keep=0.25), tmp_path / "reduced")
     assert 0.2 < len(reduced["train"]) / len(complete["train"]) < 0.3
