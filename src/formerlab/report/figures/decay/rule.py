@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 from pandas import DataFrame
 
@@ -23,9 +24,11 @@ ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Decay factor, tokens of the budget that are reserved for the most recent keys, and label of each policy."""
 COLOURS = {"Plain sum": "#777777", "H2O": VERMILION, "Decay": GREEN}
 FOLLOWED = (
-    (NAME_INDEX, "name", BLACK, "*-"), (0, "old topic", GREY, "s--"), (TOPIC_CHANGE, "new topic", "#8C8C8C", "o:")
+    (NAME_INDEX, "name", BLACK, "*-"), (5, "old topic", GREY, "s--"), (TOPIC_CHANGE, "new topic", "#8C8C8C", "o:")
 )  # fmt: skip
-"""Tokens whose scores are plotted: index, label, grey, marker and line. Policies have colours."""
+"""Tokens whose scores are plotted: index, label, grey, marker and line. Policies have colours. Under the plain sum, the
+token of the old topic has the lowest score in the cache, so a new token must exceed it.
+"""
 FONT_SIZE = 8
 """Size of the text in points."""
 
@@ -51,43 +54,48 @@ def attention(logits: Numbers, seen: NDArray[np.bool_]) -> Numbers:
     return weights
 
 
-def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArray[np.bool_]:
-    """Return which keys each query sees: the retained keys and its own.
+def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> tuple[NDArray[np.bool_], Numbers]:
+    """Return which keys each query sees (the retained keys and its own), and their scores, both queries x keys.
 
     If the cache is then over budget, the key with the lowest score is evicted; the `recent` newest keys are protected.
-    A test compares the result with the policies `Decay` and `H2O`.
+    A key has no score (NaN) before it is read and after it is evicted. A test compares the result with the policies
+    `Decay` and `H2O`.
     """
     seen: NDArray[np.bool_] = np.zeros(logits.shape, dtype=bool)
+    scores: Numbers = np.full(logits.shape, np.nan)
     retained: list[int] = []
-    scores: Numbers = np.zeros(len(logits))
+    score: Numbers = np.zeros(len(logits))
     for query in range(len(logits)):
         retained.append(query)
         seen[query, retained] = True
-        scores = alpha * scores + attention(logits[[query]], seen[[query]])[0]
+        score = alpha * score + attention(logits[[query]], seen[[query]])[0]
+        scores[query, retained] = score[retained]
         if len(retained) > budget:
-            retained.remove(min(retained[: budget + 1 - recent], key=scores.__getitem__))
-    return seen
+            retained.remove(min(retained[: budget + 1 - recent], key=score.__getitem__))
+    return seen, scores
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
-    note = f"Example of {LENGTH} tokens, cache of {BUDGET}. Light grey: evicted."
+    """Draw for each policy the scores by query, and below them the tokens that each query sees."""
+    note = f"Example of {LENGTH} tokens, cache of {BUDGET}. X: evicted after this query. Light grey: evicted."
     figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
-    figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=FONT_SIZE - 1)
-    above = figure.add_gridspec(1, 2, left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.3)
-    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.18, top=0.42, wspace=0.15)
-    alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
-    for column, alpha in enumerate(alphas):
-        title = "Score: sum, H2O" if alpha == 1 else f"Score: Decay {alpha:g}"
-        _draw_scores(figure.add_subplot(above[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
+    figure.text(0.012, 0.01, note.replace(". L", ".\nL"), va="bottom", color=GREY, fontsize=FONT_SIZE - 1)
+    above = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.15)
+    below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.2, top=0.44, wspace=0.15)
+    followed = data.loc[data["key"].isin([key for key, *_ in FOLLOWED]), "score"]
     for column, (alpha, recent, name) in enumerate(ARMS):
-        axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
+        rows = data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
+        axes = figure.add_subplot(above[column])
+        _draw_scores(axes, rows)
+        axes.set_title(f"{name} {alpha:g}" if alpha < 1 else name, color=COLOURS[name], fontsize=FONT_SIZE)
+        axes.set(ylabel="" if column else "score (log)", ylim=(0.7 * followed.min(), 1.4 * followed.max()))
+        axes.tick_params(labelleft=not column)
+        axes = figure.add_subplot(below[column])
         heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e4e4e4", COLOURS[name]]))
         axes.set(xlabel="token", ylabel="" if column else "query", aspect="equal", xticks=(0, 8, 15), yticks=(0, 8, 15))
-        axes.set_title(name, color=COLOURS[name], fontsize=FONT_SIZE)
         axes.tick_params(labelleft=not column)
         for key, _, colour, style in FOLLOWED:
-            axes.plot(key, -1.2, style[0], color=colour, markersize=4, clip_on=False)
+            axes.plot(key, -2, style[0], color=colour, markersize=4, clip_on=False)
     for axes in figure.axes:
         axes.axvline(TOPIC_CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         for text in (axes.xaxis.label, axes.yaxis.label):
@@ -99,35 +107,39 @@ def draw(data: DataFrame) -> Figure:
     return figure
 
 
-def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
+def _draw_scores(axes: Axes, rows: DataFrame) -> None:
+    """Draw the scores of the followed tokens while they are in the cache, with a cross where one is evicted."""
     for key, name, colour, style in FOLLOWED:
-        points = rows[rows["key"] == key].sort_values("query")
-        axes.plot(points["query"], points["score"], style, color=colour, markersize=3.5, label=name)
-    axes.set_title(title, fontsize=FONT_SIZE)
-    axes.set(xlabel="query", ylabel="score" if "sum" in title else "", xticks=(0, 8, 15))
-    axes.set_ylim(bottom=0)
+        points = rows[rows["key"].eq(key)].dropna(subset="score").sort_values("query")
+        axes.plot(points["query"], points["score"], style, color=colour, markersize=3, linewidth=1, label=name)
+        if points["query"].iloc[-1] < LENGTH - 1:
+            axes.plot(*points[["query", "score"]].iloc[-1], "x", color=BLACK, markersize=6)
+    axes.set(xlabel="query", xticks=(0, 8, 15), xlim=(-0.5, LENGTH - 0.5), yscale="log", yticks=(0.1, 1))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 @plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: list[str]) -> DataFrame:
     """How a plain sum of attention, H2O and Decay select the tokens that a cache retains, after Fig. 1 and 2 of the
     Decay article. The rules themselves compute this example of 16 tokens and a cache of 6; it is not a measurement.
-    Above: the scores of three tokens, by query; each query adds its attention. Below: the tokens (across) that each
-    query (down) sees. The topic changes at the dotted line. To see: under the plain sum the old topic has gathered so
-    much score that no token of the new topic can replace it. H2O uses the same scores but reserves half of the cache
-    for recent tokens; Decay forgets old attention. Both retain new tokens and the name. The masks of a trained model
-    are in decay_masks.
+    Above: the scores of three tokens, by query, while they are in the cache; each query adds its attention to the
+    tokens that it sees. Below: the tokens (across) that each query (down) sees. The topic changes at the dotted line.
+    To see: under the plain sum each token of the new topic has a lower score than all tokens of the old topic, and is
+    evicted at once. H2O sums too but reserves half of the cache for recent tokens; Decay forgets old attention. Both
+    retain new tokens and the name. The masks of a trained model are in decay_masks.
     """
     logits, rows = example(), []
-    weights_by_query = attention(logits, np.tri(LENGTH, dtype=bool))
     for alpha, recent, name in ARMS:
-        seen, scores = pruned(logits, alpha, BUDGET, recent), np.zeros(LENGTH)
-        for query, weights in enumerate(weights_by_query):
-            scores = alpha * scores + weights
+        seen, scores = pruned(logits, alpha, BUDGET, recent)
+        weights = attention(logits, seen)
+        for query in range(LENGTH):
             shared = {"source": "ours", "policy": name, "alpha": alpha, "recent": recent, "budget": BUDGET}
             shared["query"] = query
             rows += [
-                shared | {"key": key, "attention": weights[key], "score": scores[key], "seen": int(seen[query, key])}
+                shared
+                | {"key": key, "attention": weights[query, key], "score": scores[query, key]}
+                | {"seen": int(seen[query, key])}
                 for key in range(query + 1)
             ]
     return DataFrame(rows)
