@@ -195,8 +195,10 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
     for verdict in untested:
         assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
-        # no internal names
-        assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2])
+        reason = verdict_card(verdict).partition("<br>Why: ")[2]
+        assert not re.search(r"'\w|planned run \(", reason), "no internal names"
+        condition = re.search(r"\(needed: |do not meet the requirement: ", reason)
+        assert bool(condition) == (verdict.claim.id in measured)
     lines = [row for row in rows_of(findings_table(by_scale)) if "no verdict" in row.partition("<br>")[0]]
     assert all(line.startswith(f"| {SIGNS['not_tested']} no verdict ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)

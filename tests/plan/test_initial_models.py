@@ -1,4 +1,4 @@
-"""Initial loss, initial embedding and rotary fraction of the models of every scale.
+"""Initial loss, initial embedding and rotary fraction of the decoders of every scale that trains models.
 
 Models of the small scales start at the loss of a uniform distribution and rotate all channels. Models of the large
 scales have the published initial embedding and rotary fraction.
@@ -33,7 +33,7 @@ def initial_loss(model):
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
 
 
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight"])
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "pilot", "overnight"])
 def test_small_models_start_at_the_uniform_loss_and_rotate_all_channels(scale):
     for run in decoders(scale):
         uniform = math.log(run.model.vocabulary)
