@@ -32,7 +32,7 @@ GROUPS = {
 }
 """Groups of runs that answer one question."""
 _CLAIMS = {
-    "vision-matches-vit-equal-parameters": "equal to the ViT at equal parameters",
+    "vision-matches-vit-equal-parameters": "not worse than the ViT at equal parameters",
     "vision-more-tokens-help": "more tokens help",
     "vision-gelu-over-exp": "GeLU beats exp",
     "vision-l2-over-l1": "L2 beats L1",
@@ -77,9 +77,10 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2 and 4 of Tokenformer (arXiv:2410.23168), a panel for
     each question, paired by seed; right of zero is better. Hollow: the paper's values on ImageNet-1K, each from a
     single run. Claims are about ratios of error rates; the limit is computed at the error rate of the model that is
-    subtracted. A model equals the ViT if its interval is in the range; a change helps if its mean is in the range and
-    its interval is right of zero. To see: whether a Tokenformer with as many parameters reaches the ViT, and whether
-    exp is worse than GeLU. The accuracies, and pairs with grown models, are in the CSV and in the table vision_table.
+    subtracted. A model is not worse than the ViT if its interval is in the range; a change helps if its mean is in the
+    range and its interval is right of zero. To see: whether a Tokenformer with as many parameters reaches the ViT, and
+    whether exp is worse than GeLU. The accuracies, and pairs with grown models, are in the CSV and in the table
+    vision_table.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
