@@ -117,7 +117,7 @@ def _draw_published_value(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def transformer_training(results: Results, runs: list[str]) -> DataFrame:
     """Validation loss of four variants minus the base model during training, beside the differences at the end of the
-    paper's training (Table 3 of arXiv:1706.03762; one head minus eight heads: from four, as ours, the paper's loss rises
+    paper's training (Table 3 of arXiv:1706.03762; one head minus eight heads; from four, as ours, the loss rises
     by 0.056 nats). Paired by seed, from a third of our steps on. To see: in three of four variants the advantage over
     the base model shrinks with training. In two of these the sign at our last step is still the opposite of the
     paper's, so short runs can show the wrong sign.
