@@ -65,7 +65,14 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, y_colours: Mapping[Any, st
         axes.set_facecolor(PUBLISHED_GROUND)
     _decorate(axes, panel, means)
     panel.finish(axes, rows)
-    return labels if panel.name == "edge" and not forest else [], means
+    return labels if panel.name == "edge" and not forest else [], pd.concat([means, _at_right(axes, panel, references)])
+
+
+def _at_right(axes: Axes, panel: "Panel", references: DataFrame) -> DataFrame:
+    """Return horizontal lines without their intervals, with an x at the right, for `mark_outside`."""
+    right = axes.transData.inverted().transform(axes.transAxes.transform((0.85, 0.5)))[0]
+    ends = references.filter(regex="_(low|high)$").columns
+    return references.assign(**{"_at": right, panel.x: right}, **dict.fromkeys(ends, np.nan))
 
 
 def _draw_legend(axes: Axes, panel: "Panel", means: DataFrame) -> None:
@@ -140,6 +147,10 @@ def _place_x(panel: "Panel", means: DataFrame) -> DataFrame:
     if not ends or means[ends].isna().all(axis=None):
         return placed
     to_axis, from_axis = (np.log, np.exp) if "x" in panel.log else (np.asarray, np.asarray)
+    if panel.apart:
+        number, count = means[panel.by].factorize()[0], means[panel.by].nunique()
+        placed["_at"] += panel.apart * (number - (count - 1) / 2)
+        return placed.assign(_side=np.where(number < count / 2, -1, 1))
     x, bars = Series(to_axis(placed["_at"]), means.index), means[[panel.y, *ends]].astype(float)
     low, high, span = bars.min(axis=1), bars.max(axis=1), float(np.ptp(x)) or 1.0
     lines = {name: panel.plot_style(str(name), points)["linestyle"] for name, points in means.groupby(panel.by)}

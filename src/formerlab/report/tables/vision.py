@@ -95,6 +95,8 @@ FAIR = (
 _FROM_SCRATCH = (GROWTH, "grown as published minus\nfinal size from scratch", "grown-random-sqrt", "tokenformer")
 """A comparison that the table adds."""
 _AS_GOOD = ("tokenformer-matched", "vit")
+LARGEST_EQUAL_RATIO = float(np.exp(0.05))
+"""Ratio of error rates up to which the claim calls a Tokenformer as good as the ViT."""
 PAIR = ["question", "model", "run", "compared_with"]
 
 
@@ -174,15 +176,35 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         labels = asked[column].map(names).mask(is_growth, asked[column].map(with_costs))
         labels = labels.mask(asked["question"].eq(SCORES), labels.str.replace("Tokenformer", "L2 norm, then GeLU"))
         asked = asked.assign(**{position: labels, f"top1_{position}": level})
-    published = published_differences()  # ratios in rows are first over second
+    published = published_differences()
     ratios = published[published["run"].str.contains("-B/")].set_index(["question", "model"])["error_ratio"]
-    asked = asked.join((1 / ratios).rename("error_ratio_b"), on=["question", "model"])
-    ratio, low, high = expand_columns("error_ratio[]")
-    asked[[ratio, low, high]] = 1 / asked[[ratio, high, low]].to_numpy()
+    asked = asked.join(ratios.rename("error_ratio_b"), on=["question", "model"])
+    limits = list(zip(asked["question"], asked["model"], strict=True))
+    asked = asked.assign(needed=[_needed(limit) for limit in map(error_ratio_limits().get, limits)])
     columns = ["first", "second", "top1_first", "top1_second", *expand_columns(f"{COMPARED}[]+ error_ratio[]")]
-    blocks = asked[["question", *columns, "error_ratio_b", "verdict"]].groupby("question", sort=False)
+    blocks = asked[["question", *columns, "error_ratio_b", "needed", "verdict"]].groupby("question", sort=False)
     tables = {str(question).partition(",")[0]: block.drop(columns="question") for question, block in blocks}
     return {f"{name}{'' if number else f'; {heading}'}": block for number, (name, block) in enumerate(tables.items())}
+
+
+def error_ratio_limits() -> dict[tuple[str, str], float]:
+    """Return the limits of claims by question and label: the largest ratio of error rates (first / second) that meets
+    the claim. It is LARGEST_EQUAL_RATIO for the comparison with the ViT, which the whole interval must meet, and a
+    quarter of the published change in the logarithm of the error rate (B/16) for other pairs, which the mean must meet.
+    """
+    published = published_differences().drop_duplicates(["question", "model"])  # B/16 is before L/16
+    limits = {
+        (str(row.question), str(row.model)): float(str(row.error_ratio)) ** 0.25
+        for row in published.itertuples()
+        if row.question in (SIZES, SCORES)
+    }
+    return limits | {COMPARISONS[0][:2]: LARGEST_EQUAL_RATIO}
+
+
+def _needed(limit: float | None) -> str | None:
+    if limit is None:
+        return None
+    return f"interval at most {limit:.2f}" if limit > 1 else f"mean at most {limit:.4f}, interval below 1"
 
 
 def _answer(rows: DataFrame) -> str:
@@ -203,7 +225,8 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer as good as a ViT?
 
     - Top-1 accuracy of pairs of models, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet). A
-    Tokenformer uses the L2 norm, then GeLU, unless its label says otherwise.
+    Tokenformer uses the L2 norm, then GeLU, unless its label says otherwise. Some claims below state the inverse ratio
+    (second / first).
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
     - Doubt: ten epochs (11 to 12.7 with growth) and one learning rate favour models that learn fast.
     """

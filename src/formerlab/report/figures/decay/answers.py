@@ -8,6 +8,7 @@ from matplotlib.text import Text
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.quantity import Quantity
 from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
@@ -29,9 +30,10 @@ from formerlab.report.studies.questions import (
     load_answers,
     task_label,
 )
-from formerlab.report.style import BLACK, GREY, NARROW, VERMILION, ink
+from formerlab.report.style import BLACK, GREY, NARROW, ink
 from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 STUDY = "decay"
 ENDS = ("difference", "difference_low", "difference_high")
@@ -54,7 +56,7 @@ def published_accuracies() -> DataFrame:
     return table.assign(difference=table["accuracy"] - table["full"]).drop(columns="full")
 
 
-_MEAN = "mean of five"
+_MEAN, _THREE = "mean of five", "mean of three"
 
 
 def _task(task: str) -> str:
@@ -65,17 +67,17 @@ def _task(task: str) -> str:
 def _accuracy_notes(rows: DataFrame) -> list[str]:
     ours = rows[rows["source"] == "ours"]
     sizes = " or ".join(dict.fromkeys(ours["budget"].map(budget_text)))
-    measured = " to ".join(sorted(set((100 * ours["realised_budget"].dropna()).map("{:.1f}".format))))
+    measured = " and ".join(dict.fromkeys((100 * ours["_size"].dropna()).map("{:.1f}".format)))
     questions = " to ".join(dict.fromkeys(f"{count:.0f}" for count in rows["questions"].agg(["min", "max"])))
     of_mean = ours.loc[ours["_name"].eq(_MEAN), "questions"].max()
     mean = f" (mean of five: {of_mean:.0f})" if of_mean > 0 else ""
     return [
-        f"cache of {sizes}{f' ({measured} % over all sets)' * bool(measured)}; {pruning_sample(rows)}, {questions} "
-        f"questions{mean}; bars: 95 % interval, paired by question."
+        f"cache of {sizes}{f' ({measured} % in the mean of five)' * bool(measured)}; {pruning_sample(rows)}, "
+        f"{questions} questions{mean}; bars: 95 % interval, paired by question; green: meets the claim."
     ]
 
 
-_CLAIM = "decay-beats-h2o"
+_CLAIM, _HALF_CLAIM = "decay-beats-h2o", "decay-halves-the-pruning-loss"
 REGAINED_FRACTION = 0.17
 """Fraction of H2O's accuracy drop that Decay must regain to meet the claim."""
 
@@ -104,32 +106,38 @@ _draw_accuracy = layout(
     Panel("_minus_h2o", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "pair"}, name="legend",
           title="Decay minus H2O", xlabel="accuracy (points;\nright: Decay is better)", finish=_mark_sets),
     Panel("_difference", "_name", by="_arm", kind="forest", zero=0.0, where={"_panel": "level"},
-          title="Mean of five minus full cache (vermilion: H2O, green: Decay)", xlabel="accuracy (points)"),
+          title="Mean of five minus full cache (triangle: H2O, square: Decay)", xlabel="accuracy (points)"),
+    Panel("_excess", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "excess"},
+          title="Loss of Decay minus half of H2O's", xlabel="accuracy (points; left: Decay\nloses less than half)"),
     notes=_accuracy_notes, wanted=("H2O", "Decay"), columns=1, width=NARROW, order="source run _order"
 )  # fmt: skip
 
 
 def draw_accuracy(data: DataFrame) -> Figure:
-    """Draw Decay minus H2O for all models above, and the policies minus the full cache below."""
+    """Draw Decay minus H2O for all models above, and below it the policies minus the full cache and the excess of
+    Decay's loss over half of H2O's.
+    """
     markers = data["_model"].map({"LLaMA-2-7B-chat": "D", "OPT-2.7B": "p"}).fillna("s")
     names = data["_model"] + data["source"].eq("published").map({True: " (published)", False: ""})
     data = data.assign(_marker=markers, _short=data["_model"], _model=names)
     pairs = data[data["policy"].eq("decay") | data["source"].eq("published") & data["series"].eq("Decay")]
     levels = data[data["_name"].eq(_MEAN)].dropna(subset="_series").query("_series != 'Local'")
     models = levels["_short"].str.replace("-Instruct", "")
-    levels = levels.assign(_panel="level", _name=models, _arm=levels["_series"] + ", " + models)
-    pairs = pairs.assign(_panel="pair", _name=pairs["_name"].str.replace(", ", ",\n", n=1))
-    return _draw_accuracy(pd.concat([pairs, levels], ignore_index=True))
+    levels = levels.assign(_panel="level", _name=models, _arm=levels["_series"] + ", " + models,
+                           _marker=levels["_series"].str.startswith("H2O").map({True: "v", False: "s"}))  # fmt: skip
+    excess = pairs[pairs["_name"].eq(_MEAN)].assign(_panel="excess")
+    pairs = pairs.assign(_panel="pair", _name=pairs["_name"].mask(pairs["_name"].str.startswith("mean of ARC"), _THREE))
+    return _draw_accuracy(pd.concat([pairs, levels, excess], ignore_index=True))
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=draw_accuracy)
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. Hollow: the article's
     values, from other models and questions. H2O (half recent) and Decay 0.2 (none recent) retain 40 % of the tokens, or
-    the nearest budget. Sets below the line are not in the article; the mean of three sets on which H2O costs more was
-    chosen after the result. The suites are read from local files, with our own prompts; the released model has weights
-    in 4 bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. Dashed: a quarter of the article's
-    effect, scaled to the accuracy that H2O loses here; green: meets the claim. (chance): with the full cache our model
+    the nearest budget. Sets below the line are not in the article; the mean of three (ARC-e, SciQ, BLiMP, on which H2O
+    costs more) was chosen after the result. The suites are read from local files, with our own prompts; the released
+    model has weights in 4 bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. First dashed line: a
+    quarter of the article's effect, scaled to the accuracy that H2O loses here. (chance): with the full cache our model
     is not above guessing, so the suite shows nothing about pruning. To see: whether the interval of the mean of five
     suites excludes zero. The CSV has each suite minus the full cache.
     """
@@ -152,9 +160,13 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     )
     limit = (REGAINED_FRACTION * lost).where(ours & names.eq(_MEAN) & rows["policy"].eq("decay"))
     verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
+    rows = rows.assign(**_excess(results, rows, names.eq(_MEAN)))
     return rows.assign(
         verdict=limit.notna().map({True: verdict, False: None}),
-        _claims=claim_words(results, STUDY, {_CLAIM: "Decay beats H2O"}),
+        _claims=claim_words(
+            results, STUDY, {_CLAIM: "Decay beats H2O", _HALF_CLAIM: "it loses less than half of H2O's loss"}
+        ),
+        _size=np.where(names.eq(_MEAN) & ours & rows["policy"].eq("decay"), _mean_cache_size(chosen), np.nan),
         _minus_h2o_limit=limit,
         _minus_h2o_met=np.inf,
         **(100 * rows[[*ENDS, *ends]]).add_prefix("_"),
@@ -167,27 +179,71 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
+def _mean_cache_size(chosen: DataFrame) -> float:
+    """Return the measured cache size of Decay as a fraction of the tokens, over the questions of five suites."""
+    suites = chosen[chosen["policy"].eq("decay") & chosen["task"].str.removesuffix("_local").isin(SUITES)]
+    return float(suites["realised_budget"].mean())
+
+
+def _excess(results: Results, rows: DataFrame, is_mean: "pd.Series[bool]") -> dict[str, object]:
+    """Return the columns of the accuracy that Decay loses minus half of what H2O loses, in the mean of five suites: the
+    fraction `excess` with its registered interval, and points for the figure.
+    """
+    decay = is_mean & rows["series"].str.startswith("Decay", na=False)
+    lost = -rows[is_mean & rows["series"].eq("H2O")].drop_duplicates("run").set_index("run")["difference"]
+    excess = (-rows["difference"] - rows["run"].map(lost) / 2).where(decay)
+    ends = dict.fromkeys(("low", "high"), excess * np.nan)
+    ours, effect = (
+        decay & rows["source"].eq("ours"),
+        claim_verdicts(results, STUDY, _HALF_CLAIM)[_HALF_CLAIM].quantities.get("excess"),
+    )
+    if isinstance(effect, Quantity):
+        interval = effect.interval(CONFIDENCE)
+        excess = excess.mask(ours, interval.mean)
+        ends = {end: ends[end].mask(ours, getattr(interval, end)) for end in ends}
+    columns = {"excess": excess} | {f"excess_{end}": values for end, values in ends.items()}
+    limits = {"_excess_limit": excess.where(ours) * 0, "_excess_met": -np.inf}
+    return columns | {f"_{name}": 100 * values for name, values in columns.items()} | limits
+
+
 _ALPHA_CLAIMS = {
     "decay-small-alpha-better": "small alpha is better",
     "decay-past-helps-beyond-last-row": "alpha 0.2 beats alpha 0",
 }
 """Claims on the mean of the suites, with their short labels in the figure."""
+_ALPHA_CONTRASTS = {
+    "decay-small-alpha-better": "0.1 to 0.3\nminus\n0.7 to 0.9",
+    "decay-past-helps-beyond-last-row": "0.2\nminus 0",
+}
+"""Alphas that these claims compare."""
 
 
 def _describe_set(axes: Axes, rows: DataFrame) -> None:
     """Mark the published alpha, and keep all bars within the limits."""
     mark_alpha(axes, rows)
     axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
-    axes.text(1.05, 0, "H2O", ha="right", va="bottom", color=ink(VERMILION), fontsize=7)
+
+
+def _write_intervals(axes: Axes, rows: DataFrame) -> None:
+    """Write each registered difference above its bar."""
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    for name, *values in rows[["_name", *expand_columns("_contrast[]")]].to_numpy():
+        words = "{:.1f} [{:.1f}, {:.1f}]".format(*values).replace("-", "\N{MINUS SIGN}")
+        axes.annotate(
+            words, (values[0], names.index(name)), (0, 6), textcoords="offset points", ha="center", fontsize=7
+        )
 
 
 _draw_alpha_accuracy = layout(
     Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", share_y=True,
-          style="policy",
+          style="policy", where={"_panel": "curve"},
           xlabel=ALPHA_LABEL, ylabel="accuracy minus H2O\n(points; above 0:\nDecay is better)", finish=_describe_set),
+    Panel("_contrast", "_name", by="_series", kind="forest", where={"_panel": "contrast"}, zero=0.0, style="policy",
+          title="claims: mean of five, difference of alphas", xlabel="accuracy (points)", finish=_write_intervals),
     notes=lambda rows: [
         f"cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "
-        "and band: 95 % interval of the difference to H2O (zero), paired by question."
+        "and band: 95 % interval of the difference to H2O (zero), paired by question; arrow: full cache, above "
+        "the axis; green: meets the claim, if the bar excludes zero."
     ],
     columns=3, height=1.9, order="_order"
 )  # fmt: skip
@@ -198,9 +254,9 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after Fig.
     4b and 4c of the Decay article, whose points exist only as an image. Decay reserves no budget for recent tokens.
     Bars: 95 % interval of each alpha, paired by question. Sets on which the model guesses with the full cache show
-    nothing about pruning and are in the CSV only. To see: which bars exclude zero, and whether the accuracy of one
-    alpha differs from the accuracy of another by more than the bars. The best point of a curve is a biased estimate;
-    decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other half.
+    nothing about pruning and are in the CSV only. Last panel: the differences of the two claims, each with its own
+    paired interval, which is shorter than the intervals of both alphas suggest. To see: which bars exclude zero. The
+    best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other half.
     """
     rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)
@@ -218,11 +274,11 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("h2o")
     plotted &= ~table["task"].isin(at_chance)
     names, questions = table["task"].map(_task), table.groupby("task")["questions"].transform("max")
-    accuracy = (
-        table["task"].map(full["accuracy"]).mul(100).map("; full cache {:.0f} %".format, na_action="ignore").fillna("")
-    )
+    of_full = "; full cache {:.0f}\N{NO-BREAK SPACE}%".format
+    accuracy = table["task"].map(full["accuracy"]).mul(100).map(of_full, na_action="ignore").fillna("")
     words = claim_words(results, STUDY, _ALPHA_CLAIMS)
-    return table.assign(
+    curves = table.assign(
+        _panel="curve",
         **(100 * table[minus_h2o]).add_prefix("_"),
         _title=names + ":\n" + questions.map("{:.0f} questions".format) + accuracy,
         verdicts=names.eq(_MEAN).map({True: words, False: ""}),
@@ -231,3 +287,26 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _series=policy_labels(table["policy"]).replace("Full", "full cache").where(plotted),
         _data_set="",
     )
+    return pd.concat([curves, _contrasts(results, curves)], ignore_index=True)
+
+
+def _contrasts(results: Results, curves: DataFrame) -> DataFrame:
+    """Return a row per claim of `_ALPHA_CLAIMS` with its registered difference, its interval and its limit."""
+    rows, decay = [], curves[curves["policy"].eq("decay") & curves["_series"].notna()].iloc[0]
+    shared = {name: decay[name] for name in ("run", "source", "policy", "_series", "_claims", "_data_set")}
+    for claim, verdict in claim_verdicts(results, STUDY, *_ALPHA_CLAIMS).items():
+        effect = verdict.quantities.get("effect")
+        if not isinstance(effect, Quantity):
+            continue
+        interval, least = effect.interval(CONFIDENCE), verdict.quantities.get("m", 0.0)
+        limit = least.interval(CONFIDENCE).mean if isinstance(least, Quantity) else least
+        ends = dict(zip(expand_columns("_contrast[]"), (interval.mean, interval.low, interval.high), strict=True))
+        points = {name: 100 * value for name, value in (ends | {"_contrast_limit": limit}).items()}
+        rows.append(
+            shared
+            | {"_panel": "contrast", "_name": _ALPHA_CONTRASTS[claim], "claim": claim}
+            | {"verdict": verdict.word, "_contrast_met": np.inf, "_order": True}
+            | {f"contrast{end.removeprefix('_contrast')}": value for end, value in ends.items()}
+            | points
+        )
+    return DataFrame(rows)

@@ -69,9 +69,10 @@ def _minus(models: DataFrame, losses: DataFrame, a: str, b: str, name: str, shar
 
 @plot(reads="test.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     Panel("layers", _DEEPER, by="_series", facet="_panel", share_y=True, same_limits="y", zero=0.0, name="legend",
-          ticks="{:.0f}".format, xlabel="depth (blocks)", ylabel="loss minus the shallowest\nTransformer's (nats)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); loss per token, below 0: better; bars: 95 % Student t "
-                        "interval; published: differences of ln perplexity, without intervals, other depths."],
+          apart=0.5, ticks="{:.0f}".format, xlabel="depth (blocks)",
+          ylabel="loss minus the shallowest\nTransformer's (nats)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots), series side by side; loss per token, below 0: better; "
+                        "bars: 95 % Student t interval; published: differences of ln perplexity, without intervals, other depths."],
     wanted=[TRANSFORMER, DENSE]
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
