@@ -113,7 +113,12 @@ COLUMNS = {
     "top1_first": Column("first (%)", places=1),
     "top1_second": Column("second (%)", places=1),
     "top1_points": Column("first minus second (points)"),
-    "error_ratio": Column("error of first / second", "below 1, the first model is better", places=2, null=1),
+    "error_ratio": Column(
+        "error of first / second",
+        "below 1, the first model is better; some claims state the inverse",
+        places=2,
+        null=1,
+    ),
     "error_ratio_b": Column("published (B/16)", places=3),
     "accuracy": Column("accuracy (%) ↑", factor=100, places=1),
     "full": Column("Full (%)", factor=100, places=1),

@@ -78,10 +78,10 @@ def _with_error_ratio(
     rows: DataFrame, measured: DataFrame, pairs: DataFrame, other: str, results: Results
 ) -> DataFrame:
     """Return rows with the ratio of error rates, the Student interval of its seeds, and the interval of verdicts."""
-    errors = measured.assign(_log_error=np.log(100 - measured["top1_percent"]))
-    ratios = differences(errors, pairs, "run", other, _RATIO, "_log_error", results)
+    errors = measured.assign(_log_error=np.log((100 - measured["top1_percent"]).replace(0.0, np.nan)))
+    ratios = differences(errors, pairs, "run", other, _RATIO, "_log_error")
     ends = expand_columns(f"{_RATIO}[]")
-    rows = rows.merge(ratios[[*pairs, "part", "seed", *ends]], "left", [*pairs, "part", "seed"])
+    rows = rows.merge(ratios.reindex(columns=[*pairs, "part", "seed", *ends]), "left", [*pairs, "part", "seed"])
     reader, means = claim_rows(results, tables.STUDY), rows.index[rows["part"].eq("mean")]
     pooled = DataFrame(
         [
@@ -92,7 +92,9 @@ def _with_error_ratio(
         [f"{_RATIO}_pooled_{end}" for end in ("low", "high")],
     )
     rows = rows.join(pooled)
-    return rows.assign(**np.exp(rows[[*ends, *pooled]].astype(float)))
+    logarithms = rows[[*ends, *pooled]].astype(float)
+    rows[[*ends, *pooled]] = np.exp(logarithms)
+    return rows
 
 
 @plot(reads="test.csv floors.csv", draw=layout(

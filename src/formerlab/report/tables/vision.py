@@ -180,7 +180,9 @@ def _by_question(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     ratios = published[published["run"].str.contains("-B/")].set_index(["question", "model"])["error_ratio"]
     asked = asked.join(ratios.rename("error_ratio_b"), on=["question", "model"])
     limits = list(zip(asked["question"], asked["model"], strict=True))
-    asked = asked.assign(needed=[_needed(limit) for limit in map(error_ratio_limits().get, limits)])
+    asked = asked.assign(
+        needed=pd.Series(map(_needed, map(error_ratio_limits().get, limits)), asked.index, dtype=object)
+    )
     columns = ["first", "second", "top1_first", "top1_second", *expand_columns(f"{COMPARED}[]+ error_ratio[]")]
     blocks = asked[["question", *columns, "error_ratio_b", "needed", "verdict"]].groupby("question", sort=False)
     tables = {str(question).partition(",")[0]: block.drop(columns="question") for question, block in blocks}
@@ -225,8 +227,7 @@ def vision_table(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer as good as a ViT?
 
     - Top-1 accuracy of pairs of models, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168; B/16 on ImageNet). A
-    Tokenformer uses the L2 norm, then GeLU, unless its label says otherwise. Some claims below state the inverse ratio
-    (second / first).
+    Tokenformer uses the L2 norm, then GeLU, unless its label says otherwise.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
     - Doubt: ten epochs (11 to 12.7 with growth) and one learning rate favour models that learn fast.
     """

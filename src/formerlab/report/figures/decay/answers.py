@@ -1,5 +1,7 @@
 """Zero-shot accuracy under pruning, by suite and by alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -185,7 +187,7 @@ def _mean_cache_size(chosen: DataFrame) -> float:
     return float(suites["realised_budget"].mean())
 
 
-def _excess(results: Results, rows: DataFrame, is_mean: "pd.Series[bool]") -> dict[str, object]:
+def _excess(results: Results, rows: DataFrame, is_mean: "pd.Series[bool]") -> dict[str, Any]:
     """Return the columns of the accuracy that Decay loses minus half of what H2O loses, in the mean of five suites: the
     fraction `excess` with its registered interval, and points for the figure.
     """
@@ -256,7 +258,8 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     Bars: 95 % interval of each alpha, paired by question. Sets on which the model guesses with the full cache show
     nothing about pruning and are in the CSV only. Last panel: the differences of the two claims, each with its own
     paired interval, which is shorter than the intervals of both alphas suggest. To see: which bars exclude zero. The
-    best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other half.
+    best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and
+    evaluates it on the other half.
     """
     rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)

@@ -72,7 +72,8 @@ def _minus(models: DataFrame, losses: DataFrame, a: str, b: str, name: str, shar
           apart=0.5, ticks="{:.0f}".format, xlabel="depth (blocks)",
           ylabel="loss minus the shallowest\nTransformer's (nats)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots), series side by side; loss per token, below 0: better; "
-                        "bars: 95 % Student t interval; published: differences of ln perplexity, without intervals, other depths."],
+                        "bars: 95 % Student t interval; published: differences of ln perplexity, "
+                        "without intervals, other depths."],
     wanted=[TRANSFORMER, DENSE]
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
