@@ -190,13 +190,13 @@ def test_both_tables_of_findings_are_sorted_by_verdict_with_a_stable_order(verdi
     assert briefs
 
 
-def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition(by_scale):
+def test_a_claim_that_is_not_tested_says_whether_it_was_not_measured_or_does_not_meet_a_condition(by_scale):
     """docs/results.md, docs/verdicts.md and claims.csv show the reason. The two pages also state the condition."""
     untested = [verdict for verdict in best_verdicts(by_scale) if verdict.outcome == "not_tested"]
     measured = {verdict.claim.id for verdict in untested if any(item.quantities for item in verdict.items)}
     words = {verdict.claim.id: verdict_frame([verdict])["verdict"].iloc[0] for verdict in untested}
     assert {name for name, word in words.items() if word == CONDITION_NOT_MET} == measured
-    assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
+    assert {word for name, word in words.items() if name not in measured} == {"not tested: not measured"}
     for verdict in untested:
         assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
         reason = verdict_card(verdict).partition("<br>Why: ")[2]

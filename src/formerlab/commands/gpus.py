@@ -49,9 +49,9 @@ def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait for `count` free GPUs of this machine, lock them, and hide all other GPUs from this process.
 
     The operating system releases the locks when the process ends. Locks separate only the jobs of a single user;
-    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. If `device` is the CPU,
-    in a torchrun process, and under Slurm, no GPU is locked. Raises UserError if the machine has fewer than `count`
-    GPUs.
+    several users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. No GPU is locked
+    if `device` is not cuda, in a torchrun process, or under Slurm. Raises UserError if the machine has fewer than
+    `count` GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
@@ -158,7 +158,7 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
 def _raise_first_failure(cause: dict[str, Any], failure: Path, out: Path) -> None:
     """Write the stage note of a failed training, and raise the error of the process that failed first.
 
-    This process may have ended before it wrote the note.
+    The process that failed may have ended before it wrote the note.
     """
     failure.unlink()
     with stage_note("train", out):

@@ -30,7 +30,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("model", help=text)
     text = "long-context tasks (default: all) or generative tasks or groups of lm_eval"
     parser.add_argument("--tasks", nargs="+", help=text)
-    parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
+    parser.add_argument("--policies", nargs="+", help="cache policies; default: h2o 'decay alpha=0.2'")
     text = "cache budgets: fractions of the prompt such as 0.4 (default), or numbers of keys such as 64"
     parser.add_argument("--budgets", nargs="+", help=text)
     text = "numbers of prompt tokens of long-context tasks; default 1024 2048 4096"

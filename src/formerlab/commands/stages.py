@@ -153,7 +153,10 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
 
 
 def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str, Any]:
-    """Measure a finished run and return entries of the record; the row files of a diverged run have only headers."""
+    """Measure a finished run and return entries of the record.
+
+    A stage that loads a model writes only headers for a diverged run.
+    """
     from pydantic import TypeAdapter
 
     from formerlab.data.manifest import verify

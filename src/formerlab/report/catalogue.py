@@ -50,8 +50,8 @@ class Declaration(NamedTuple):
     """Returns the rows that the Markdown and HTML of a table show: fewer rows, other columns, or blocks by heading. Its
     argument is our rows with their labels (`write.with_labels`), or the published rows. The CSV has all rows."""
     answer: "Callable[[DataFrame], str] | None" = None
-    """Returns one sentence with the result, which is shown below the title of a table, or "" if rows are missing. Its
-    argument is our rows with their labels."""
+    """Returns the result in one to three sentences, which are shown below the title of a table, or "" if rows are
+    missing. Its argument is our rows with their labels."""
 
 
 def plot(**fields: Any) -> "Callable[[Callable[..., DataFrame]], Declaration]":
@@ -102,9 +102,9 @@ class CatalogueEntry:
     def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure shows the runs of one regime, and runs that were not trained here, unless `within_regime` is true or
-        `varied` is set. The regime must have a run that matches `needs`. Of several such regimes, the figure shows the
-        regime with the most runs of the study.
+        If `within_regime` is false and `varied` is empty, a figure shows only the runs of one regime, and runs that
+        were not trained here. The regime must have a run that matches `needs`. Of several such regimes, the figure
+        shows the regime with the most runs of the study.
         """
         of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}
         indices = [index for index, run in of_study.items() if matches(*run, self.runs)]

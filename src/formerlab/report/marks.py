@@ -156,13 +156,13 @@ def _place_x(panel: "Panel", means: DataFrame) -> DataFrame:
     lines = {name: panel.plot_style(str(name), points)["linestyle"] for name, points in means.groupby(panel.by)}
     joined = means.groupby(panel.by)[panel.x].transform("nunique").gt(1) & means[panel.by].map(lines).ne("")
     for _, marks in means.groupby(np.round(x / (0.012 * span)), sort=False):
-        moved, before = 0, list[Any]()
+        moved, previous_marks = 0, list[Any]()
         for nth, at in enumerate(marks.index[np.argsort(~joined[marks.index], kind="stable")]):
-            if not joined[at] and (low[at] <= high[before]).mul(high[at] >= low[before]).any():
+            if not joined[at] and (low[at] <= high[previous_marks]).mul(high[at] >= low[previous_marks]).any():
                 moved += 1
                 placed.loc[at, "_at"] = from_axis(x[at] + 0.035 * span * ((moved + 1) // 2) * (1 if moved % 2 else -1))
             placed.loc[at, "_side"] = 1 if nth % 2 else -1
-            before.append(at)
+            previous_marks.append(at)
     return placed
 
 
@@ -337,7 +337,8 @@ def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: 
     inwards = -sign * (12 + (22 if across else 9) * length)
     upwards, beside = ("top" if sign > 0 else "bottom"), ("right" if sign > 0 else "left")
     fraction = (axes.transData.transform((at, edge))[0] - axes.bbox.x0) / axes.bbox.width
-    inside = "right" if fraction > 0.88 else "left"  # the label is beside the arrow, away from a line that leaves here
+    # Near the right edge, the label is left of the arrow, so that it does not cover the line.
+    inside = "right" if fraction > 0.88 else "left"
     start = {"left": 0.0, "right": 1.0}
     point, shift, sides, begin = (
         ((edge, at), (inwards, 0), {"ha": beside, "va": "center"}, (start[beside], 0.5))

@@ -45,7 +45,7 @@ from formerlab.report.tables.cells import claim_verdicts
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150
-"""Resolution of the PNG, sharp at the size at which pages show it."""
+"""Resolution of the PNG, high enough for the size at which pages show it."""
 subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unused in a PDF, but slow to subset
 Selection = Callable[[CatalogueEntry, str], bool]
 """Returns whether a figure or table is rendered at a scale."""
@@ -310,18 +310,18 @@ def _blocks(
     return blocks if len(published) else blocks[:-1]
 
 
-def _origin(entry: CatalogueEntry, results: Results, shown: Collection[str], names: Collection[str]) -> list[str]:
+def _origin(entry: CatalogueEntry, results: Results, shown_runs: Collection[str], names: Collection[str]) -> list[str]:
     """Return one line about the models, as a list.
 
-    If the study has released models (its main run or runs in `shown`): their names, weight bits and window lengths.
-    Otherwise: the sizes of our trained runs in `shown`, or in `names` if `shown` is empty. The list is empty if there
-    are no such runs.
+    If the study has released models (its main run or runs in `shown_runs`): their names, weight bits and window
+    lengths. Otherwise: the sizes of our trained runs in `shown_runs`, or in `names` if `shown_runs` is empty. The list
+    is empty if there are no such runs.
     """
     columns = ["run", "spec.released", "released.quantisation", "spec.context"]
     records = results.runs(entry.study).reindex(columns=columns).dropna().drop_duplicates("run")
     is_main = records["run"].eq("released-" + records["spec.released"].astype(str))
     models = []
-    for key, of_model in records[is_main | records["run"].isin(shown)].groupby(columns[1:3], sort=False):
+    for key, of_model in records[is_main | records["run"].isin(shown_runs)].groupby(columns[1:3], sort=False):
         model, weights = map(str, key)
         bits = re.sub(r"^Q(\d)_.*", r"\1 bits", weights)
         lengths = " or ".join(f"{context:.0f}" for context in sorted(of_model["spec.context"].unique()))
@@ -332,7 +332,7 @@ def _origin(entry: CatalogueEntry, results: Results, shown: Collection[str], nam
     sizes = {"spec.model.layers": "{} blocks", "spec.model.width": "width {}",
              "parameters_non_embedding": "{} parameters without embeddings"}  # fmt: skip
     trained = results.runs(entry.study).reindex(columns=["run", *sizes])
-    trained = trained[trained["run"].isin(shown or names)].dropna()
+    trained = trained[trained["run"].isin(shown_runs or names)].dropna()
     words = [form.format(_range(trained[name])) for name, form in sizes.items()] if len(trained) else []
     return [f"Models: trained by us, {', '.join(words)}."] if words else []
 

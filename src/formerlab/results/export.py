@@ -41,9 +41,9 @@ def export(
     seeds of its previous export; other exported runs are kept. A study is replaced as a whole. If an export is killed
     while it replaces a study, the next export restores the old folder.
 
-    Returns `exported` and `diverged` (ids of exported runs), `unfinished` (reason by id of an incomplete run), and
-    `left_out` (measurements that were not exported). Raises UserError for damaged files, if scales or versions of data
-    differ, if no run is complete, and if another export is running.
+    Returns `exported` (ids of exported runs), `diverged` (ids of the exported runs that diverged), `unfinished` (reason
+    by id of an incomplete run), and `left_out` (measurements that were not exported). Raises UserError for damaged
+    files, if scales or versions of data differ, if no run is complete, and if another export is running.
     """
     if live_root.resolve().name != cached_root.resolve().name:
         difference = f"scale '{cached_root.name}' differs from {live_root}"

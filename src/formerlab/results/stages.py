@@ -36,7 +36,7 @@ class Stage:
     """Class of the settings of a measurement, as <module>.<class> in `evaluation/` or as a full import path; the module
     has a function `measure`."""
     models: tuple[str, ...] = ()
-    """Kinds of models that the stage measures; empty if it measures all kinds."""
+    """Kinds of models that the stage loads; empty if it loads no model."""
     resumes: bool = False
     """Whether a stopped stage continues from its last state."""
 

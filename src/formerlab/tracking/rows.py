@@ -240,7 +240,9 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
 
 
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
-    """Return the means of `table.value` by metric name (`zeroshot/task/metric`, `prune/h2o/budget 0.4/...`)."""
+    """Return the means of `table.value` by metric name (`zeroshot/task/metric` or
+    `prune/h2o/recent 0.5/budget 0.4/loss_nats`).
+    """
     groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)]
     means: dict[str, float] = {}
     for key, group in groups:

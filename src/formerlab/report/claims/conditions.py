@@ -1,8 +1,8 @@
 """The conditions of a claim on its runs (`regime` in claims.yaml), in terms of the quantities of protocol.quantities.
 
 A quantity is a function of the runs of one arm. `<x>_apart` is the largest x of several arms divided by the smallest,
-minus 1. `parameters_apart` is the smaller of this value with and without embeddings. `<x>_ratio` is the x of the first
-arm divided by the x of the second. `same_grid` and `gain_of_depth` compare arms too.
+minus 1. `parameters_apart` is computed with and without embeddings, and the smaller value counts.
+`<x>_ratio` is the x of the first arm divided by the x of the second. `same_grid` and `gain_of_depth` compare arms too.
 """
 
 import json

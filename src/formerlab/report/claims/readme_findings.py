@@ -11,6 +11,7 @@ from formerlab.report.claims.quantity import Quantity
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
+    NOT_MEASURED,
     SIGNS,
     best_verdicts,
     compact_markdown_table,
@@ -97,7 +98,8 @@ README_CLAIMS = {
         _perplexity_of_gain,
         brief="**[Tokenformer](docs/tokenformer_new_text.md)** grown with zero keys starts lower, falls faster, ends "
         "lower than widened Transformers (new text)",
-        result="start: lower by construction; fall: *cannot tell*; end: perplexity {} (four variants: +1.0 to +11.4 %)",
+        result="start: lower by construction; faster: *cannot tell*; end: perplexity {} (four variants: +1.0 to "
+        "+11.4 %)",
         short_objection="Weak: *cannot tell* until we, knowing this, changed the reference"),
     "tokenformer-zero-keys-default-tau": ReadmeClaim(
         "New parameter tokens with zero keys leave the output unchanged, with the paper's default scale of the scores.",
@@ -164,8 +166,8 @@ README_CLAIMS = {
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
         "perplexity after short, medium and long training (5, 20, 39 M tokens); needed: lower",
         "no such comparison",
-        "Conditions not met: growth's rate not its best; the model trained further had nearly stopped "
-        "learning."),
+        "Conditions not met: the learning rate of growth is not the best of its search; the model trained further "
+        "had nearly stopped learning."),
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
@@ -182,7 +184,7 @@ COUNT_WORDS = {
     "contradicts": "✘",
     "cannot tell": "?",
     CONDITION_NOT_MET: "○",
-    "not tested: no run": "not run",
+    NOT_MEASURED: "not measured",
     "holds": "hold",
     "fails": "fail",
 }

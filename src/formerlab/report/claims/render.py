@@ -24,9 +24,10 @@ RULES = (
     "Each claim was registered with its criterion; later changes are marked. A measured claim agrees if its 95 % "
     "interval meets the criterion, and contradicts if the interval meets the failure criterion; otherwise we cannot "
     'tell. "No verdict" means that we measured the quantity, but our runs do not meet a condition of the claim; "not '
-    'tested" means that there is no run. Exact claims hold or fail.'
+    'tested" means that we did not measure it, as a run or a measurement is missing. Exact claims hold or fail.'
 )
 CONDITION_NOT_MET = "no verdict: condition not met"
+NOT_MEASURED = "not tested: not measured"
 ORIGINS = {"paper": "the four papers", "third-party": "third parties", "own": "our own"}
 """Origins of the claims about trained models."""
 
@@ -105,13 +106,13 @@ def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
 
 
 def outcome_text(outcome: str, items: Iterable[Item]) -> str:
-    """Return an outcome of `items` in words. The text of `not_tested` names its cause, a missing run or an unmet
-    condition.
+    """Return an outcome of `items` in words. The text of `not_tested` names its cause, a missing
+    measurement or an unmet condition.
     """
     if outcome != "not_tested":
         return outcome.replace("_", " ")
     measured = any(item.quantities for item in items if item.outcome == outcome)
-    return CONDITION_NOT_MET if measured else "not tested: no run"
+    return CONDITION_NOT_MET if measured else NOT_MEASURED
 
 
 def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:

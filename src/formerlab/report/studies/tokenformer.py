@@ -38,7 +38,9 @@ SERIES = {
     "parent trained further, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}*",
     "parent trained further, equal tokens": "trained-on-tokens-{size}",
 }
-"""Name patterns of the runs of each series, which figures join by a line; `{size}` is a size or a stage length."""
+"""Name patterns of the runs of each series; `{size}` is a size or a stage length. Figures join the points of a series
+by a line.
+"""
 WAYS_TO_GROW = {
     f"{GROWN}: random keys, tau sqrt(n)": "grown as published",
     f"{GROWN}: zero keys, tau kept": "grown with zero keys",

@@ -92,12 +92,12 @@ def contrasts(cells: DataFrame) -> DataFrame:
 
 
 PAIRS = {
-    "averages with linear layers": ("linear-plain", "linear-dwa", "DenseFormer 1x1"),
-    "averages with parameter tokens": ("pattention-plain", "pattention-dwa", "DenseFormer 1x1"),
-    "parameter tokens without averages": ("linear-plain", "pattention-plain", "Tokenformer"),
-    "parameter tokens with averages": ("linear-dwa", "pattention-dwa", "Tokenformer"),
+    "averages with linear layers": ("linear-plain", "linear-dwa"),
+    "averages with parameter tokens": ("pattention-plain", "pattention-dwa"),
+    "parameter tokens without averages": ("linear-plain", "pattention-plain"),
+    "parameter tokens with averages": ("linear-dwa", "pattention-dwa"),
 }
-"""By label: the run without the change, the run with the change, and the name whose plot style is used."""
+"""By label: the run without the change and the run with the change."""
 INTERACTION = "interaction"
 
 
@@ -106,7 +106,7 @@ def effects_on_loss(losses: DataFrame) -> DataFrame:
 
     The interaction is the second change minus the first, which equals the fourth minus the third.
     """
-    changes = {name: subtract(by_seed(losses, new), by_seed(losses, old)) for name, (old, new, _) in PAIRS.items()}
+    changes = {name: subtract(by_seed(losses, new), by_seed(losses, old)) for name, (old, new) in PAIRS.items()}
     first, second, *_ = changes.values()
     changes[INTERACTION] = subtract(second, first)
     rows = []

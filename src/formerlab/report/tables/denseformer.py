@@ -41,7 +41,7 @@ from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
 STUDY = "denseformer"
 _ENDS = ("", "_low", "_high")
-_OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
+_SETTINGS_WITH_BASELINE = ("small-batch", "long-context", "long", "books", "modern")
 """Settings with their own plain Transformer; runs of all other settings are compared with the plain Transformer of the
 main setting."""
 
@@ -55,7 +55,7 @@ def plains(records: DataFrame) -> dict[str, str]:
     plain, keys = dict[tuple[str, ...], str](), dict[str, tuple[str, ...]]()
     for row in records.drop_duplicates("run").to_dict("records"):
         run, where = row["run"], run_setting(row["run"])
-        compared = where if where in _OWN_PLAIN else "main"
+        compared = where if where in _SETTINGS_WITH_BASELINE else "main"
         keys[run] = (row["regime"], compared, str(row["spec.model.layers"]), str(row.get("spec.optimizer.lr")))
         if row["spec.model.depth.kind"] == "identity" and where == compared:
             plain.setdefault(keys[run], run)
@@ -251,7 +251,7 @@ _ADDITIONS = {
     r"Hyper-Connections, dynamic.*": "4 streams, weights from the input",
     r"mHC.*": "4 streams, doubly stochastic weights",
 }
-"""Descriptions of what each scheme adds to a Transformer, by regular expressions for their names."""
+"""Addition of each scheme to a Transformer, by regular expression for the name of the scheme."""
 
 
 def _sparser_and_simpler(rows: DataFrame) -> dict[str, DataFrame]:

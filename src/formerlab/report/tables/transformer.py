@@ -48,7 +48,7 @@ LABELS = {
     r"^smoothing-(\d)": r"label smoothing 0.\1", r"^positions-(\w+)": r"\1 positions",
     "-averaged": ", averaged checkpoints",
 }  # fmt: skip
-"""Patterns in run names and their labels; each names a change from the base model."""
+"""Patterns in run names with their labels; most labels name a change from the base model."""
 CLAIMS = (
     *("transformer-single-head-worse", "transformer-dropout-helps", "transformer-label-smoothing-trade"),
     "transformer-learned-positions-equal",

@@ -93,7 +93,7 @@ FAIR = (
 )
 """Comparisons of equal FLOPs."""
 _FROM_SCRATCH = (GROWTH, "grown as published minus\nfinal size from scratch", "grown-random-sqrt", "tokenformer")
-"""A comparison that the table adds."""
+"""Comparison that only the table shows, not the figure."""
 _AS_GOOD = ("tokenformer-matched", "vit")
 LARGEST_EQUAL_RATIO = float(np.exp(0.05))
 """Ratio of error rates up to which the claim calls a Tokenformer as good as the ViT."""

@@ -39,7 +39,7 @@ _CLAIMS = (
 """The claims on the mean accuracy of several sets."""
 _CLAIM = "claim"
 _OTHER_ALPHAS = r"Decay (?!0$|0\.2|0\.95, half)"
-"""Matches the settings of Decay that the table for readers omits, except the most accurate one."""
+"""Matches the settings of Decay that the table for readers omits. The most accurate setting is always shown."""
 
 
 def _published_suites() -> DataFrame:
@@ -192,18 +192,18 @@ LARGEST_ALPHA = 0.9
 """Largest alpha of the claim on the best alpha of a task."""
 
 
-def _own_and_common(rows: DataFrame) -> dict[str, DataFrame]:
+def _accuracy_by_alpha_choice(rows: DataFrame) -> dict[str, DataFrame]:
     """Return a row per set with three accuracies: Decay with the set's own alphas, Decay with the common alphas, and
     H2O. The last row has the means.
     """
     rows = pruning.first_model_rows(rows)
     rows = rows[rows["budget"] == rows["budget"].iloc[0]]
-    common = rows["common alphas"].dropna().iloc[0]
+    common_alphas = rows["common alphas"].dropna().iloc[0]
     heading = f"{model_label(str(rows['run'].iloc[0]))}, cache of {pruning.budget_text(rows['budget'].iloc[0])}"
     sets = rows["task"] + rows["questions"].map(" ({:.0f})".format, na_action="ignore").fillna("")
     reader_rows = rows.assign(task=sets, **{"own alphas": rows["own alphas"].fillna("by set")})
     columns = ["task", "own alphas", *expand_columns("acc_own acc_common acc_h2o gain[]"), "verdict"]
-    return {f"{heading}; common alphas of the halves: {common}": reader_rows[columns]}
+    return {f"{heading}; common alphas of the halves: {common_alphas}": reader_rows[columns]}
 
 
 def _answer_tasks(rows: DataFrame) -> str:
@@ -215,7 +215,7 @@ def _answer_tasks(rows: DataFrame) -> str:
     return f"{verdict[0].upper()}{verdict[1:]}: {difference}."
 
 
-@table(reads="prune_questions.csv", readers=_own_and_common, answer=_answer_tasks,
+@table(reads="prune_questions.csv", readers=_accuracy_by_alpha_choice, answer=_answer_tasks,
        columns="source run budget task chance own~alphas -common~alphas acc_own acc_common acc_decay acc_h2o gain[] "
                "-questions verdict")  # fmt: skip
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
@@ -241,15 +241,16 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
         grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
         if len(alphas) < 2 or not grids:
             continue
-        own, common = (choose_alphas(grids, halves, common=common) for common in (False, True))
+        choices = {name: choose_alphas(grids, halves, common=name == "common") for name in ("own", "common")}
         by_task = []
         for task, grid in grids.items():
             row: dict[str, Any] = {"task": task_label(task).removesuffix(" (local)"), "chance": chance.get(task)}
-            for name, chosen in (("own", own[task]), ("common", common[task])):
-                row[f"{name} alphas"] = ", ".join(sorted({f"{alpha:g}" for alpha in alphas["alpha"][chosen.ravel()]}))
-                row[f"acc_{name}"] = chosen_answers(grid, chosen, halves[task]).mean()
-            own_answers, common_answers = (chosen_answers(grid, name[task], halves[task]) for name in (own, common))
-            row |= estimate("gain", over_examples(own_answers - common_answers))
+            answers_by_choice = {name: chosen_answers(grid, choices[name][task], halves[task]) for name in choices}
+            for name, chosen in choices.items():
+                shown_alphas = {f"{alpha:g}" for alpha in alphas["alpha"][chosen[task].ravel()]}
+                row[f"{name} alphas"] = ", ".join(sorted(shown_alphas))
+                row[f"acc_{name}"] = answers_by_choice[name].mean()
+            row |= estimate("gain", over_examples(answers_by_choice["own"] - answers_by_choice["common"]))
             row |= {f"acc_{policy}": fixed.get((run, budget, policy, task)) for policy in ("decay", "h2o")}
             by_task.append(row | {"questions": grid.shape[2]})
         sides = split_halves({task: np.moveaxis(grid, 0, -1) for task, grid in grids.items()}, halves)

@@ -24,7 +24,9 @@ _IN_CSV_ONLY = r"Decay 0\.(?:[13-8]|9$|2 \()"
 """Matches the settings of Decay that tables for readers leave out."""
 _HALF_RECENT = "decay-half-recent-beats-h2o"
 _SAME_WINDOWS = ("random-", "novels-", "tight-", "league-")
-"""Prefixes of the runs on the same windows of the novels. Only some of them have H2O."""
+"""Prefixes of the runs on windows of the novels; league-* has every second window of the others. Only some of them have
+H2O.
+"""
 _DIFFERENCE = expand_columns(f"{MINUS_H2O}[]")
 
 
@@ -193,7 +195,8 @@ def _choices(rows: DataFrame) -> dict[str, DataFrame]:
 
 def _answer_choices(rows: DataFrame) -> str:
     """Return for each budget whether the best choice without hindsight has a clearly lower loss than H2O. If no alpha
-    was chosen at a budget, the best alpha of each window, known afterwards, is a lower bound of the loss of any choice.
+    was chosen at a budget, the best alpha of each window, known afterwards, is a lower bound of the loss of any choice
+    of one alpha for all heads.
     """
     rows = pruning.first_model_rows(rows)
     chosen = rows[rows["configuration"].isin(_CALIBRATED.values())]
@@ -219,8 +222,8 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. An alpha for each
-    head brings its attention nearest to ideal attention.
+    - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. With an alpha for
+    each head, alpha is the value for which the attention of the head is most similar to ideal attention.
     - Square brackets: 95 % interval over windows, for this one model. Round brackets: chosen alphas.
     - Doubt: alphas known afterwards are chosen by the reported loss.
     """
@@ -285,8 +288,9 @@ def _answer_speeds(rows: DataFrame) -> str:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster?
 
-    - Median times; caches take turns on one machine. Ratios divide by the time of Full in the same turn. DynamicCache:
-    the full cache of the transformers library. Memory includes scores and positions.
+    - Median times; caches take turns on one machine. Ratios compare with Full in the same turn: prompt time / prompt
+    time of Full, and decoding speed / decoding speed of Full. DynamicCache: the full cache of the transformers library.
+    Memory includes scores and positions.
     - Brackets: quartiles over repetitions (no confidence interval).
     - Doubt: these are times of our decoder. With `generate` of transformers or on a GPU, ratios differ.
     """

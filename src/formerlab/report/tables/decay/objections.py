@@ -49,7 +49,8 @@ def _label(task: str) -> str:
 
 
 def _groups(above_chance: Mapping[str, bool]) -> dict[str, list[str]]:
-    """Return the tasks of each mean by its name, given for every task whether the full cache is above chance.
+    """Return, by the name of each mean, the tasks that it averages. `above_chance` says for every task whether the full
+    cache is above chance.
 
     The means are over the article's sets (or all sets if the article's are missing), over its sets above chance, and
     over COSTLY.

@@ -126,7 +126,8 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     - Test loss of the grown model minus the loss of another model with equal FLOPs. Random keys with tau = sqrt(n) are
     the published way to grow.
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: the parent trained further gains nothing from a longer stage; the model from scratch read other books.
+    - Doubt: the parent trained further gains nothing from a longer stage. The model from scratch read the books of the
+    parent; the stage read other books.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -143,7 +144,7 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
 
 _NEW_TEXT = "tokenformer-continued-training-lower"
 _MOMENTS = {"first_step": "first_step", "mean": "area_under_curve", "validation": "last_step"}
-"""Moments of the losses in the names of columns, and their names in the registry."""
+"""Evaluation points by column prefix: `Arm.at` of the registry."""
 _MOMENT_LABELS = {"first_step": "before the first step", "mean": "mean over training", "validation": "at the end"}
 
 
