@@ -59,8 +59,8 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     effect of averages with linear layers. The panels have different scales. Differences are paired by seed. To see: if
     the interval of an interaction includes zero, these seeds do not show that one change alters the effect of the
     other. The intervals are not corrected for multiple comparisons: with so many intervals, one may exclude zero by
-    chance. The CSV also has the two interactions of all three: with H2O it is below 0.001 nats, with Decay its interval
-    is wider than this panel. No paper combines the three.
+    chance. The CSV also has the interaction of parameter tokens, averages and a cache: below 0.001 nats for H2O; for
+    Decay its interval is wider than this panel. No paper combines the three.
     """
     effects, pruned = effects_on_loss(held_out_losses(results, STUDY, runs)), cells(results, runs)
     selections = (

@@ -93,12 +93,14 @@ def family_labels(first_records: Sequence[dict[str, Any]], scale: str) -> DataFr
     for key in keys:
         values = Series([spec.get(f"spec.{key}") for spec in specs], dtype=object)
         groups = labels.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
-        for alike in list(groups.values()):
-            if values[alike].astype(str).nunique() > 1:
-                counts = values[labels["variant"] == labels.loc[alike[0], "variant"]].astype(str).value_counts()
+        for rows_of_family in list(groups.values()):
+            if values[rows_of_family].astype(str).nunique() > 1:
+                counts = (
+                    values[labels["variant"] == labels.loc[rows_of_family[0], "variant"]].astype(str).value_counts()
+                )
                 usual = counts.index[0] if counts.iloc[0] > counts.iloc[1] else None
-                labels.loc[alike, "family"] += [
-                    f", {_setting_label(key, value)}" * (str(value) != usual) for value in values[alike]
+                labels.loc[rows_of_family, "family"] += [
+                    f", {_setting_label(key, value)}" * (str(value) != usual) for value in values[rows_of_family]
                 ]
     order = labels["panel"].str.replace(r"\d+", lambda number: number[0].zfill(9), regex=True)
     return labels.assign(_order=order)
@@ -200,8 +202,8 @@ LONG_RUNS = "overnight"
 
 
 def _used(study: str, used: Results, rows: DataFrame, records: dict[Any, dict[str, Any]]) -> Series:
-    """Return whether a claim of scale LONG_RUNS uses a run at the rate of a row, with the same model, data, schedule
-    and kind of start: the shortest run that is as long as the search.
+    """Return, for each row, whether a claim of scale LONG_RUNS uses a run at this rate. Of the runs with the same
+    model, data, schedule and kind of start, only the shortest that is at least as long as the search counts.
     """
 
     def setting(record: dict[str, Any]) -> list[object]:

@@ -25,7 +25,7 @@ from formerlab.statistics import CONFIDENCE
 
 STUDY = "transformer"
 VARIANTS = ["heads-1", "dropout-0", "dropout-2", "smoothing-0", "smoothing-2", "positions-learned"]
-"""Runs with a row in Table 3. Other runs change a size, and the published sizes are far from ours."""
+"""Runs that change no size and have a row in Table 3. The published sizes are far from ours."""
 _MINUS = {"loss_nats": "loss_minus_base_nats", "sacrebleu": "bleu_minus_base"}
 _PUBLISHED = {"published_nats": "loss_minus_base_nats", "published_bleu": "bleu_minus_base"}
 _beside_base = partial(Panel, y="_label", by="_series", kind="forest", zero=0.0, name="legend")

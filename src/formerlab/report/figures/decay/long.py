@@ -27,7 +27,7 @@ from formerlab.results.read import Results
 
 STUDY = "decay"
 STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
-"""Plot styles of pruned caches, the smaller one first."""
+"""Plot styles of pruned caches, the smallest cache first."""
 SHORT = {"needle_single_512": "512 tokens:\none number", "needle_multikey_512": "512 tokens:\none of four"}
 """Tasks with texts of 512 tokens."""
 SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either (cross)": "white"}

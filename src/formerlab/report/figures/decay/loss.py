@@ -73,14 +73,14 @@ def _mark_policies(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
-    At each budget, the caches of all policies have the same size in bytes. The number after Decay is its alpha; half
-    recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and
-    gives a quarter of the budget to recent keys. The full cache, without eviction, is the first row of each text.
-    Shaded: better than H2O. A row has all windows of its text. Two policies are paired on the windows on which both
-    were evaluated. The claim on protected random eviction has no verdict: its threshold exceeds even the advantage of
-    the full cache. Each panel has its own scale. The CSV also has random eviction without protection, and decay_table
-    has further policies. To see: below which budget a policy beats H2O (left of zero), and how far protection alone
-    goes.
+    At each budget, the caches of all policies that evict have the same size in bytes. The number after Decay is its
+    alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4
+    keys and gives a quarter of the budget to recent keys. The full cache, without eviction, is the first row of each
+    text. Shaded: better than H2O. A row has all windows of its text. Two policies are paired on the windows on which
+    both were evaluated. The claim on protected random eviction has no verdict: its threshold exceeds even the advantage
+    of the full cache. Each panel has its own scale. The CSV also has random eviction without protection, and
+    decay_table has further policies. To see: below which budget a policy beats H2O (left of zero), and how far
+    protection alone goes.
     """
     table = policy_comparison.losses(results, STUDY, runs)
     table = table[table["configuration"].isin([*KINDS, "H2O", "Random", "Local"]) & table[MINUS_H2O].notna()]

@@ -122,14 +122,14 @@ def draw_cost(data: DataFrame) -> Figure:
 @plot(reads="test.csv", within_regime=True, draw=draw_cost)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). Above: the cost of the
-    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line. The
-    interval is the interval of the verdict; its low end would need a Transformer beyond the black line, and two of the
-    three models of the line have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the
-    Tokenformer from scratch (moved to the right) and the parent trained further have the same cost. The rates of the
-    Transformers and of the parent end at a tenth of the peak, all others at zero. Hollow: the paper's models, a
-    thousand times larger; 0.40 to 0.42, since one perplexity is printed with two values. To see: growing saves cost if
-    its mark is to the left of the black line. The CSV also has the smallest Transformer with a rate to zero, and
-    tokenformer_envelope the other stages and ways to grow.
+    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line. Bars:
+    the interval of the verdict. Its low end is extrapolated beyond the black line, and two of the three Transformers on
+    the line have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the Tokenformer
+    from scratch (moved to the right) and the parent trained further have the same cost. The rates of the Transformers
+    and of the parent end at a tenth of the peak, all others at zero. Hollow: the paper's models, which are a thousand
+    times larger. Their ratio is 0.40 to 0.42, because the paper prints two values of one perplexity. To see: growing
+    saves cost if its mark is to the left of the black line. The CSV also has the smallest Transformer with a rate to
+    zero, and tokenformer_envelope the other stages and ways to grow.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(
@@ -219,9 +219,10 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs
     (arXiv:2410.23168). The x axis is the length of the stage in tokens per parameter that growth adds. Differences are
     paired by seed; below zero, growing helps. The square is the Tokenformer of the grown size from scratch, for the
-    FLOPs of the long stage and of the parent; it read other text than the parent. A thick bar is the interval that the
-    claim uses, a thin bar Student's interval of these seeds. The hatched range has the stages of the paper, 27 to 260
-    tokens. Every learning rate falls to zero. To see: whether growing needs a longer stage to help.
+    FLOPs of the long stage and of the parent; it read the same text as the parent, and the stages read other text. A
+    thick bar is the interval that the claim uses, a thin bar Student's interval of these seeds. The hatched range has
+    the stages of the paper, 27 to 260 tokens. Every learning rate falls to zero. To see: whether growing needs a longer
+    stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:

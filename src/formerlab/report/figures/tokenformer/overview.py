@@ -17,8 +17,8 @@ def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     """Training cost of a grown Tokenformer in brief (arXiv:2410.23168): FLOPs with all ancestors, divided by the FLOPs
     of a Transformer from scratch of equal loss, for the parent and after growth, with the 95 % interval of the claim,
     which asks for at most half the cost (dashed). Hollow: the paper's largest grown model, in TPU hours, interpolated
-    by us; 0.40 to 0.42, since one perplexity is printed with two values. To see: whether growth costs less than
-    training from scratch. tokenformer_cost has the losses.
+    by us. Its ratio is 0.40 to 0.42, because the paper prints two values of one perplexity. To see: whether growth
+    costs less than training from scratch. tokenformer_cost has the losses.
     """
     rows = tokenformer_cost.rows(results, runs)
     if rows.empty or (rows := rows.dropna(subset="flops_ratio")).empty:
