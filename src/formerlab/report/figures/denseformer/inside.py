@@ -179,8 +179,8 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
         last = of_model["step"].max()
         with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
             ends = pairs.loc[last].loc[pairs.index.get_level_values("seed")].to_numpy()
-            correlations = [np.corrcoef(*weights)[0, 1] for weights in zip(pairs.to_numpy(), ends, strict=True)]
-        of_run = DataFrame({"correlation_with_end": correlations}, pairs.index).reset_index()
+            end_correlations = [np.corrcoef(*weights)[0, 1] for weights in zip(pairs.to_numpy(), ends, strict=True)]
+        of_run = DataFrame({"correlation_with_end": end_correlations}, pairs.index).reset_index()
         frames.append(of_run.assign(run=run, percent_of_steps=100 * of_run["step"] / last))
     correlations = summarize(pd.concat(frames), "correlation_with_end", ["run", "step", "percent_of_steps"])
     return correlations.drop(columns=["correlation_with_end_low", "correlation_with_end_high"])
