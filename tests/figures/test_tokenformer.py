@@ -79,10 +79,10 @@ def test_gains_on_new_text_use_the_validation_split(tmp_path):
 
 def test_figures_show_the_learning_rates_that_the_claims_use():
     claim = read_arms(ROOT, "overnight")["tokenformer"]["tokenformer-growth-beats-continuing"]
-    control = claim.items["long"]["continued"].run
-    runs = ["annealed-trained-on-long-9", control, "annealed-random-sqrt-long", "annealed-random-sqrt-long-9"]
+    grown, control = (claim.items["long"][arm].run for arm in ("grown", "continued"))
+    runs = ["annealed-trained-on-long-9", control, "annealed-random-sqrt-long-9", grown]
     losses = pd.DataFrame({"run": runs})
-    assert list(with_registered_rates(losses, "overnight")["run"]) == [control, "annealed-random-sqrt-long"]
+    assert list(with_registered_rates(losses, "overnight")["run"]) == [control, grown]
 
 
 def test_the_pooled_interval_of_a_difference_takes_the_spread_of_similar_runs(tmp_path):
