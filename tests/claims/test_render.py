@@ -37,6 +37,7 @@ from formerlab.results.read import Results
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
 NEWER_VERDICTS = {
     "overnight": {
+        "tokenformer-growth-beats-continuing": "not_tested -> agrees, by long",
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
         "denseformer-better-at-equal-depth": "not_tested -> agrees",

@@ -91,25 +91,32 @@ def runs_with_ancestors(losses: DataFrame) -> DataFrame:
     return points[points["run"].isin([name for run in children for name in lineage(losses, run)])]
 
 
-def with_registered_rates(losses: DataFrame, scale: str) -> DataFrame:
-    """Keep, for each stage length, only the registered runs among grown models and parents trained further."""
+def with_registered_rates(losses: DataFrame, scale: str, *, costs: bool = False) -> DataFrame:
+    """Keep, for each stage length, only the registered runs among grown models and parents trained further.
+
+    With `costs`, the grown model is the one of the claim on training costs. Its learning rate may differ, because the
+    claim needs a loss inside the envelope of the Transformers.
+    """
     claim = registered_arms("tokenformer-growth-beats-continuing", scale)
     prefixes = {"grown": "annealed-random-sqrt", "continued": "annealed-trained-on"}
     runs = {
         f"{prefix}-{length}": arms[arm].run for length, arms in claim.items.items() for arm, prefix in prefixes.items()
     }
+    if costs:
+        compared = registered_arms("tokenformer-growth-saves-cost", scale).arms["grown"].run
+        runs |= {prefix: compared for prefix in runs if (compared or "").startswith(prefix)}
     registered = {prefix: run for prefix, run in runs.items() if run and run.startswith(prefix)}
     other_rate = losses["run"].str.startswith(tuple(registered)) & ~losses["run"].isin(registered.values())
     return losses[~other_rate]
 
 
 def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses on comparable text, at the learning rates that the claims use.
+    """Return losses on comparable text, at the learning rates that the claim on training costs uses.
 
     If any run that starts from a parent ends at learning rate 0, keep only such runs among the runs with a parent
     (TokenFormer, arXiv:2410.23168, section 4.1).
     """
-    losses = with_registered_rates(comparable_losses(results, STUDY, runs), results.scale)
+    losses = with_registered_rates(comparable_losses(results, STUDY, runs), results.scale, costs=True)
     if "init.id" not in losses:
         return losses
     continued, annealed = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")

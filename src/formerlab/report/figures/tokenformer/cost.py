@@ -230,7 +230,8 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     losses = with_registered_rates(losses, results.scale)
     pairs = stage_pairs(losses, records)
     scratch = pairs[pairs["run"].str.startswith(_GROWN)]
-    scratch = scratch.assign(run=scratch["run"].str.replace(_GROWN, _SCRATCH), variant="Tokenformer from scratch")
+    scratch_runs = scratch["run"].str.replace(_GROWN, _SCRATCH).str.replace(r"-\d+$", "", regex=True)  # no rate
+    scratch = scratch.assign(run=scratch_runs, variant="Tokenformer from scratch")
     pairs = pd.concat([pairs, scratch[scratch["run"].isin(losses["run"])]])
     rows = differences(losses, pairs, "run", "rival")
     if rows.empty:
