@@ -113,7 +113,7 @@ class ClaimVerdict(NamedTuple):
     word: str
     """Verdict in words."""
     runs: frozenset[str]
-    """Runs that the verdict uses; empty if the claim is not tested."""
+    """Runs of the items that decide; empty if the claim is not tested."""
     reasons: tuple[str, ...] = ()
     """Conditions that are not met."""
     claim: str = ""
@@ -165,7 +165,12 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     label, interval = claim.labels.get(name, name).partition(" | ")[0], None
     if isinstance(value, Quantity):
         interval = value.interval(CONFIDENCE)
-    runs = frozenset(verdict.runs if word != "not tested" else ())
+    deciding, undecided = (
+        {arm.run for item in verdict.items if (item in verdict.counted) is counts and arms and item.item in arms.items
+         for arm in arms.items[item.item].values()}
+        for counts in (True, False)
+    )  # fmt: skip
+    runs = frozenset(verdict.runs if word != "not tested" else ()) - (undecided - deciding if verdict.counted else set())
     quantities = verdict.items[0].quantities
     return ClaimVerdict(word, runs, tuple(why), text, items, label, interval, limits, quantities)
 

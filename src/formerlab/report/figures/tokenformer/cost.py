@@ -3,6 +3,7 @@
 Published costs are TPU hours read from the figures; published perplexities are from Tables 6 and 7.
 """
 
+import re
 from functools import partial
 
 import numpy as np
@@ -31,7 +32,7 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
-from formerlab.report.tables.cells import claim_verdicts, claim_words, with_pooled
+from formerlab.report.tables.cells import ClaimVerdict, claim_verdicts, claim_words, with_pooled
 from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
 from formerlab.results.read import Results
 
@@ -178,6 +179,8 @@ PUBLISHED_TOKENS_PER_NEW_PARAMETER = (27, 260)
 
 
 _GROWN, _SCRATCH = "annealed-random-sqrt", "annealed-scratch"
+_RATE = re.compile(r"-\d+$")
+"""Matches the learning rate at the end of the name of a run."""
 _CLAIMS = {
     "tokenformer-growth-beats-continuing": "growing beats training the parent further",
     "tokenformer-growth-gap-shrinks-with-stage": "it helps more in longer stages",
@@ -191,6 +194,12 @@ _CONDITIONS = {
 """Short names of conditions that are not met, by words of the reasons (`ClaimVerdict.reasons`)."""
 
 
+def _deciding(verdict: ClaimVerdict) -> str:
+    """Return ` (long stage)` if this stage alone has the verdict of the claim."""
+    stages = [stage for stage, word in verdict.items.items() if word == verdict.word]
+    return f" ({', '.join(stages)} stage)" if 0 < len(stages) < len(verdict.items) else ""
+
+
 def _mark_stages(axes: Axes, rows: DataFrame) -> None:
     """Hatch the stages of the paper, and name our stages and the line at zero."""
     axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, facecolor="none", edgecolor=PUBLISHED_INK, hatch="///", alpha=0.2,
@@ -202,7 +211,7 @@ def _mark_stages(axes: Axes, rows: DataFrame) -> None:
                     bbox={"color": "white", "pad": 0.5})  # fmt: skip
     write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)
     for run, x in rows.drop_duplicates("tokens_per_new_parameter")[["run", "tokens_per_new_parameter"]].to_numpy():
-        write(x, 0.89, run.rpartition("-")[2], ha="center")
+        write(x, 0.89, _RATE.sub("", run).rpartition("-")[2], ha="center")
     axes.text(
         310, 0, "parent trained\nfurther", ha="right", va="bottom", fontsize=7, color=ink(plot_style(_FURTHER)["color"])
     )
@@ -230,14 +239,15 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     losses = with_registered_rates(losses, results.scale)
     pairs = stage_pairs(losses, records)
     scratch = pairs[pairs["run"].str.startswith(_GROWN)]
-    scratch_runs = scratch["run"].str.replace(_GROWN, _SCRATCH).str.replace(r"-\d+$", "", regex=True)  # no rate
+    scratch_runs = scratch["run"].str.replace(_GROWN, _SCRATCH).str.replace(_RATE, "", regex=True)
     scratch = scratch.assign(run=scratch_runs, variant="Tokenformer from scratch")
     pairs = pd.concat([pairs, scratch[scratch["run"].isin(losses["run"])]])
     rows = differences(losses, pairs, "run", "rival")
     if rows.empty:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
-    words, verdicts = claim_words(results, STUDY, _CLAIMS), claim_verdicts(results, STUDY, *_CLAIMS)
+    verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
+    words = claim_words(results, STUDY, {name: text + _deciding(verdicts[name]) for name, text in _CLAIMS.items()})
     reasons = " ".join(reason for verdict in verdicts.values() for reason in verdict.reasons).lower()
     unmet = "; ".join(name for text, name in _CONDITIONS.items() if text in reasons)
     claims = words + f" ({unmet})" * bool(words and unmet)

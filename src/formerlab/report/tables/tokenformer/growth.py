@@ -113,6 +113,7 @@ def _answer_stages(rows: DataFrame) -> str:
     if len(scratch):
         text += f"; minus the same model from scratch: {in_words(scratch.iloc[-1], 'difference_nats')} nats"
     evaluated = verdict_words(stages["verdict"].iloc[-1]).capitalize() or "No claim"
+    evaluated += " (longest stage)" if stages["verdict"].isna().any() else ""
     return f"{evaluated}. Loss of the grown model minus the parent trained further: {text}."
 
 
