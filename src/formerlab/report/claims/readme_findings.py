@@ -133,8 +133,8 @@ README_CLAIMS = {
         "For equal FLOPs, a grown Tokenformer is as good as the same size from scratch (a third party's claim).",
         "perplexity after long training, 45 novels; needed: whole interval at most 2.0 % higher",
         "no such comparison; the claim on cost implies it",
-        "Conditions not met: growth read its text 6.1 times, from scratch 2.3 times; fewer rates were searched "
-        "for growth. Growth started from a badly trained model, and its text has few authors.",
+        "Conditions not met: growth read its text 6.1 times, from scratch 2.3 times; its search had fewer rates. It "
+        "started from a badly trained model.",
         brief="**[Tokenformer](docs/tokenformer.md)** grown is as good as from scratch for equal FLOPs (implied by "
         "the paper)",
         result="perplexity {}: 42.6 grown, 38.5 from scratch",
@@ -166,8 +166,8 @@ README_CLAIMS = {
         "For equal FLOPs, growing a Tokenformer beats training it further (our own claim).",
         "perplexity after short, medium and long training (5, 20, 39 M tokens); needed: lower",
         "no such comparison",
-        "Decided by the long stage; in the others, the model trained further had nearly stopped learning. It is a "
-        "weak control: after the long stage it is no better than a model of its size without a stage."),
+        "By the long stage alone. Weak control: the model trained further is never better than a model of its size "
+        "without a stage."),
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {

@@ -165,14 +165,13 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
     label, interval = claim.labels.get(name, name).partition(" | ")[0], None
     if isinstance(value, Quantity):
         interval = value.interval(CONFIDENCE)
-    deciding, undecided = (
-        {arm.run for item in verdict.items if (item in verdict.counted) is counts and arms and item.item in arms.items
-         for arm in arms.items[item.item].values()}
-        for counts in (True, False)
-    )  # fmt: skip
-    runs = frozenset(verdict.runs if word != "not tested" else ()) - (undecided - deciding if verdict.counted else set())
+    runs = set(verdict.runs if word != "not tested" else ())
+    if verdict.counted and arms is not None:  # otherwise no item decides
+        by_item = {name: {arm.run for arm in item_arms.values()} for name, item_arms in arms.items.items()}
+        deciding = set[str]().union(*(by_item.get(item.item or "", set()) for item in verdict.counted))
+        runs -= set[str]().union(*by_item.values()) - deciding
     quantities = verdict.items[0].quantities
-    return ClaimVerdict(word, runs, tuple(why), text, items, label, interval, limits, quantities)
+    return ClaimVerdict(word, frozenset(runs), tuple(why), text, items, label, interval, limits, quantities)
 
 
 def with_verdicts(

@@ -222,8 +222,8 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. With an alpha for
-    each head, alpha is the value for which the attention of the head is most similar to ideal attention.
+    - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. An alpha for each
+    head makes its attention most similar to ideal attention.
     - Square brackets: 95 % interval over windows, for this one model. Round brackets: chosen alphas.
     - Doubt: alphas known afterwards are chosen by the reported loss.
     """
