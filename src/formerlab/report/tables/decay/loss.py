@@ -288,9 +288,8 @@ def _answer_speeds(rows: DataFrame) -> str:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster?
 
-    - Median times; caches take turns on one machine. Ratios compare with Full in the same turn: prompt time / prompt
-    time of Full, and decoding speed / decoding speed of Full. DynamicCache: the full cache of the transformers library.
-    Memory includes scores and positions.
+    - Median times on one machine. Ratios: prompt time / prompt time of Full in the same turn, and the same for decoding
+    speed. DynamicCache: the full cache of the transformers library. Memory includes scores and positions.
     - Brackets: quartiles over repetitions (no confidence interval).
     - Doubt: these are times of our decoder. With `generate` of transformers or on a GPU, ratios differ.
     """

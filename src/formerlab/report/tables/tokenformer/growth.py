@@ -124,11 +124,11 @@ def _answer_stages(rows: DataFrame) -> str:
 def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Does growing beat training the parent further?
 
-    - Test loss of the grown model minus the loss of another model with equal FLOPs. Random keys with tau = sqrt(n) are
-    the published way to grow.
+    - Test loss of the grown model minus the loss of another model with equal FLOPs. Published growth: random
+    keys with tau = sqrt(n).
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: the parent trained further gains nothing from a longer stage. The model from scratch read the books of the
-    parent; the stage read other books.
+    - Doubt: the parent trained further gains nothing from longer stages. Parent and model from scratch read the same
+    books, stages others.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
