@@ -171,7 +171,7 @@ README_CLAIMS = {
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
-    "✔": "the 95 % interval [in brackets] excludes zero, and the mean reaches "
+    "✔": "the 95 % interval [in brackets] excludes zero (for a ratio: one), and the mean reaches "
     "[our threshold](docs/results.md#main-findings): a quarter of the published effect, or what the row says",
     "✘": "the interval refutes the claim",
     "?": "the interval cannot tell",
