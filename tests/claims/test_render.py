@@ -128,7 +128,7 @@ def rows_of(table):
 
 
 def test_the_readme_counts_every_claim_once(by_scale):
-    """The papers' claims about trained models, those of others and our own, and exact claims."""
+    """Each line counts one group: the claims of the papers, the claims of others and our own, or the exact claims."""
     lines = [line for line in readme_findings(by_scale).splitlines() if line.startswith("Of ")]
     totals, counts = [], []
     for line in lines:

@@ -172,7 +172,7 @@ README_CLAIMS = {
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
     "✔": "the 95 % interval [in brackets] excludes zero (for a ratio: one), and the mean reaches "
-    "[our threshold](docs/results.md#main-findings): a quarter of the published effect, or what the row says",
+    "[our threshold](docs/results.md#main-findings), a quarter of the published effect unless the row names another",
     "✘": "the interval refutes the claim",
     "?": "the interval cannot tell",
     "○": "our runs do not meet a condition of a fair test",

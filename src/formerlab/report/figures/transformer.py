@@ -84,7 +84,7 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
         bleu_minus_base_limit=rows["run"].map({"smoothing-0": 0.0}),
         bleu_minus_base_met=rows["run"].map({"smoothing-0": -np.inf}),
         verdict=rows["run"].map(verdicts).where(rows["part"].eq("mean")),
-        _claims=claim_words(results, STUDY, _SHORT_CLAIMS),
+        _claims=claim_words(claims, _SHORT_CLAIMS),
         _label=rows["run"].replace(LABELS, regex=True),
         _series=rows["source"].map({"ours": "ours", "published": "the paper, 65M"}),
         _style="Transformer",

@@ -130,9 +130,9 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     of_vit = ours.loc[ours["run"].eq("vit"), "top1_percent"].map("{:.1f} %".format)
     rank = {pair[:2]: number for number, pair in enumerate((*tables.COMPARISONS, *tables.FAIR))}
     size, limits = rows["run"].str.extract("-([BL]/16)")[0], _limits(rows)
-    claims = claim_verdicts(results, tables.STUDY).values()
+    claims = claim_verdicts(results, tables.STUDY)
     pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
-    words = [next((claim.word for claim in claims if {*pair} <= claim.runs), None) for pair in pairs]
+    words = [next((claim.word for claim in claims.values() if {*pair} <= claim.runs), None) for pair in pairs]
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
         _label=rows["model"].str.replace("\n", " ").str.replace(" minus ", " / "),
@@ -141,7 +141,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
         verdict=Series(words, rows.index, dtype=object),
-        _claims=claim_words(results, tables.STUDY, _CLAIMS),
+        _claims=claim_words(claims, _CLAIMS),
         _vit="".join(f"top-1 of the ViT: {level}; " for level in of_vit[:1]),
         **{f"{_RATIO}_limit": limits, f"{_RATIO}_met": limits.where(limits.isna(), -np.inf)},
     )

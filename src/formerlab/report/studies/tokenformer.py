@@ -102,9 +102,8 @@ def with_registered_rates(losses: DataFrame, scale: str, *, costs: bool = False)
     runs = {
         f"{prefix}-{length}": arms[arm].run for length, arms in claim.items.items() for arm, prefix in prefixes.items()
     }
-    if costs:
-        compared = registered_arms("tokenformer-growth-saves-cost", scale).arms["grown"].run
-        runs |= {prefix: compared for prefix in runs if (compared or "").startswith(prefix)}
+    if costs and (grown := registered_arms("tokenformer-growth-saves-cost", scale).arms.get("grown")):
+        runs |= {prefix: grown.run for prefix in runs if (grown.run or "").startswith(prefix)}
     registered = {prefix: run for prefix, run in runs.items() if run and run.startswith(prefix)}
     other_rate = losses["run"].str.startswith(tuple(registered)) & ~losses["run"].isin(registered.values())
     return losses[~other_rate]

@@ -138,13 +138,13 @@ def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, Clai
     return {claim: _claim_verdict(results, study, claim, arms.get(claim)) for claim in claims or arms}
 
 
-def claim_words(results: Results, study: str, names: Mapping[str, str]) -> str:
+def claim_words(verdicts: Mapping[str, ClaimVerdict], names: Mapping[str, str]) -> str:
     """Return the verdicts on the claims of `names` after their short names: `a, b: agrees; c: no verdict`. Claims that
     are not tested are left out.
     """
     by_word = dict[str, list[str]]()
-    for claim, verdict in claim_verdicts(results, study, *names).items():
-        by_word.setdefault(verdict.word, []).append(names[claim])
+    for claim, name in names.items():
+        by_word.setdefault(verdicts[claim].word, []).append(name)
     by_word.pop("not tested", None)
     return "; ".join(f"{', '.join(claims)}: {word}" for word, claims in by_word.items())
 
@@ -167,9 +167,11 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
         interval = value.interval(CONFIDENCE)
     runs = set(verdict.runs if word != "not tested" else ())
     if verdict.counted and arms is not None:  # otherwise no item decides
-        by_item = {name: {arm.run for arm in item_arms.values()} for name, item_arms in arms.items.items()}
-        deciding = set[str]().union(*(by_item.get(item.item or "", set()) for item in verdict.counted))
-        runs -= set[str]().union(*by_item.values()) - deciding
+        of_items, of_counted = (
+            {arm.run for item in items for arm in arms.for_item(item.item).values()}
+            for items in (verdict.items, verdict.counted)
+        )
+        runs -= of_items - of_counted
     quantities = verdict.items[0].quantities
     return ClaimVerdict(word, frozenset(runs), tuple(why), text, items, label, interval, limits, quantities)
 

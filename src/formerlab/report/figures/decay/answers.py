@@ -1,5 +1,6 @@
 """Zero-shot accuracy under pruning, by suite and by alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from formerlab.report.studies.questions import (
     task_label,
 )
 from formerlab.report.style import BLACK, GREY, NARROW, ink
-from formerlab.report.tables.cells import claim_verdicts, claim_words
+from formerlab.report.tables.cells import ClaimVerdict, claim_verdicts, claim_words
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 
@@ -80,6 +81,7 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
 
 
 _CLAIM, _HALF_CLAIM = "decay-beats-h2o", "decay-halves-the-pruning-loss"
+_CLAIMS = {_CLAIM: "Decay beats H2O", _HALF_CLAIM: "it loses less than half of H2O's loss"}
 REGAINED_FRACTION = 0.17
 """Fraction of H2O's accuracy drop that Decay must regain to meet the claim."""
 
@@ -161,13 +163,11 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
         -100 * rows[ours & rows["policy"].eq("h2o") & names.eq(_MEAN)].set_index("run")["difference"]
     )
     limit = (REGAINED_FRACTION * lost).where(ours & names.eq(_MEAN) & rows["policy"].eq("decay"))
-    verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
-    rows = rows.assign(**_excess(results, rows, names.eq(_MEAN)))
+    verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
+    rows = rows.assign(**_excess(verdicts[_HALF_CLAIM], rows, names.eq(_MEAN)))
     return rows.assign(
-        verdict=limit.notna().map({True: verdict, False: None}),
-        _claims=claim_words(
-            results, STUDY, {_CLAIM: "Decay beats H2O", _HALF_CLAIM: "it loses less than half of H2O's loss"}
-        ),
+        verdict=limit.notna().map({True: verdicts[_CLAIM].word, False: None}),
+        _claims=claim_words(verdicts, _CLAIMS),
         _size=np.where(names.eq(_MEAN) & ours & rows["policy"].eq("decay"), _mean_cache_size(chosen), np.nan),
         _minus_h2o_limit=limit,
         _minus_h2o_met=np.inf,
@@ -187,7 +187,7 @@ def _mean_cache_size(chosen: DataFrame) -> float:
     return float(suites["realised_budget"].mean())
 
 
-def _excess(results: Results, rows: DataFrame, is_mean: "pd.Series[bool]") -> dict[str, Any]:
+def _excess(verdict: ClaimVerdict, rows: DataFrame, is_mean: "pd.Series[bool]") -> dict[str, Any]:
     """Return the columns of the accuracy that Decay loses minus half of what H2O loses, in the mean of five suites: the
     fraction `excess` with its registered interval, and points for the figure.
     """
@@ -195,10 +195,7 @@ def _excess(results: Results, rows: DataFrame, is_mean: "pd.Series[bool]") -> di
     lost = -rows[is_mean & rows["series"].eq("H2O")].drop_duplicates("run").set_index("run")["difference"]
     excess = (-rows["difference"] - rows["run"].map(lost) / 2).where(decay)
     ends = dict.fromkeys(("low", "high"), excess * np.nan)
-    ours, effect = (
-        decay & rows["source"].eq("ours"),
-        claim_verdicts(results, STUDY, _HALF_CLAIM)[_HALF_CLAIM].quantities.get("excess"),
-    )
+    ours, effect = decay & rows["source"].eq("ours"), verdict.quantities.get("excess")
     if isinstance(effect, Quantity):
         interval = effect.interval(CONFIDENCE)
         excess = excess.mask(ours, interval.mean)
@@ -279,7 +276,8 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     names, questions = table["task"].map(_task), table.groupby("task")["questions"].transform("max")
     of_full = "; full cache {:.0f}\N{NO-BREAK SPACE}%".format
     accuracy = table["task"].map(full["accuracy"]).mul(100).map(of_full, na_action="ignore").fillna("")
-    words = claim_words(results, STUDY, _ALPHA_CLAIMS)
+    verdicts = claim_verdicts(results, STUDY, *_ALPHA_CLAIMS)
+    words = claim_words(verdicts, _ALPHA_CLAIMS)
     curves = table.assign(
         _panel="curve",
         **(100 * table[minus_h2o]).add_prefix("_"),
@@ -290,14 +288,14 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _series=policy_labels(table["policy"]).replace("Full", "full cache").where(plotted),
         _data_set="",
     )
-    return pd.concat([curves, _contrasts(results, curves)], ignore_index=True)
+    return pd.concat([curves, _contrasts(verdicts, curves)], ignore_index=True)
 
 
-def _contrasts(results: Results, curves: DataFrame) -> DataFrame:
-    """Return a row per claim of `_ALPHA_CLAIMS` with its registered difference, its interval and its limit."""
+def _contrasts(verdicts: Mapping[str, ClaimVerdict], curves: DataFrame) -> DataFrame:
+    """Return a row per claim of `verdicts` with its registered difference, its interval and its limit."""
     rows, decay = [], curves[curves["policy"].eq("decay") & curves["_series"].notna()].iloc[0]
     shared = {name: decay[name] for name in ("run", "source", "policy", "_series", "_claims", "_data_set")}
-    for claim, verdict in claim_verdicts(results, STUDY, *_ALPHA_CLAIMS).items():
+    for claim, verdict in verdicts.items():
         effect = verdict.quantities.get("effect")
         if not isinstance(effect, Quantity):
             continue

@@ -153,6 +153,7 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     curve, listed = ~half & alphas.gt(2), half | alphas.le(2)
     listed |= curve & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & bool(listed.any())
     series = names[alphas[table.index].sort_values(ascending=False).index].unique()
+    verdicts = claim_verdicts(results, STUDY, _CLAIM)
     return table.assign(
         source="ours",
         _cell="Cache of " + table["budget"].map(pruning.budget_text),
@@ -165,6 +166,6 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
         _curve=curve,
         _listed=listed,
         _label=half.map({True: "half recent", False: "none recent"}) + table["alpha"].map(", alpha {:g}".format),
-        _claims=claim_words(results, STUDY, {_CLAIM: "half recent at alpha 0.2 beats H2O"}),
-        verdict=claimed.map({True: claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word, False: None}),
+        _claims=claim_words(verdicts, {_CLAIM: "half recent at alpha 0.2 beats H2O"}),
+        verdict=claimed.map({True: verdicts[_CLAIM].word, False: None}),
     )

@@ -86,7 +86,7 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     table = published(A2SF, "Table 2").query("setting.str.contains('ratio 0.2; average')")
     values = table.set_index(table["model"].replace("A2SF(alpha=0.1)", "Decay 0.2"))["value"].astype(float)
     rows = label_and_sort(rows).sort_values(["budget", "query"], kind="stable")
-    verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
-    rows["verdict"] = rows["configuration"].map({"Decay 0.2": verdict})
-    rows["_claims"] = claim_words(results, STUDY, {_CLAIM: "Decay is nearer to Ideal than H2O, and H2O than Local"})
+    verdicts = claim_verdicts(results, STUDY, _CLAIM)
+    rows["verdict"] = rows["configuration"].map({"Decay 0.2": verdicts[_CLAIM].word})
+    rows["_claims"] = claim_words(verdicts, {_CLAIM: "Decay is nearer to Ideal than H2O, and H2O than Local"})
     return rows.assign(published=rows["configuration"].map(values).where(rows["budget"].eq(0.2)), source="ours")

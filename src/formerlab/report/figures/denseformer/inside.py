@@ -219,7 +219,8 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     moments = _correlations_with_end(rows[rows["variant"] == SCHEMES[0]]).merge(models[keys[:4]])
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
     means = rows.groupby(keys)["weight"].agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    reader, claim = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY, _PATTERN)[_PATTERN]
+    reader, verdicts = ClaimRows(results, STUDY, ClaimArms()), claim_verdicts(results, STUDY, _PATTERN)
+    claim = verdicts[_PATTERN]
     seeds = rows[[*keys, "seed", "weight"]].assign(part="seed")
     of_runs = []
     for record in models[keys[:4]].to_dict("records"):
@@ -246,7 +247,7 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
         _model_name=(blocks + rows["run"].map(correlations)).where(dense),
         **{f"_{third}": rows["run"].map(by_run.apply(in_words, axis=1, name=third)) for third in THIRDS},
         _model=(blocks + rows["run"].map(counts)).where(dense & ~moment),
-        _claims=claim_words(results, STUDY, {_PATTERN: "the pattern of the embedding"}) + needed,
+        _claims=claim_words(verdicts, {_PATTERN: "the pattern of the embedding"}) + needed,
         _moment=blocks.where(moment),
         _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),
         _style=rows["variant"],

@@ -230,7 +230,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         _panel="ln perplexity",
         _rank=2,
     )[["source", "layers", "_label", "_brief", "difference_nats", "part", "_panel", "_rank"]]
-    words = claim_words(results, STUDY, _GAIN_CLAIMS)
+    words = claim_words(claim_verdicts(results, STUDY, *_GAIN_CLAIMS), _GAIN_CLAIMS)
     return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE, _claims=words)
 
 
@@ -298,8 +298,8 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
     fraction = Series(weights, rows.index) / (rows["layers"] * (rows["layers"] + 3) / 2)
     runs_of_claim = [arm.run for name, arm in registered_arms(SPARSE, results.scale).named() if name == "sparse"]
-    word = claim_verdicts(results, STUDY, SPARSE)[SPARSE].word
-    verdict = rows["run"].isin(runs_of_claim).map({True: word}).where(rows["part"].eq("mean"))
+    verdicts = claim_verdicts(results, STUDY, SPARSE)
+    verdict = rows["run"].isin(runs_of_claim).map({True: verdicts[SPARSE].word}).where(rows["part"].eq("mean"))
     claimed = rows["variant"].eq(SPARSEST)
     return rows.assign(
         _label=(label + fraction.map(" ({:.0%})".format).str.replace("%", " %")).mask(rows["variant"].eq(DENSE)),
@@ -309,6 +309,6 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         _lost_limit=np.where(verdict.notna(), 25.0, np.nan),
         _lost_met=np.where(verdict.notna(), -np.inf, np.nan),
         verdict=verdict,
-        _claims=claim_words(results, STUDY, {SPARSE: "4x5 keeps three quarters of the gain"}),
+        _claims=claim_words(verdicts, {SPARSE: "4x5 keeps three quarters of the gain"}),
         _order=np.lexsort((-weights, -rows["layers"], rows["source"])).argsort(),
     )

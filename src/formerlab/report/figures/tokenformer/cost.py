@@ -33,7 +33,7 @@ from formerlab.report.studies.tokenformer import (
 )
 from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
 from formerlab.report.tables.cells import ClaimVerdict, claim_verdicts, claim_words, with_pooled
-from formerlab.report.tables.tokenformer.growth import tokenformer_envelope
+from formerlab.report.tables.tokenformer.growth import cost_of_parent, tokenformer_envelope
 from formerlab.results.read import Results
 
 _LOWEST = "Transformer from scratch"
@@ -137,6 +137,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER_STAGES_PATTERN)
     )
     frames = [rows.assign(flops_ratio=np.nan)]
+    claims = ""
     if losses["run"].str.startswith(FROM_SCRATCH).any():
         lowest = scratch_points(losses).query("lowest").assign(part="mean", source="ours", series=_LOWEST)
         frames.append(lowest.assign(_series=_LOWEST).drop(columns="lowest"))
@@ -145,17 +146,20 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
         at_zero = ratios[ratios["envelope"].eq("ends at rate zero")].assign(part="mean", series=_AT_ZERO, lent=True)
         frames.append(at_zero.reindex(columns=lowest.columns).assign(flops_ratio=np.nan))
         claimed = ratios[ratios["run"].isin([arm.run for arm in arms])]
+        verdicts = claim_verdicts(results, STUDY, _CLAIM)
+        if len(claimed) and (claims := claim_words(verdicts, {_CLAIM: "growing saves cost"})):
+            needed = f"largest Transformer where at most {CLAIMED_RATIO} is needed"
+            alone = cost_of_parent(ratios, claimed["parent"].iloc[0])
+            claims += f" (the parent alone costs {alone:.2f} of the {needed})"
         ratios["series"] = ratios["run"].map(rows.drop_duplicates("run").set_index("run")["series"])
         ratios = ratios[ratios["run"].isin({*claimed["run"], *claimed["parent"]})].dropna(
             subset=["flops_ratio", "series"]
         )
         paper = published_ratio().assign(series="grown as published", _row="paper, 1.4B, TPU hours")
         ratios["_row"] = ratios["series"]
-        verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
-        ratios["verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdict})
+        ratios["verdict"] = ratios["run"].isin(claimed["run"]).map({True: verdicts[_CLAIM].word})
         columns = ["source", "part", "run", "series", "_row", "verdict", *expand_columns("flops_ratio[]+")]
         columns += ["flops_ratio_other_perplexity", "seeds"]
-        alone = ratios.loc[ratios["series"].eq(PARENT), "flops_cumulative"].max() / lowest["flops_cumulative"].max()
         frames.append(pd.concat([ratios, paper])[columns].assign(flops_ratio_limit=CLAIMED_RATIO))
     published = published_points(*_PUBLISHED)
     rows = pd.concat([*frames, published.assign(_series=published["series"])], ignore_index=True)
@@ -167,9 +171,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.sort_values("series", key=lambda names: names.eq(at_the_right), kind="stable")
     ratio = rows.dropna(subset="flops_ratio").set_index("run")["flops_ratio"]
     rows["_ratio"] = rows["run"].map(ratio).where(rows["series"].ne(PARENT) & rows["flops_ratio"].isna())
-    words = claim_words(results, STUDY, {_CLAIM: "growing saves cost"})
-    needed = f"largest Transformer where at most {CLAIMED_RATIO} is needed"
-    rows["_claims"] = words and f"{words} (the parent alone costs {alone:.2f} of the {needed})"
+    rows["_claims"] = claims
     rows["_relative"] = cost / largest.fillna(0).groupby(rows["source"]).transform("max").replace(0, np.nan)
     return rows
 
@@ -247,7 +249,7 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
         return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
     verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
-    words = claim_words(results, STUDY, {name: text + _deciding(verdicts[name]) for name, text in _CLAIMS.items()})
+    words = claim_words(verdicts, {name: text + _deciding(verdicts[name]) for name, text in _CLAIMS.items()})
     reasons = " ".join(reason for verdict in verdicts.values() for reason in verdict.reasons).lower()
     unmet = "; ".join(name for text, name in _CONDITIONS.items() if text in reasons)
     claims = words + f" ({unmet})" * bool(words and unmet)

@@ -94,8 +94,11 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     )
     reader, registered = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_CLAIM, results.scale)
     signs = {"tokenformer": 1.0, "tokenformer_ungrown": -1.0, "rival": -1.0, "rival_ungrown": 1.0}
-    verdict = claim_verdicts(results, STUDY, _CLAIM)[_CLAIM].word
-    rows["_claims"] = claim_words(results, STUDY, {_CLAIM: "growth by tokens ends with the lower loss"})
+    verdicts = claim_verdicts(results, STUDY, _CLAIM)
+    verdict, rows["_claims"] = (
+        verdicts[_CLAIM].word,
+        claim_words(verdicts, {_CLAIM: "growth by tokens ends with the lower loss"}),
+    )
     for item, label in ITEMS.items():
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
@@ -185,6 +188,6 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
         _marker=rows["arm"].map({"classic": "D", "modern": "s"}),
         _color=rows["arm"].map({"classic": GREY}),
         _style=TOKENFORMER,
-        _claims=claim_words(results, STUDY, _GAP_CLAIMS),
+        _claims=claim_words(claim_verdicts(results, STUDY, *_GAP_CLAIMS), _GAP_CLAIMS),
     )
     return labelled_rows

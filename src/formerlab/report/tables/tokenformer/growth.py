@@ -285,14 +285,20 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     }
 
 
+def cost_of_parent(rows: DataFrame, parent: str) -> float:
+    """Return the FLOPs of a parent, divided by the FLOPs of the most expensive Transformer from scratch."""
+    flops = rows["flops_cumulative"]
+    return float(flops[rows["run"].eq(parent)].max() / flops[rows["variant"].eq(TRANSFORMER)].max())
+
+
 def _answer_ratios(rows: DataFrame) -> str:
     grown = rows[rows["variant"].eq(_GROWN)].dropna(subset="flops_ratio")
     if grown.empty:
         return ""
-    row, flops = grown.sort_values("flops_cumulative").iloc[-1], rows["flops_cumulative"]
-    of_parent = flops[rows["run"].eq(row["parent"])].max() / flops[rows["variant"].eq(TRANSFORMER)].max()
+    row = grown.sort_values("flops_cumulative").iloc[-1]
+    parent = cost_of_parent(rows, row["parent"])
     return (
-        f"We cannot test it, because the parent alone costs {of_parent:.2f} times as much as our most expensive "
+        f"We cannot test it, because the parent alone costs {parent:.2f} times as much as our most expensive "
         f"Transformer. Growth costs {in_words(row, 'flops_ratio')} times as much as a Transformer of equal loss"
         f"{with_verdict(row)}."
     )
