@@ -7,6 +7,7 @@ from fixtures.combined import make_combined
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
+from formerlab.report.figures.combined import combined_effects
 from formerlab.report.tables.combined import MODELS, cells, contrasts
 from formerlab.results.read import Results
 
@@ -63,3 +64,10 @@ def test_the_four_models_differ_only_in_the_two_factors(scale):
         inner = run.model.params(embedding=False)
         assert inner == pytest.approx(matrix_parameters, rel=0.01 if scale != "smoke" else 0.1)
         assert run.model.depth.kind == ("dwa" if run.name.endswith("dwa") else "identity")
+
+
+def test_labels_of_a_single_seed_have_no_interval(tmp_path):
+    make_combined(tmp_path / "live/smoke", seeds=(0,), **PLANTED)
+    labels = combined_effects.rows(Results(tmp_path / "live/smoke"), [*MODELS])["_label"].dropna()
+    assert len(labels)
+    assert not labels.str.contains(r"nan|\[").any()

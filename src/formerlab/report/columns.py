@@ -302,6 +302,12 @@ def with_minus_signs(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text)
 
 
+def with_interval(value: float, low: float, high: float, form: str) -> str:
+    """Return `value [low, high]` in a number format, with minus signs; without an interval, return the value alone."""
+    ends = "" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+    return with_minus_signs(f"{value:{form}}{ends}")
+
+
 def is_spread(name: Any) -> bool:
     """Return whether a column has the end of an interval or an error."""
     return str(name).endswith(("_low", "_high", "_se"))

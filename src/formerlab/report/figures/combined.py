@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame, Index, Series
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.columns import with_interval
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import estimate, held_out_losses
 from formerlab.report.style import GREY
@@ -74,9 +75,9 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     rows["text"] = whole.map({True: "whole test text", False: "windows of the pruning test"})
     of_cache = rows["name"].str.contains("|".join(PRUNED.values()))
     ends = rows[expand_columns("effect_nats[]")].where(rows["seed"].isna()).apply(list, axis=1)
-    values = Series([("{:z.4f} [{:z.4f}, {:z.4f}]" if small else "{:z.3f} [{:z.3f}, {:z.3f}]").format(*of_row)
-                     for small, of_row in zip(of_cache, ends, strict=True)], rows.index)  # fmt: skip
-    values = values.str.replace("-", "\N{MINUS SIGN}").where(rows["effect_nats"].notna() & rows["seed"].isna())
+    forms = of_cache.map({True: "z.4f", False: "z.3f"})
+    values = Series([with_interval(*of_row, form) for of_row, form in zip(ends, forms, strict=True)], rows.index)
+    values = values.where(rows["effect_nats"].notna() & rows["seed"].isna())
     all_three = rows["name"].str.contains(" and .* with ")
     label = rows["name"].str.removesuffix(f", {BEYOND}").replace(INTERACTION, "parameter tokens with averages")
     interaction = rows["name"].eq(INTERACTION) | rows["kind"].eq("interaction")

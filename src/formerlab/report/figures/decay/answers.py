@@ -12,6 +12,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.quantity import Quantity
+from formerlab.report.columns import with_interval
 from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
@@ -101,8 +102,7 @@ def _mark_sets(axes: Axes, rows: DataFrame) -> None:
     if any(unpublished) and not all(unpublished):
         axes.axhline(sum(unpublished) - 0.5, color=GREY, linewidth=0.6)
     for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
-        words = f"{_MEAN}\n{value:z.1f} [{low:z.1f}, {high:z.1f}]"
-        words = words.replace("-", "\N{MINUS SIGN}")
+        words = f"{_MEAN}\n{with_interval(value, low, high, 'z.1f')}"
         axes.set_yticks(axes.get_yticks(), [words if text == _MEAN else text for text in map(Text.get_text, labels)])
 
 
@@ -227,7 +227,7 @@ def _write_intervals(axes: Axes, rows: DataFrame) -> None:
     """Write each registered difference above its bar."""
     names = [label.get_text() for label in axes.get_yticklabels()]
     for name, *values in rows[["_name", *expand_columns("_contrast[]")]].to_numpy():
-        words = "{:.1f} [{:.1f}, {:.1f}]".format(*values).replace("-", "\N{MINUS SIGN}")
+        words = with_interval(*values, ".1f")
         axes.annotate(
             words, (values[0], names.index(name)), (0, 6), textcoords="offset points", ha="center", fontsize=7
         )

@@ -82,6 +82,8 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
     """Write each ratio with its interval at the right of its row."""
     for at, row in enumerate(rows.to_dict("records")[::-1]):
         words = "{flops_ratio:.1f} [{flops_ratio_pooled_low:.2g}, {flops_ratio_pooled_high:.1f}]"
+        if pd.isna(row["flops_ratio_pooled_low"]):
+            words = "{flops_ratio:.2f}"
         if row["source"] == "published":
             words = "{flops_ratio:.2f} to {flops_ratio_other_perplexity:.2f}"
         axes.text(1.02, at, words.format_map(row), va="center", transform=axes.get_yaxis_transform())

@@ -9,6 +9,7 @@ from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.report.claims.rows import ClaimRows
+from formerlab.report.columns import with_interval
 from formerlab.report.names import regime_label
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
@@ -103,13 +104,13 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
         if value:
-            words = "{:.3f} [{:.3f}, {:.3f}]".format(*value.values())
+            words = with_interval(*value.values(), ".3f")
             value["tokens_minus_net2net_nats"] = value.pop("tokens_minus_net2net_nats_pooled")
             row = {
                 "source": "ours",
                 "part": "claim",
                 "run": "continued-tokenformer",
-                "_item": f"{label}\n{words}".replace("-", "\N{MINUS SIGN}"),
+                "_item": f"{label}\n{words}",
                 "_order": 9,
                 "verdict": verdict,
             }
