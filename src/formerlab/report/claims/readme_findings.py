@@ -49,7 +49,9 @@ class ReadmeClaim(NamedTuple):
     unit: str = " %"
     format: str = "+z.1f"
     brief: str = ""
-    """The claim in README as Markdown: a link to the study, and the published number. Empty: README omits the claim."""
+    """The claim in README as Markdown: a link to the study, and the metric. Empty: README omits the claim."""
+    paper: str = ""
+    """The published number in README."""
     result: str = "{}"
     """Our result in README; `{}` is our number."""
     short_objection: str = ""
@@ -64,19 +66,21 @@ README_CLAIMS = {
         "Ten epochs show which model learns faster. Rates were searched on two of them; by our rule for language "
         "models there would be no verdict.",
         math.exp, "", "z.2f",
-        brief="**[Tokenformer](docs/vision.md)** makes 0.98 to 1.01 times the errors of a vision Transformer (ViT)",
-        result="{} times; accuracy 65.9 and 64.4 % (CIFAR-10, ten epochs; needed: whole interval at most 1.05)",
-        short_objection="Short rate search: *no verdict* by our rule for language"),
+        brief="**[Tokenformer](docs/vision.md)** classifies images as well as a Transformer (ViT). Errors, ViT = 1; "
+        "limit 1.05",
+        paper="0.98 to 1.01 (ImageNet)",
+        result="{} (CIFAR-10, 65.9 % correct)",
+        short_objection="Ten epochs; short search of learning rates"),
     "tokenformer-worse-than-modern-transformer": ReadmeClaim(
         "After 6 M tokens, a Tokenformer is worse than a modern Transformer of equal size (a third party's claim).",
         "perplexity, 45 novels; needed: 0.6 % higher",
         "+2.4 % (124 M parameters); the paper, beside a classic Transformer: -3.8 %",
         "The sign changes with training: after 49 M tokens the perplexity is 3.7 [0.2, 7.1] % lower. With three "
         "seeds' variance alone, both include zero.",
-        brief="**[Tokenformer](docs/tokenformer_from_scratch.md)** has a 2.4 % higher perplexity than a modern "
-        "Transformer (a report by others)",
+        brief="**[Tokenformer](docs/tokenformer_from_scratch.md)** is worse than a modern Transformer. Perplexity",
+        paper="+2.4 % (a report by others)",
         result="{} after 6 M tokens; -3.7 [-7.1, -0.2] % after 49 M",
-        short_objection="Longer training reverses it; by our seeds alone neither certain"),
+        short_objection="Longer training reverses it; three seeds alone show neither"),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "Averages over all earlier blocks (DenseFormer) lower the loss at equal depth.",
         "perplexity, 24 blocks, 1.2 M parameters, 45 novels; needed: 0.7 % lower",
@@ -84,9 +88,10 @@ README_CLAIMS = {
         "One text; the three tested seeds also chose the learning rates. The paper's main comparisons, with deeper "
         "models and at equal time, were not run.",
         _perplexity_of_gain,
-        brief="**[DenseFormer](docs/denseformer.md)** lowers the perplexity by 2.6 % at equal depth (24 blocks, PG-19)",
-        result="{} (from 46.5 to 44.8 on 45 novels; in size not comparable with 2.6 %)",
-        short_objection="Gain depends on learning rates, which the tested seeds chose"),
+        brief="**[DenseFormer](docs/denseformer.md)** is better at equal depth. Perplexity, 24 blocks",
+        paper="-2.6 % (PG-19)",
+        result="{} (novels, from 46.5 to 44.8)",
+        short_objection="The three tested seeds also chose the learning rates"),
     "tokenformer-continued-training-lower": ReadmeClaim(
         "On new text, growth by parameter tokens with zero keys starts lower, falls faster and ends lower than "
         "Net2Net.",
@@ -96,11 +101,11 @@ README_CLAIMS = {
         "Weak: *cannot tell* until we, knowing this, changed the reference. One text. Net2Net used a fifth more FLOPs; "
         "its parent's poor learning rate left more to gain.",
         _perplexity_of_gain,
-        brief="**[Tokenformer](docs/tokenformer_new_text.md)** grown with zero keys starts lower, falls faster, ends "
-        "lower than widened Transformers (new text)",
-        result="start: lower by construction; faster: *cannot tell*; end: perplexity {} (four variants: +1.0 to "
-        "+11.4 %)",
-        short_objection="Weak: *cannot tell* until we, knowing this, changed the reference"),
+        brief="**[Tokenformer](docs/tokenformer_new_text.md)** learns new text better than a widened Transformer. "
+        "Perplexity, each relative to no growth",
+        paper="lower (no number)",
+        result="{} (other variants +1.0 to +7.5 %)",
+        short_objection="Weak: *cannot tell*, until we changed the reference"),
     "tokenformer-zero-keys-default-tau": ReadmeClaim(
         "New parameter tokens with zero keys leave the output unchanged, with the paper's default scale of the scores.",
         "largest change of a logit, in standard deviations; needed: 0",
@@ -114,10 +119,10 @@ README_CLAIMS = {
         "4.0 points (OPT-2.7B)",
         "One small model, for which H2O loses only 1.2 points (paper: 5.9), so there was little to win back.",
         _percent, " points", "z.1f",
-        brief="**[Decay](docs/decay.md)** is 4.0 percentage points more accurate than H2O with 40 % of the cache "
-        "(OPT-2.7B)",
-        result="{} (4-bit SmolLM2-135M-Instruct, 7153 questions; H2O itself costs 1.2, in the paper 5.9)",
-        short_objection="Model not above chance on three of the five sets"),
+        brief="**[Decay](docs/decay.md)** is more accurate than H2O with 40 % of the cache. Accuracy, 7153 questions",
+        paper="+4.0 points (OPT-2.7B)",
+        result="{} (4-bit SmolLM2-135M-Instruct)",
+        short_objection="H2O loses only 1.2 points here, 5.9 there"),
     "tokenformer-growth-saves-cost": ReadmeClaim(
         "Growing a Tokenformer costs at most half of training a Transformer from scratch to the same loss.",
         "FLOPs of all training; needed: the whole interval at most 0.5",
@@ -125,29 +130,26 @@ README_CLAIMS = {
         "Condition not met: the model before growth already cost 89 % of our most expensive Transformer, so 0.5 was "
         "out of reach. The interval is partly extrapolated.",
         float, " times", "z.2g",
-        brief="**[Tokenformer](docs/tokenformer.md)** growth costs 0.40 times a Transformer of equal loss (TPU hours, "
-        "interpolated by us)",
-        result="{} (FLOPs; claimed: at most 0.5; every ratio below 2.5 is extrapolated)",
-        short_objection="Before growth, already 0.89 of our most expensive Transformer's cost"),
+        brief="**[Tokenformer](docs/tokenformer.md)** growth costs less than a Transformer of equal loss (= 1). "
+        "Limit 0.5",
+        paper="0.40 (TPU hours, our interpolation)",
+        result="{} (FLOPs; extrapolated below 2.5)",
+        short_objection="Before growth, our model already cost too much"),
     "tokenformer-growth-equal-total-flops": ReadmeClaim(
         "For equal FLOPs, a grown Tokenformer is as good as the same size from scratch (a third party's claim).",
         "perplexity after long training, 45 novels; needed: whole interval at most 2.0 % higher",
         "no such comparison; the claim on cost implies it",
         "Conditions not met: growth read its text 6.1 times, from scratch 2.3 times; its search had fewer rates. It "
-        "started from a badly trained model.",
-        brief="**[Tokenformer](docs/tokenformer.md)** grown is as good as from scratch for equal FLOPs (implied by "
-        "the paper)",
-        result="perplexity {}: 42.6 grown, 38.5 from scratch",
-        short_objection="Growth read its text six times, from scratch 2.3 times"),
+        "started from a badly trained model."),
     "transformer-single-head-worse": ReadmeClaim(
         "One attention head is worse than eight.",
         "perplexity, German to English (Multi30k), 1.8 M parameters; needed: 1.8 % higher",
         "+7.5 % (65 M parameters)",
         "Conditions not met: all models were still learning, and our base has four heads.",
-        brief="**[Transformer](docs/transformer.md)** with one attention head instead of eight has a 7.5 % higher "
-        "perplexity",
-        result="{} with one head instead of four",
-        short_objection="All models were still learning; our base has four heads"),
+        brief="**[Transformer](docs/transformer.md)** is worse with a single attention head. Perplexity",
+        paper="+7.5 % (not eight heads)",
+        result="{} (not four heads)",
+        short_objection="All models were still learning"),
     "denseformer-gain-persists-with-training": ReadmeClaim(
         "DenseFormer's averages still help after eight times as many training tokens (our own claim).",
         "perplexity, 8 blocks, 32 M tokens, six books; needed: 1.1 % lower",
@@ -171,12 +173,13 @@ README_CLAIMS = {
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
-    "✔": "the 95 % interval [in brackets] excludes zero (for a ratio: one), and the mean reaches "
-    "[our threshold](docs/results.md#main-findings), a quarter of the published effect unless the row names another",
-    "✘": "the interval refutes the claim",
-    "?": "the interval cannot tell",
+    "✔": "the 95 % interval (in brackets) excludes zero (for a ratio: one), and the mean reaches "
+    "[our threshold](docs/results.md#main-findings), a quarter of the published effect unless the row has a limit",
+    "✘": "the whole interval misses the threshold",
+    "?": "neither",
     "○": "our runs do not meet a condition of a fair test",
-    "†": "an earlier verdict differed; then a criterion, its reference, the statistics or the runs changed",
+    "†": "an earlier verdict was different; then a criterion, its reference, the statistics or the runs changed "
+    "([which](docs/results.md#main-findings))",
 }
 """Meaning of the signs in the table of README."""
 COUNT_WORDS = {
@@ -196,11 +199,11 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return the block of README: a short row for each claim of README_CLAIMS that has a `brief`, the key of the signs,
     and the number of all claims that have each verdict. `by_scale` has the verdicts by scale.
     """
-    lines = ["| claim | we measured | verdict | main objection |", "| --- | --- | --- | --- |"]
+    lines = ["| claim | published | ours | verdict | main objection |", "| --- | --- | --- | --- | --- |"]
     for verdict, line in _in_order(by_scale):
         if line.brief:
-            result = line.result.format(_numbers_text(verdict, line))
-            row = f"| {line.brief} | {result} | {_verdict_words(verdict)} | {line.short_objection} |"
+            result, word = line.result.format(_numbers_text(verdict, line)), _verdict_words(verdict).partition("\n")[0]
+            row = f"| {line.brief} | {line.paper} | {result} | {word} | {line.short_objection} |"
             lines.append(row.replace("\n", "<br>"))
     lines += ["", *(f"- {sign} {meaning}" for sign, meaning in KEY.items())]
     return "\n".join([*lines, "", *_count_lines(best_verdicts(by_scale))])
