@@ -1,10 +1,12 @@
-"""AdamW for language and image models: weight decay and learning rates."""
+"""AdamW for language and image models, and Muon: weight decay, learning rates, equality with torch."""
 
 import pytest
+import torch
 
+from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage, Learned, Linear, Mlp
 from formerlab.models import Decoder, VisionTransformer
-from formerlab.training.optimizer import AdamW, LayerwiseAdamW
+from formerlab.training.optimizer import AdamW, LayerwiseAdamW, Muon
 
 DECODER = Decoder(
     vocabulary=11,
@@ -60,3 +62,42 @@ def test_mixing_weights_train_from_mixing_start_step_at_their_learning_rate(step
         for parameter in group["params"]:
             mixing = names[parameter].startswith("mixer.")
             assert (group["lr"], parameter.requires_grad) == ((0.0125, trained) if mixing else (0.05, True))
+
+
+def test_the_error_of_muon_without_torch_support_has_the_required_version(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(UserError, match=r"muon needs torch 2\.9 or newer, this is 2\."):
+        Muon().build(DECODER.build())
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
+def test_muon_matches_torch_on_block_matrices_and_adamw_on_other_parameters(tmp_path):
+    """The optimizer is saved and loaded after two steps. A step with found_inf = 1 changes no weights."""
+    model, twin = DECODER.build(), DECODER.build()
+    spec = Muon(lr=0.02, weight_decay=0.3, momentum=0.9)
+    optimizer = spec.build(model)
+    inside = [p for name, p in twin.named_parameters() if name.startswith("blocks.") and p.ndim == 2]
+    outside = {name: p for name, p in twin.named_parameters() if not name.startswith("blocks.") or p.ndim == 1}
+    decays = {True: [], False: []}
+    for name, p in outside.items():
+        decays[p.ndim == 2 or name.startswith("mixer.")].append(p)
+    groups = [{"params": decays[True]}, {"params": decays[False], "weight_decay": 0.0}]
+    adamw = {"lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.3, "fused": True}
+    reference = [
+        torch.optim.Muon(inside, 0.02, 0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, **adamw),
+    ]
+    for step in range(4):
+        if step == 2:
+            torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+            optimizer = spec.build(model)
+            optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt"))
+        for ours, other in zip(model.parameters(), twin.parameters(), strict=True):
+            ours.grad = torch.randn_like(ours)
+            other.grad = ours.grad.clone()
+        for each in (optimizer, *reference):
+            each.step()
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

@@ -251,7 +251,7 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
     return list(ordered.values())
 
 
-def check_carried(run: Run, parent: Run, tree: Tree) -> None:
+def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
     """Raise UserError if the kind of optimizer of a run differs from its parent's."""
     if (new := run.optimizer.kind) != (old := parent.optimizer.kind):
         raise UserError(
@@ -284,7 +284,7 @@ def _with_parent_models(ordered: list[Run], trees: Mapping[str, Tree], scale: Sc
                 files = tree.select({"init", "model"}).files_of()
                 raise UserError(f"{files}: runs.{run.name}.init: {run.init!r}: {error}") from None
             if run.growth is not None and run.growth.optimizer == "carry":
-                check_carried(run, parent, tree)
+                _check_carried(run, parent, tree)
             run = run.model_copy(update={"model": model})
         resolved[run.name] = run
         yield run

@@ -1,12 +1,13 @@
 """Optimizers and their parameter groups."""
 
 import inspect
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from formerlab.errors import UserError
 from formerlab.spec import AnyCount, Epsilon, Spec
 
 
@@ -19,6 +20,33 @@ class FusedAdamW(torch.optim.AdamW):
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
+
+class MuonAndAdamW(FusedAdamW):
+    """torch's Muon for the parameter groups with a momentum, and AdamW for all other groups."""
+
+    muon: torch.optim.Optimizer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a state without AdamW's method, which expects AdamW's state for all parameters."""
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update all weights, unless `found_inf` is 1."""
+        groups, found_inf = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
+        self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
+        weights = [weight for group in self.muon.param_groups for weight in group["params"]]
+        saved = [weight.clone() for weight in weights] if found_inf is not None else []
+        inspect.unwrap(type(self.muon).step)(self.muon)
+        if found_inf is not None:
+            for weight, old in zip(weights, saved, strict=True):
+                weight.copy_(torch.where(found_inf > 0, old, weight))
+        self.param_groups = [group for group in groups if "momentum" not in group]
+        _ADAMW_STEP(self)
+        self.param_groups = groups
+
+
+_ADAMW_STEP = inspect.unwrap(torch.optim.AdamW.step)
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -100,4 +128,37 @@ class LayerwiseAdamW(AdamW):
         return names
 
 
-Optimizer = Annotated[AdamW | LayerwiseAdamW, Field(discriminator="kind")]
+class Muon(AdamW):
+    """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
+    of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
+
+    The factor 0.2 sqrt(max(d_in, d_out)) gives the updates of Muon and AdamW about the same RMS, so that both use the
+    same learning rate and weight decay.
+    """
+
+    kind: Literal["muon"] = "muon"  # type: ignore[assignment]
+    momentum: Beta = 0.95
+    """Decay of the momentum."""
+
+    def build(self, model: nn.Module) -> torch.optim.AdamW:
+        """Return the optimizer, with Muon for the matrices of blocks. Raises UserError for torch before 2.9."""
+        if not hasattr(torch.optim, "Muon"):
+            raise UserError(f"optimizer.kind: muon needs torch 2.9 or newer, this is {torch.__version__}; use adamw")
+        blocks = ("blocks.", "encoder.", "decoder.")
+        in_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
+        groups = self.groups(model)
+        matrices = groups[0]["params"]
+        groups[0]["params"] = [matrix for matrix in matrices if matrix not in in_blocks]
+        muon = torch.optim.Muon(
+            [matrix for matrix in matrices if matrix in in_blocks],
+            self.lr,
+            self.weight_decay,
+            momentum=self.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        optimizer = MuonAndAdamW([*groups, muon.param_groups[0] | {"lr_factor": 1.0}], **self._settings)
+        optimizer.muon = muon
+        return optimizer
+
+
+Optimizer = Annotated[AdamW | LayerwiseAdamW | Muon, Field(discriminator="kind")]

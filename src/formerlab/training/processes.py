@@ -19,6 +19,7 @@ from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import variable
 from formerlab.growth.stage import Growth
 from formerlab.layers.norm import NormLayer
+from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run
 from formerlab.training.runtime import SHARDED
 
@@ -84,6 +85,7 @@ def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
         "growth.optimizer=carry": growth.optimizer == "carry",
         "growth.old_tokens": growth.old_tokens != "train",
         "a run whose optimizer is carried over (growth.optimizer=carry)": carried,
+        "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
