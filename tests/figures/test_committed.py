@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_denseformer, make_run
 from matplotlib.figure import Figure
+from PIL import Image
 
 from formerlab.report import committed
 from formerlab.report.catalogue import catalogue, load_rows
 from formerlab.report.tables import cells
 from formerlab.report.tables.cells import claim_verdicts
-from formerlab.report.write import same_rows, save
+from formerlab.report.write import HIDDEN, same_rows, save
 from formerlab.results.read import Results
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,12 @@ SIZE_LIMIT_BYTES = 6_000_000
 def test_committed_figures_match_the_committed_rows():
     """Run `make readme` and commit `figures` if rows or figures changed."""
     assert committed.stale_message(ROOT) == ""
+
+
+def test_committed_figures_show_all_their_marks():
+    pictures = [*CACHED.glob("*/*.png")]
+    assert not [path.name for path in pictures if HIDDEN in Image.open(path).info["Description"]]
+    assert len(pictures) > 30
 
 
 def test_verdicts_name_their_runs(monkeypatch):

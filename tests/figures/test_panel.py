@@ -8,6 +8,7 @@ import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 
+from formerlab.report.marks import hidden_marks
 from formerlab.report.names import variant_styles
 from formerlab.report.panel import Panel, _y_colours, layout
 from formerlab.report.runs import seed_notes, summarize
@@ -82,6 +83,17 @@ def test_pooled_intervals_are_thick_bars_behind_the_seed_intervals(rows):
         assert wide[0][1] == pytest.approx(narrow[0][1] - 0.05)
     assert axes.get_ylim()[0] < pooled["loss_nats_pooled_low"].min()
     assert seed_notes(pooled)[0].startswith("n = 3 seeds; thick bars: 95 % interval with the spread of similar runs")
+
+
+def test_a_mark_outside_its_panel_is_reported_unless_an_arrow_names_it(rows):
+    means = rows[rows["seed"].isna()]
+    cut = panel(title="here", finish=lambda axes, _: axes.set_ylim(top=3.85))
+    assert hidden_marks(layout(panel(title="here"))(rows)) == []
+    assert hidden_marks(layout(cut)(rows)) == ["here"]  # dots get no arrows
+    figure = layout(cut)(means)
+    assert hidden_marks(figure) == []
+    figure.axes[0].set_ylim(top=3.75)
+    assert hidden_marks(figure) == ["here"]
 
 
 def test_text_has_enough_contrast_and_each_palette_colour_marks_one_family():

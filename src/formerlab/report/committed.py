@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.catalogue import CatalogueEntry, catalogue, load_rows
+from formerlab.report.style import SIGNS
 from formerlab.report.write import draw, same_rows, table_texts
 from formerlab.results.read import Results, has_runs
 from formerlab.yaml_files import read_scale, read_yaml, study_names
@@ -29,15 +30,12 @@ renders them again, and `make figures PDF=1` also writes PDFs. Scale `overnight`
 on CPUs. Scale `pilot` has the searches for their learning rates, and `pretrained` has a released model.
 [docs/verdicts.md](../docs/verdicts.md) has the verdicts on the claims of the papers.
 
-The main variants have one hue in all figures: Transformers, the full cache and the ideal selection are black
-(Transformers with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys; a parent that is trained
-further is pink), DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the
-budget is for recent tokens), H2O vermilion, TOVA violet. Most other variants are grey.
-Shades of a colour are settings or sizes of one variant. An arrow at the edge of a panel gives a value beyond it.
-Published values are hollow; panels, rows and strips with published values alone are tinted. The line below a figure,
-or the legend of an overview figure, gives the number of seeds, windows or questions and the meaning of the bars.
-Most figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column). The overview figures are 2.7 inches
-wide, and the width of a learning rate search depends on the number of rates.
+The line below a figure, or the legend of an overview figure, gives the number of seeds, windows or questions and the
+meaning of the bars. Most figures are 7 inches wide (two columns of a paper) or 3.5 inches (one column). The overview
+figures are 2.7 inches wide, and the width of a learning rate search depends on the number of rates.
+
+| Sign | Meaning in all figures |
+|:--|:--|
 """
 
 
@@ -103,7 +101,7 @@ def stale_message(root: Path) -> str:
 
 def index(root: Path) -> str:
     """Return the page in Markdown: for each study, its figures as images and its tables as links."""
-    lines = [_HEAD]
+    lines = [_HEAD + "".join(f"| {sign} | {meaning} |\n" for sign, meaning in SIGNS.items())]
     for study in study_names(root):
         entries = [entry for entry in catalogue().values() if entry.study == study]
         figures, tables = (

@@ -11,8 +11,9 @@ import pandas as pd
 import seaborn.objects as so
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.collections import PathCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
@@ -327,6 +328,34 @@ def mark_outside(axes: Axes, panel: "Panel", means: DataFrame) -> None:
         previous = sign, inches
 
 
+_OUTWARDS = "outwards"
+
+
+def hidden_marks(figure: Figure) -> list[str]:
+    """Return the title of each panel with a point, bar or curve outside its axes that has no arrow (`arrow_outwards`).
+
+    Marks with `clip_on=False` are visible there. Lines with the gid `guide` are meant to leave the panel.
+    """
+    hidden = list[str]()
+    for axes in figure.axes:
+        arrows = [axes.transData.transform(text.xy) for text in axes.texts if text.get_gid() == _OUTWARDS]  # type: ignore[attr-defined]
+        marks = [line.get_transform().transform(line.get_xydata()) for line in axes.lines
+                 if line.get_clip_on() and line.get_gid() != "guide"]  # fmt: skip
+        for marked in (collection for collection in axes.collections if collection.get_clip_on()):
+            if isinstance(marked, PathCollection):
+                marks += [*marked.get_offset_transform().transform(marked.get_offsets())[:, None]]
+            elif isinstance(marked, LineCollection):
+                marks += [marked.get_transform().transform(segment) for segment in marked.get_segments()]
+        ends = np.array([[axes.bbox.x0, axes.bbox.y0], [axes.bbox.x1, axes.bbox.y1]])
+        for points, (along, sign) in product(marks, ((0, -1), (0, 1), (1, -1), (1, 1))):
+            edge = ends[int(sign > 0), along]
+            beyond = points[sign * points[:, along] > sign * edge + 1.0, 1 - along]
+            close = [abs(at[along] - edge) < 1 and beyond.min() - 3 < at[1 - along] < beyond.max() + 3
+                     for at in arrows if len(beyond)]  # fmt: skip
+            hidden += [axes.get_title(loc="left") or axes.get_title()] * (len(beyond) > 0 and not any(close))
+    return list(dict.fromkeys(hidden))
+
+
 def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: bool = False, length: int = 0) -> None:
     """Draw an arrow at the edge of the panel, labelled with `value`, which is beyond the axis limits. The value is a y
     value and `at` its x position; with `across`, the value is an x value and `at` its y position. Arrows side by side
@@ -346,7 +375,7 @@ def arrow_outwards(axes: Axes, at: float, value: float, colour: str, *, across: 
         else ((at, edge), (0, inwards), {"ha": inside, "va": upwards}, (start[inside], 0.5))
     )
     axes.annotate(f"{value:.3g}".replace("-", "\N{MINUS SIGN}"), point, shift, textcoords="offset points",
-                  color=ink(colour), fontsize=7, annotation_clip=False, **sides,
+                  color=ink(colour), fontsize=7, annotation_clip=False, gid=_OUTWARDS, **sides,
                   bbox={"color": "white", "alpha": 0.7, "pad": 0.2},
                   arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 0, "shrinkB": 0, "relpos": begin},
                   )  # fmt: skip

@@ -1,12 +1,7 @@
-"""The plot style of all figures: sizes, colours per variant, axes, labels, published values.
+"""The plot style of all figures: sizes, colours per variant, axes, labels, published values. `SIGNS` explains it.
 
-The main variants have one hue in all figures: Transformers, the full cache and the ideal selection black (Transformers
-with fewer tokens grey), Tokenformers blue (light blue if grown with zero keys, pink if a parent is trained further),
-DenseFormers orange or brown, Hyper-Connections teal, Decay dark green (light green if half of the budget is recent),
-H2O vermilion, TOVA violet. The green is much darker than the greys and vermilion, so that readers with red-green colour
-blindness can tell them apart. Most other variants are grey, with names or markers that differ. Settings of one variant
-are shades of its colour. Published values are hollow; panels, rows and strips with published values alone are tinted. A
-model grown as published is an upward triangle, other ways to grow have other markers, and the parent is a circle.
+The green of Decay is much darker than the greys and vermilion, so that readers with red-green colour blindness can tell
+them apart.
 """
 
 import textwrap
@@ -58,6 +53,28 @@ MET_GROUND = "#e2f3e4"
 """Background colour of the values that meet a claim."""
 PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
+BETTER = "\N{LEFTWARDS ARROW} better"
+"""Marks the better side in the label of an axis where it is left or, in the rotated label of a y axis, below."""
+SIGNS = {
+    "black": "Transformer, full cache, ideal selection (grey: a Transformer with fewer tokens)",
+    "blue, light blue, pink": "Tokenformer, grown with zero keys, parent that is trained further",
+    "orange or brown, teal": "DenseFormer, Hyper-Connections",
+    "dark green, light green": "Decay, Decay with half of the budget for recent tokens",
+    "vermilion, violet": "H2O, TOVA",
+    "grey": "most other variants, interactions and notes",
+    "shades of a colour": "settings or sizes of one variant",
+    "upward triangle, circle": "in figures of growth: grown as published, the parent; other ways to grow differ",
+    "hollow mark, tinted panel, row or strip": "published values, not ours",
+    "dashed grey line, green ground": "limit of a claim, values that meet it",
+    "bold name": "a claim uses the row",
+    "thick pale bar": "interval that verdicts use, with the spread of similar runs",
+    "thin bar, band": "interval of these seeds or examples alone",
+    "small dots, thin lines": "single seeds",
+    "hatching": "no mixing weight; in tokenformer_layer, parameter tokens that growth adds",
+    "number with an arrow at the edge": "a value beyond the axis",
+    "arrow and `better` beside an axis": "the better side, where it is neither right nor up",
+}
+"""The meaning of colours, marks and grounds in all figures; the notes of a figure have its own intervals and counts."""
 
 
 PlotStyle = dict[str, Any]

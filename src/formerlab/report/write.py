@@ -39,6 +39,7 @@ from formerlab.report.catalogue import (
     load_rows,
 )
 from formerlab.report.columns import count, meanings, verdict_words
+from formerlab.report.marks import hidden_marks
 from formerlab.report.names import RELEASED_NAMES, data_set_label, regime_label
 from formerlab.report.style import SETTINGS, empty
 from formerlab.report.tables.cells import claim_verdicts
@@ -46,6 +47,8 @@ from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150
 """Resolution of the PNG, high enough for the size at which pages show it."""
+HIDDEN = "Marks lie outside the panels"
+"""First words of the note on marks that a figure does not show (`marks.hidden_marks`)."""
 subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unused in a PDF, but slow to subset
 Selection = Callable[[CatalogueEntry, str], bool]
 """Returns whether a figure or table is rendered at a scale."""
@@ -217,6 +220,8 @@ def _write_pictures(entry: CatalogueEntry, results: Results, paths: Sequence[Pat
         rows = with_settings(rows, results.runs(entry.study), results.scale)
         # matplotlib would read text between two dollars as a formula
         figure = load_declaration(entry.name).draw(rows.replace(r"\$", r"\\$", regex=True))
+        if panels := hidden_marks(figure):
+            figure.set_label(f"{figure.get_label()} {HIDDEN} {', '.join(panels)}.")
     else:
         figure = empty(
             f"{entry.name} needs {', '.join(entry.reads)} from runs that match "

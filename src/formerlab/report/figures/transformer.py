@@ -213,7 +213,7 @@ def _draw_published_slopes(axes: Axes, rows: DataFrame) -> None:
     for operation, points in rows.groupby("_operation"):
         x, last = np.sort(points[axis].astype(float)), points.loc[points[axis].idxmax()]
         counted = last["_milliseconds"] * (x / x[-1]) ** float(last["_exponent"])
-        axes.plot(x, counted, ":", color=plot_style(str(operation))["color"], linewidth=0.9)
+        axes.plot(x, counted, ":", color=plot_style(str(operation))["color"], linewidth=0.9, gid="guide")
     axes.set_ylim(limits)
     axes.yaxis.set_major_locator(FixedLocator([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]))
     axes.yaxis.set_major_formatter("{x:g}")
