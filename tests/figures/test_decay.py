@@ -314,13 +314,13 @@ def test_the_difference_to_h2o_is_empty_without_h2o(tmp_path):
     assert decay_alpha.rows(Results(tmp_path), ("*",)).empty
 
 
-def test_a_policy_has_a_mark_for_each_text_and_local_is_in_the_csv_only(tmp_path):
+def test_each_text_has_a_panel_and_local_is_in_the_csv_only(tmp_path):
     data = decay_league.rows(pruned_runs(tmp_path, "released-small", "released-large"), ("*",))
     figure = decay_league.draw(data)
-    (panel,) = figure.axes
-    assert panel.get_title() == "Cache of 40 %"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["text, large", "text, small"]
-    assert panel.get_xlim()[1] < 4.9
+    titles = [panel.get_title().partition(", full")[0] for panel in figure.axes]
+    assert titles == ["text, large", "text, small"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["H2O", "Decay 0.2"]
+    assert figure.axes[0].get_ylim()[1] < 4.9
     assert data["configuration"].eq("Local").sum() == 2
 
 
@@ -341,10 +341,13 @@ def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     assert losses["minus_h2o_nats"].to_dict() == pytest.approx(expected)
     assert losses.loc["H2O", "increase_nats"] == pytest.approx(3.8)
     assert losses.loc["Decay 0.2", "increase_nats"] == pytest.approx(0.2)
-    (panel,) = decay_league.draw(data).axes
-    assert panel.get_title() == "Cache of 10 %"
-    names = [label.get_text() for label in panel.get_yticklabels()]
-    assert names == ["Decay 0.2", "Decay 0.95, half recent", "Full cache"], "H2O is the line at zero"
+    figure = decay_league.draw(data)
+    (panel,) = figure.axes
+    assert panel.get_title() == f"text, full cache {HARD.mean():.2f}"
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["10 %"]
+    names = [name.get_text() for name in figure.legends[0].get_texts()]
+    drawn = dict(zip(names, (line.get_ydata()[0] for line in panel.get_lines()), strict=False))
+    assert drawn == pytest.approx({"H2O": 3.8, "Decay 0.95, half recent": 0.95, "Decay 0.2": 0.2})
     table = decay_table.rows(Results(tmp_path), ["random-small", "league-small"])
     pruned = table[table["policy"].ne("full")].set_index("configuration")
     assert pruned.loc[["Random", "Decay 0.2", "H2O, budget by layer"], "minus_h2o_nats"].tolist() == pytest.approx(

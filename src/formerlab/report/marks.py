@@ -150,7 +150,7 @@ def _place_x(panel: "Panel", means: DataFrame) -> DataFrame:
     to_axis, from_axis = (np.log, np.exp) if "x" in panel.log else (np.asarray, np.asarray)
     if panel.apart:
         number, count = means[panel.by].factorize()[0], means[panel.by].nunique()
-        placed["_at"] += panel.apart * (number - (count - 1) / 2)
+        placed["_at"] = from_axis(to_axis(placed["_at"]) + panel.apart * (number - (count - 1) / 2))
         return placed.assign(_side=np.where(number < count / 2, -1, 1))
     x, bars = Series(to_axis(placed["_at"]), means.index), means[[panel.y, *ends]].astype(float)
     low, high, span = bars.min(axis=1), bars.max(axis=1), float(np.ptp(x)) or 1.0

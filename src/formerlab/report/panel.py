@@ -75,7 +75,8 @@ class Panel:
     style: str = "_style"
     """Column by which the plot style of a series is looked up; by default, the name of the series."""
     apart: float = 0.0
-    """Distance between the series of a line panel with intervals, in units of x, so that no bar hides another."""
+    """Distance between the series of a line panel with intervals, in units of x (of its logarithm on a logarithmic
+    axis), so that no bar hides another."""
     unit: str = ""
     """Column that separates the lines of one series, such as the run."""
     share_y: bool = False

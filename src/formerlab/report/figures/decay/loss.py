@@ -1,11 +1,10 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from typing import cast
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
@@ -14,19 +13,19 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
-from formerlab.report.style import GREEN, GREY, LIGHT_GREEN, VERMILION, ink, plot_style
+from formerlab.report.style import GREEN, GREY, LIGHT_GREEN, VERMILION, ink
 from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
 STUDY = "decay"
 
 
-def minus_h2o_notes(rows: DataFrame) -> list[str]:
-    """Return a note on the models, the windows of each text, and the bars of differences to H2O."""
+def _notes(rows: DataFrame, base: str = "H2O", more: str = "") -> list[str]:
+    """Return a note on the models, the windows of each text, and the bars of paired differences to `base`."""
     models = ", ".join(filter(None, rows["run"].map(pruning.model_label).unique())) or seed_count(rows["seeds"])
     windows = rows.groupby("text", sort=False)["windows"].max()
     texts = ", ".join(f"{count:.0f} windows of {text}" for text, count in windows.items())
-    return [f"{models}; bars: 95 % interval of the paired difference, over {texts}."]
+    return [f"{models}; bars: 95 % interval of the paired difference to {base}, over {texts}{more}."]
 
 
 def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
@@ -35,74 +34,54 @@ def with_text_and_model(table: DataFrame) -> "pd.Series[str]":
     return table["text"] + (", " + table["run"]).where(several & table["run"].ne(""), "")
 
 
-KINDS = {"Full": "full", "Decay 0.95, half recent": "decay", "Decay 0.2, half recent": "decay", "Decay 0.2": "decay",
-         "TOVA": "tova", "StreamingLLM": "streaming_llm", "Random, protected": "random"}  # fmt: skip
-"""The kind of each policy of `decay_league`, from top to bottom."""
-_TEXT_MARKERS = "Dso"
-"""Marker of each text, the text with the most budgets first."""
+LEAGUE = ("H2O", "Decay 0.95, half recent", "Decay 0.2, half recent", "Decay 0.2", "TOVA", "StreamingLLM",
+          "Random, protected")  # fmt: skip
+"""Policies that `decay_league` draws, in the order of its legend."""
+_LEAGUE_CLAIM = "decay-score-beats-protected-random"
 
 
-def _mark_policies(axes: Axes, rows: DataFrame) -> None:
-    """Name the line at zero, shade the better side, and colour names and marks by policy."""
-    axes.annotate("H2O", (0, 0), (2, 2), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-                  color=ink(VERMILION), fontsize=7)  # fmt: skip
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    kinds = [KINDS[name.rpartition(": ")[2].strip().removesuffix(" cache")] for name in names]
-    colours = [
-        LIGHT_GREEN if "half" in name else plot_style(kind)["color"] for name, kind in zip(names, kinds, strict=True)
-    ]
-    for bars in axes.collections:  # the series are the texts, so each series has the marks of all policies
-        bars.set_color([colours[round(bar[0][1])] for bar in cast("LineCollection", bars).get_segments()])
-    for point in (line for line in axes.get_lines() if np.size(line.get_ydata()) == 1):
-        colour = colours[round(float(np.ravel(point.get_ydata())[0]))]
-        point.set(markerfacecolor=colour, markeredgewidth=0, markersize=2.8)
-    for colour, label in zip(colours, axes.get_yticklabels(), strict=True):
-        label.set_color(ink(colour))
-    left, right = axes.get_xlim()
-    axes.axvspan(-9, 0, color="#f0f0f0", linewidth=0, zorder=0)
-    axes.set_xlim(left, right)
-    for at in (at for at, kind in enumerate(kinds) if kind == "full" and at < len(names) - 1):
-        axes.axhline(at + 0.5, color=GREY, linewidth=0.6)  # between the texts, whose first row is the full cache
+def _mark_budgets(axes: Axes, rows: DataFrame) -> None:
+    """Label the measured budgets in percent."""
+    budgets = sorted(rows["budget"].unique())
+    axes.set_xticks(budgets, list(map(pruning.budget_text, budgets)))
+    axes.set_xticks([], minor=True)
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-* tight-* wikitext-*", draw=layout(
-    Panel(MINUS_H2O, "_policy", by="text", kind="forest", facet="_panel", zero=0.0, name="legend", share_y=True,
-          where={"configuration": [*KINDS]}, xlabel="loss minus H2O (nats)",
-          finish=_mark_policies),
-    notes=minus_h2o_notes, columns=4, order="_row text _rank budget"
+    Panel("budget", "increase_nats", by="configuration", facet="_title", where={"configuration": [*LEAGUE]}, log="xy",
+          name="legend", share_y=True, same_limits="y", apart=0.035, xlabel="cache budget (log)",
+          ylabel="loss added by pruning\n(nats per token, log;\nlower: better)", finish=_mark_budgets),
+    notes=partial(_notes, base="the full cache",
+                  more="; marks of one budget are drawn apart; titles: loss of the full cache"),
+    columns=3, height=2.6, order="_row text _rank budget"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
-    """Which policy at which budget: loss minus the loss with H2O (zero) at the same budget, with step-by-step eviction.
-    At each budget, the caches of all policies that evict have the same size in bytes. The number after Decay is its
-    alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4
-    keys and gives a quarter of the budget to recent keys. The full cache, without eviction, is the first row of each
-    text. Shaded: better than H2O. A row has all windows of its text. Two policies are paired on the windows on which
-    both were evaluated. The claim on protected random eviction has no verdict: its threshold exceeds even the advantage
-    of the full cache. Each panel has its own scale. The CSV also has random eviction without protection, and
-    decay_table has further policies. To see: below which budget a policy beats H2O (left of zero), and how far
-    protection alone goes.
+    """Which policy at which budget: the loss that each cache policy adds to the loss of the full cache, with
+    step-by-step eviction. At each budget, the caches of all policies have the same size in bytes. The number after
+    Decay is its alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps
+    the first 4 keys and gives a quarter of the budget to recent keys. A row has all windows of its text. A text has no
+    line for a policy that was not run on it. The claim on protected random eviction has no verdict: its threshold
+    exceeds even the advantage of the full cache. The CSV also has the paired differences to H2O, whose intervals are
+    shorter than the bars suggest, and random eviction without protection; decay_table has further policies. To see:
+    which line is lowest at which budget.
     """
     table = policy_comparison.losses(results, STUDY, runs)
-    table = table[table["configuration"].isin([*KINDS, "H2O", "Random", "Local"]) & table[MINUS_H2O].notna()]
+    table = table[table["configuration"].isin([*LEAGUE, "Full", "Random", "Local"]) & table[MINUS_H2O].notna()]
     if table.empty:
         return table
     table["text"] = with_text_and_model(table)
-    table["_row"] = -table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
-    texts = table.sort_values("_row", kind="stable")["text"].unique()
-    names, several = table["configuration"].replace("Full", "Full cache"), len(texts) > 1
-    number = table["text"].map(list(texts).index)
-    heading = (table["text"] + ": ").where(table["configuration"].eq("Full") & several, "")
-    of_panel = table.groupby("budget")["text"].agg(
-        lambda of_panel: f", {of_panel.iloc[0]}" * (of_panel.nunique() == 1 < len(texts))
-    )
+    full = table[table["configuration"].eq("Full")].groupby("text")["loss_nats"].max()
+    names, windows = table["configuration"], table.groupby("text")["windows"].transform("max")
     return table.assign(
         source="ours",
-        _marker=table["text"].map(dict(zip(texts, _TEXT_MARKERS, strict=False))),
-        _color=GREY,
-        _panel="Cache of " + table["budget"].map(pruning.budget_text) + table["budget"].map(of_panel),
-        _rank=table["configuration"].map({name: rank for rank, name in enumerate(KINDS)}),
-        _policy=number.map(" ".__mul__) + heading + names,  # spaces, since a label names one row
-    )
+        _row=-windows,
+        _rank=names.map({name: rank for rank, name in enumerate(LEAGUE)}),
+        _title=table["text"] + table["text"].map(full).map(", full cache {:.2f}".format),
+        _style=table["policy"].map(pruning.scorer).mask(names.str.contains("half"), names),
+        _linestyle=names.map({"Decay 0.2, half recent": "--"}),
+        _claims=claim_words(claim_verdicts(results, STUDY, _LEAGUE_CLAIM),
+                            {_LEAGUE_CLAIM: "Decay 0.2 beats protected random eviction"}),
+    )  # fmt: skip
 
 
 def mark_alpha(axes: Axes, rows: DataFrame) -> None:
@@ -132,7 +111,7 @@ def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
     Panel(MINUS_H2O, "_label", by="_series", kind="forest", facet="_cell", zero=0.0, name="legend", same_limits="x",
           share_y=True, style="policy", where={"_listed": True}, xlabel="loss, Decay minus H2O\n(nats; left: better)",
           finish=embolden_claims),
-    notes=minus_h2o_notes, columns=3, height=2.0, order="budget _half _few alpha"
+    notes=_notes, columns=3, height=2.0, order="budget _half _few alpha"
 ))  # fmt: skip
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss with Decay minus the loss with H2O (half recent), against the decay factor alpha, with a panel for
