@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -18,8 +19,9 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
     """Return a function that draws a row per `label` with a point per `series`: `value` and the ends of its interval.
 
     `_style` names the plot style of a series. Published points are hollow on a tinted background. `left` is the space
-    for the labels in inches. A vertical line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic. The
-    `verdict` of a row is at the right edge, and above the interval if the rows are few.
+    for the labels in inches. The part of a label up to a colon is left out if the row above has the same. A vertical
+    line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic. The `verdict` of a row is at the right edge,
+    and above the interval if the rows are few.
     """
 
     def render(rows: DataFrame) -> Figure:
@@ -29,9 +31,6 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
         top = 0.9 - 0.05 * title.count("\n")
         axes = figure.add_axes((left / width, below / height, 0.97 - left / width, top - below / height))
         axes.axvline(float(ratio), color=BLACK, linewidth=0.9, zorder=1)
-        for limit in rows.get("limit", rows["value"][:0]).dropna().unique():
-            axes.axvline(limit, color=GREY, linestyle="--", linewidth=1, zorder=1)
-            handles["limit of the claim"] = axes.get_lines()[-1]
         for _, points in rows.groupby(["series", "_style"], sort=False):
             name, style_name = points[["series", "_style"]].iloc[0]
             heights = points["label"].map(labels.index).astype(float)
@@ -43,11 +42,17 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
             hollow = HOLLOW if points["source"].eq("published").all() else {}
             bars = (points["value"] - points["low"]).fillna(0), (points["high"] - points["value"]).fillna(0)
             handles[name] = axes.errorbar(points["value"], heights, xerr=bars, **style | hollow)
+        for label, limit in rows.reindex(columns=["label", "limit"]).dropna().to_numpy():
+            ends = np.array([-0.5, 0.5]) + labels.index(label)
+            handles["limit of the claim"] = axes.plot([limit] * 2, ends, "--", color=GREY, linewidth=1, zorder=1)[0]
         above = 10 if len(labels) < 5 else 0
         for label, verdict in rows[["label", "verdict"]].dropna().drop_duplicates().to_numpy():
             axes.annotate(verdict, (0.98, labels.index(label)), (0, above), textcoords="offset points", ha="right",
                           va="center", xycoords=axes.get_yaxis_transform(), fontsize=TEXT)  # fmt: skip
-        axes.set_yticks(range(len(labels)), labels)
+        groups = [label.rpartition(": ")[0] for label in labels]
+        again = [group == above for group, above in zip(groups, [*groups[1:], ""], strict=True)]
+        names = [label.rpartition(": ")[2] if same else label for label, same in zip(labels, again, strict=True)]
+        axes.set_yticks(range(len(labels)), names)
         axes.set(ylim=(-0.6, len(labels) - 0.4))
         if ratio:
             axes.set_xscale("log", base=2)

@@ -1,7 +1,6 @@
 """Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
+from formerlab.report.claims.quantity import Quantity
 from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.marks import embolden_claims
 from formerlab.report.names import TABLE_LABELS, data_set_labels
@@ -19,6 +19,7 @@ from formerlab.report.runs import (
     DENSEFORMER,
     TRANSFORMER,
     differences,
+    estimate,
     format_count,
     held_out_losses,
     load_runs,
@@ -27,11 +28,20 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, RUST, ink, plot_style
+from formerlab.report.style import BLACK, GREY, NARROW, RUST, ink, plot_style
 from formerlab.report.tables import denseformer as tables
-from formerlab.report.tables.cells import NEEDED_BLOCKS, claim_verdicts, claim_words, with_pooled
+from formerlab.report.tables.cells import (
+    NEEDED_BLOCKS,
+    claim_rows,
+    claim_verdicts,
+    claim_words,
+    in_words,
+    pooled_estimate,
+    with_pooled,
+)
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
+from formerlab.statistics import CONFIDENCE
 
 DENSE = f"{DENSEFORMER} 1x1"
 SPARSEST = f"{DENSEFORMER} 4x5"
@@ -40,8 +50,8 @@ _DEEPER = "minus_shallowest_nats"
 _GAIN_CLAIMS = {
     DEPTH: "1x1 is better at equal depth",
     LONG: "its gain lasts with training",
-    "denseformer-gain-modern-backbone": "it helps a modern Transformer",
-    "denseformer-no-gain-modern-backbone": "it does not",
+    "denseformer-gain-modern-backbone": "1x1 helps a modern Transformer",
+    "denseformer-no-gain-modern-backbone": "the opposite",
 }
 _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
 
@@ -72,8 +82,7 @@ def _minus(models: DataFrame, losses: DataFrame, a: str, b: str, name: str, shar
           apart=0.5, ticks="{:.0f}".format, xlabel="depth (blocks)",
           ylabel="loss minus the shallowest\nTransformer's (nats)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots), series side by side; loss per token, below 0: better; "
-                        "bars: 95 % Student t interval; published: differences of ln perplexity, "
-                        "without intervals, other depths."],
+                        f"{_BARS}; published: differences of ln perplexity, without intervals, other depths."],
     wanted=[TRANSFORMER, DENSE]
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
@@ -89,46 +98,47 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     several = models.groupby(group)["layers"].transform("nunique") > 1
     models = models[several | (not several.any())]
     base = models[models["variant"] == TRANSFORMER].drop_duplicates(group).set_index(group)["run"].rename("base")
-    ours = _minus(models.join(base, on=group), losses, "run", "base", _DEEPER, ["_text"])
+    ours = _minus(models.join(base, on=group), losses, "run", "base", _DEEPER, ["_text", "base"])
+    ours = with_pooled(ours, results, STUDY, "run", "base", _DEEPER).rename(columns={"base": "_base"})
     published = tables.published_depths().assign(part="mean", _text="OpenWebText2")
     published[_DEEPER] = np.log(published["perplexity"] / published["perplexity"].iloc[0])
     rows = pd.concat([ours, published], ignore_index=True)
     count = rows["tokens"].map(lambda count: f", {format_count(count)} tokens", "ignore").fillna("")
-    series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]))
+    series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]) & ~_seeds_of_base(rows, "_base"))
     rows = rows.assign(_panel=rows["_text"] + count, _series=series)
     rows = rows.sort_values(["source", "layers"], kind="stable", ignore_index=True)
     for panel, points in rows[rows["_series"].eq(TRANSFORMER) & rows["part"].eq("mean")].groupby("_panel"):
         if points[f"{_DEEPER}_low"].iloc[-1] < 0 < points[f"{_DEEPER}_high"].iloc[-1]:
-            rows["_panel"] = rows["_panel"].replace(panel, f"{panel}: Transformers without clear gain")
+            rows["_panel"] = rows["_panel"].replace(panel, f"{panel}\n(depth alone: no clear gain)")
     return rows
 
 
+def _seeds_of_base(rows: DataFrame, base: str) -> "Series[bool]":
+    """Return the mask of the seeds of the run in column `base`, which have no spread around themselves."""
+    return rows["run"].eq(rows[base]) & rows["part"].eq("seed")
+
+
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
-    """Name the lines of the paper, and write the number of blocks at each point."""
-    write = partial(axes.annotate, fontsize=7, ha="center")
-    for nth, (variant, points) in enumerate(rows.groupby("variant", sort=False)):
-        name, colour = str(variant).removeprefix(f"{DENSEFORMER} "), ink(plot_style(str(variant))["color"])
-        write(name, (0.8, 0.13 + 0.1 * nth), xycoords="axes fraction", color=colour)
-        for x, y, layers in points[["slower_percent", _GAIN, "layers"]].to_numpy():
-            below = (10, -4) if layers in (points["layers"].min(), points["layers"].max()) else (2, -11)
-            shift = below if variant == TRANSFORMER else (0, 5)
-            write(f"{layers:.0f}", (x, y), shift, textcoords="offset points", color=PUBLISHED_INK)
-    axes.set_ylim(axes.get_ylim()[0], 1.07 * axes.get_ylim()[1])
-
-
-_tradeoff = partial(Panel, y="_label", by="_label", style="variant", kind="forest", zero=0.0, share_y=True,
-                    where={"source": "ours"})  # fmt: skip
+    """Write the number of blocks at published points, and share the y axis of the first panel."""
+    for row in rows[rows["source"].eq("published")].itertuples():
+        below, colour = row.variant == TRANSFORMER, ink(plot_style(str(row.variant))["color"])
+        axes.annotate(f"{row.layers:.0f}", (row.slower_percent, row.gain_over_shallowest_nats), (4, -10) if below else
+                      (0, 5), textcoords="offset points", color=colour, fontsize=7)  # fmt: skip
+    first, limits = axes.figure.axes[0], axes.get_ylim()
+    if axes is not first:
+        limits = min(limits[0], first.get_ylim()[0]), max(limits[1], first.get_ylim()[1])
+        axes.sharey(first)
+    axes.set_ylim(limits)
 
 
 @plot(reads="test.csv speed.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    _tradeoff(_GAIN, title="Gain in loss", xlabel="nats per token\n(right: better)"),
-    _tradeoff("_slower_percent", title="More time", xlabel="forward pass, %\n(left: faster)"),
-    Panel("slower_percent", _GAIN, by="_series", style="variant", where={"source": "published"}, zero=0.0,
-          title="above the black line, better at equal time", finish=_finish_tradeoff, name="none",
-          xlabel="forward pass, % more time", ylabel="gain in loss\n(nats per token)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); gain: {_BARS}; time: quartiles; zero: a Transformer of "
-                        f"{rows['_base'].iloc[0]:.0f} blocks (paper: 48); numbers: blocks."],
-    columns=3, height=1.7
+    Panel("slower_percent", _GAIN, by="_series", style="variant", facet="_panel", zero=0.0, same_limits="x",
+          share_y=True, finish=_finish_tradeoff, name="legend", xlabel="more time of a forward pass, %",
+          ylabel="gain in loss\n(nats per token)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); up: better, left: faster; {_BARS}; bars across: "
+                        f"quartiles of the time; zero: a Transformer of {rows['_base'].iloc[0]:.0f} blocks (paper: 48, "
+                        f"numbers: blocks){rows['_untimed'].iloc[0]}."],
+    height=2.4
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Extra time of a full forward pass and gain in held-out loss, both against the shallowest timed Transformer of the
@@ -136,12 +146,13 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     over repetitions, measured in turns on one machine. Right: Table 1 of the paper, where the gain is a difference of
     ln perplexity and the lines join models of 48 to 90 blocks. To see: on the right, a model is better than deeper
     Transformers at equal time if it is above their line. Our deeper Transformers are not timed, so on the left there is
-    no such line, and no trade-off: only the gain and the extra time of each scheme.
+    no such line, and no trade-off: only the gain and the extra time of each scheme. Both panels have the same axes.
     """
     models, losses = _models(results, runs)
     kind, group = ["variant", "layers", "spec.model.width"], ["regime", "tokens"]
     timed = load_runs(results, STUDY).drop_duplicates("run")[["run", *kind]].merge(tables.speeds(results), on="run")
     timed = timed.rename(columns={"run": "_timed"}).drop_duplicates(kind)  # the learning rate does not change the time
+    untimed = sorted({*models["layers"]} - {*timed["layers"]})
     models = models.merge(timed, on=kind)
     base = models[models["variant"] == TRANSFORMER].sort_values("layers").drop_duplicates(group).set_index(group)
     base = base[["run", "_timed", _TIME, "layers"]].rename(columns={_TIME: "_base_time", "layers": "_base"})
@@ -156,25 +167,29 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     shared = ["base", "_base", _TIME, *expand_columns("slower_percent[]")]
     ours = _minus(models, losses, "base", "run", _GAIN, shared)
     ours = with_pooled(ours, results, STUDY, "base", "run", _GAIN)
+    alone = len(models[models["variant"].eq(TRANSFORMER)]) == 1
     published = tables.published_depths().assign(part="mean")
     published[_TIME] = 1 / published.pop("inference_batches_per_s")
     published["slower_percent"] = 100 * (published[_TIME] / published[_TIME].iloc[0] - 1)
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
     rows = pd.concat([ours, published], ignore_index=True)
-    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
+    ends, depths = expand_columns("slower_percent[]")[1:], "/".join(f"{n:.0f}" for n in sorted({*models["layers"]}))
+    panels = {"ours": f"ours, {depths} blocks" + " (deeper: not timed)" * alone,
+              "published": "above the black line: better at equal time"}  # fmt: skip
     return rows.assign(
-        _series=rows["variant"].where(rows["variant"].isin(models["variant"])),
-        _label=label.mask(rows["run"].eq(rows["base"])),
-        **rows[expand_columns("slower_percent[]")].where(rows["part"].eq("mean")).add_prefix("_"),
+        _series=rows["variant"].where(rows["variant"].isin(models["variant"]) & ~_seeds_of_base(rows, "base")),
+        _panel=rows["source"].map(panels),
+        _untimed=f"; {', '.join(f'{layers:.0f}' for layers in untimed)} blocks: not timed" * bool(untimed),
+        **{end: rows[end].where(rows["part"].eq("mean")) for end in ends},
     )
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=embolden_claims,
-          same_limits="x", xlabel="Transformer minus 1x1\n(nats; right: 1x1 better)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; green: the claim "
-                        "asks for a mean in this range."],
-    width=NARROW, columns=1, order="_rank layers tokens"
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=embolden_claims,
+          title="Transformer minus\nDenseFormer 1x1", xlabel="loss, nats per token\n(right: 1x1 better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; bold: rows of a "
+                        "claim, green: its range for the mean; tinted: published, ln perplexity, no intervals."],
+    width=NARROW, columns=1, order="_rank _group layers"
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
@@ -207,54 +222,66 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     other = rows["verdict"].isna() & rows["run"].isin(limits)
     modern = rows["setting"].eq("modern")
     least = rows["verdict"].str.extract(NEEDED_BLOCKS)[0]
-    notes = ("Transformer's rate " + rows["plain_learning_rate"].map("{:g}".format)).where(other)
-    notes = notes.mask(modern, "modern").str.cat("; needs " + least + " blocks", na_rep="").replace("", None)
-    labels = rows["layers"].map("{:.0f} blocks, ".format) + rows["tokens"].map(format_count) + ", " + rows["_text"]
+    words = rows["verdict"].str.extract(r"^([^(;:]+[^ (;:])")[0]
+    notes = words + (" (needs " + least + " blocks)").fillna("")
+    notes = notes.groupby([rows["run"], rows["plain"]]).transform("first")
+    notes = notes.fillna(("Transformer's rate " + rows["plain_learning_rate"].map("{:g}".format)).where(other))
+    groups = rows["_text"] + ", " + rows["tokens"].map(format_count)
+    labels = groups + ": " + rows["layers"].map("{:.0f} blocks".format) + modern.map({True: ", modern", False: ""})
     claimed = rows.groupby(["run", "plain"])["verdict"].transform("count").gt(0)
     rows = rows.assign(
         _label=labels + ("\n" + notes).fillna(""),
-        _panel=claimed.map({True: "Rows of a claim", False: "Other rows"}),
+        _group=groups,
         _rank=(~claimed).astype(int),
         _brief=~other & ~modern,
         **{column: rows[column].mask(seeds) for column in expand_columns("difference_nats[]+")[3:]},
-        verdict=rows["verdict"].str.extract(r"^([^(;:]+[^ (;:])")[0].mask(seeds),
+        verdict=words.mask(seeds),
         difference_nats_limit=limit,
         difference_nats_met=np.where(limit.notna(), np.inf, np.nan),
     ).drop(columns=["setting", "plain_learning_rate"])
-    label = published["layers"].map("{:.0f} blocks, ".format) + published["regime"]
     published = published.assign(
-        _label=label,
+        _label=published["regime"] + published["layers"].map(": {:.0f} blocks".format),
         _brief=True,
         difference_nats=published["gain_nats"],
         part="published",
-        _panel="ln perplexity",
+        _group=published["regime"],
         _rank=2,
-    )[["source", "layers", "_label", "_brief", "difference_nats", "part", "_panel", "_rank"]]
-    words = claim_words(claim_verdicts(results, STUDY, *_GAIN_CLAIMS), _GAIN_CLAIMS)
-    return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE, _claims=words)
+    )[["source", "layers", "_label", "_brief", "difference_nats", "part", "_group", "_rank"]]
+    verdicts = claim_verdicts(results, STUDY, *_GAIN_CLAIMS)
+    change = rows[rows["run"].isin(verdicts[LONG].runs) & rows["part"].eq("mean") & rows["verdict"].notna()]
+    shorter = rows.loc[rows["run"].isin(verdicts[LONG].runs - {*change["run"]}), "tokens"].map(format_count)
+    if len(shorter) and isinstance(kept := verdicts[LONG].quantities.get("kept"), Quantity):
+        interval = kept.interval(CONFIDENCE)
+        label = change["_group"] + f" minus {shorter.iloc[0]}" + change["layers"].map(": {:.0f} blocks".format)
+        change = change[["source", "run", "plain", "_group", "_rank", "layers"]].assign(_label=label, _brief=False)
+        values = estimate("difference_nats_pooled", interval) | {"difference_nats": interval.mean, "part": "change"}
+        rows = pd.concat([rows, change.assign(**values).drop(columns="difference_nats_pooled")])
+    claims = claim_words(verdicts, _GAIN_CLAIMS)
+    return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE, _claims=claims)
 
 
 _POOLED = ["gain_nats_pooled_low", "gain_nats_pooled_high"]
 
 
 def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
-    """Name the lines of 1x1 and of the Transformer, and make the row of the claim bold."""
-    axes.xaxis.set_major_locator(MultipleLocator(100))
+    """Draw the line of the Transformer, name both lines in the first panel, and make the row of the claim bold."""
+    axes.xaxis.set_major_locator(MultipleLocator(50))
     axes.axvline(100, color=BLACK, linewidth=0.9, zorder=1)
     embolden_claims(axes, rows)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.6)
-    for at, name in ((0, "1x1"), (100, TRANSFORMER)):
-        axes.text(at, high + 0.55, f" {name}", va="top", fontsize=7)
+    if axes is axes.figure.axes[0]:
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.5)
+        for at, name in ((0, "1x1"), (100, TRANSFORMER)):
+            axes.text(at, high + 0.4, f" {name}", va="top", fontsize=7)
 
 
 @plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
       within_regime=True, draw=layout(
-    Panel("_lost", "_label", by="_label", kind="forest", zero=0.0, finish=_finish_sparsity,
-          title="Fraction of the gain of 1x1 that is lost", xlabel="% of the gain (left: better)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % interval, as in the table; in brackets: "
-                        "number of mixing weights, in percent of 1x1; bold: the claim, which asks for the green range; "
-                        "tinted: published."],
+    Panel("_lost", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=_finish_sparsity,
+          same_limits="x", xlabel="lost gain of 1x1, % (left: better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); thick bars: 95 % interval of the lost gain minus a "
+                        "quarter of the gain, as used for the verdict; thin: Student t, for a known gain; in brackets: "
+                        "number of weights, % of 1x1; bold: the claim, which asks for the green range."],
     columns=1, width=NARROW, order="_order"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
@@ -269,6 +296,9 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     models = models.rename(columns=lambda name: name.replace("loss_minus_dense_nats", _MINUS_DENSE))
     plain = models[models["variant"] == TRANSFORMER].drop_duplicates(keys).set_index(keys)
+    texts = data_set_labels(plain["data.name"], results.scale)
+    gains = plain.apply(in_words, axis=1, name=_MINUS_DENSE)
+    headings = dict(zip(plain["dense"], ", " + texts + " (gain of 1x1: " + gains + ")", strict=True))
     models = models.join(plain[_MINUS_DENSE].rename("dense_gain_nats"), on=keys)
     models = models[models["variant"].str.startswith(f"{DENSEFORMER} ")].dropna(subset="dense_gain_nats")
     models = models[models.groupby("dense")["run"].transform("size") > 1].astype({"layers": float})
@@ -293,9 +323,14 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     schemes = rows["variant"].str.extract(r"(\d+)x(\d+)").astype(int)
     weights = np.array([sum(map(len, averages(int(layers), *scheme).values()))
                         for layers, *scheme in zip(rows["layers"], *schemes.to_numpy().T, strict=True)])  # fmt: skip
-    for end in ("", "_pooled_low", "_pooled_high"):
+    for end in ("", "_low", "_high"):
         rows[f"_lost{end}"] = 100 * rows[f"{_MINUS_DENSE}{end}"] / rows["dense_gain_nats"]
-    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ") + rows["layers"].map(", {:.0f} blocks".format)
+    reader, plains = claim_rows(results, STUDY), dict(plain.set_index("dense")["run"])
+    for at, row in rows[rows["part"].eq("mean") & rows["dense"].isin(plains) & ~rows["variant"].eq(DENSE)].iterrows():
+        signs = {row["run"]: 1.0, row["dense"]: -0.75, plains[row["dense"]]: -0.25}  # as in the criterion
+        for name, value in pooled_estimate(reader, "_lost_pooled", signs).items():
+            rows.loc[at, name] = 25 + 100 * value / row["dense_gain_nats"]
+    label = rows["variant"].str.removeprefix(f"{DENSEFORMER} ")
     fraction = Series(weights, rows.index) / (rows["layers"] * (rows["layers"] + 3) / 2)
     runs_of_claim = [arm.run for name, arm in registered_arms(SPARSE, results.scale).named() if name == "sparse"]
     verdicts = claim_verdicts(results, STUDY, SPARSE)
@@ -303,6 +338,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     claimed = rows["variant"].eq(SPARSEST)
     return rows.assign(
         _label=(label + fraction.map(" ({:.0%})".format).str.replace("%", " %")).mask(rows["variant"].eq(DENSE)),
+        _panel=rows["layers"].map("{:.0f} blocks".format) + rows["dense"].map(headings).fillna(""),
         _style=rows["variant"],
         _color=np.where(claimed, RUST, GREY),
         _marker=Series("o", rows.index).mask(claimed),
