@@ -125,8 +125,14 @@ def test_the_full_cache_matches_one_pass(model, tokens):
     assert cache.length == TIME
 
 
-@pytest.mark.parametrize("policy", STREAMING, ids=repr)
-def test_eviction_matches_simulation(policy, model, tokens):
+SHARED = next(iter(MODELS))
+EVERY_POLICY = [(policy, SHARED) for policy in STREAMING]
+EVERY_POLICY += [(p, name) for p in (H2O(), Decay(scope="layer"), TOVA(), Knorm()) for name in MODELS if name != SHARED]
+
+
+@pytest.mark.parametrize(("policy", "name"), EVERY_POLICY, ids=repr)
+def test_eviction_matches_simulation(policy, name, tokens):
+    model = MODELS[name]()
     for budget in (max(1, policy.sink), 5):
         cache = PrunedCache(policy, budget)
         actual = feed(model, tokens, cache)

@@ -55,12 +55,11 @@ def decode_tokens(model, cache, static, temperature=0.0, prepare=lambda step: No
     return (torch.cat(parts) for parts in zip(*steps, strict=True))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("kind", "cache"), CASES)
-def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
+def test_tokens_match_the_ordinary_cache(kind, cache):
     model, ordinary, static = decoder(kind), CACHES[cache](), CACHES[cache]()
-    expected, expected_logits = decode_tokens(model, ordinary, False, temperature)
-    tokens, logits = decode_tokens(model, static, True, temperature)
+    expected, expected_logits = decode_tokens(model, ordinary, False, temperature=0.8)
+    tokens, logits = decode_tokens(model, static, True, temperature=0.8)
     assert torch.equal(tokens, expected)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=1e-4)
     assert ordinary.length == static.length == PROMPT + TOKENS
@@ -93,7 +92,7 @@ def test_a_cache_can_be_used_after_static_steps():
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("kind", "cache"), [case for case in CASES if case[1] in ("full", "decay", "keydiff")])
 def test_many_tokens_need_one_graph(kind, cache):
-    count = 1000 if kind == "transformer" and cache != "keydiff" else TOKENS
+    count = 200 if kind == "transformer" and cache != "keydiff" else TOKENS
     torch.compiler.reset()
     counters.clear()
     counter = CompileCounter()
@@ -114,5 +113,5 @@ def test_many_tokens_need_one_graph(kind, cache):
 @pytest.mark.parametrize(("kind", "cache"), [("transformer", "full"), ("denseformer", "decay")])
 def test_a_compiled_step_launches_few_kernels_per_layer(kind, cache):
     """A copy of a buffer of keys or values would launch another kernel."""
-    two, four = (static_launches(CACHES[cache](), layers=layers, **MODELS[kind]) for layers in (2, 4))
-    assert (four - two) / 2 <= 17
+    one, two = (static_launches(CACHES[cache](), layers=layers, **MODELS[kind]) for layers in (1, 2))
+    assert two - one <= 17

@@ -22,11 +22,6 @@ CACHED = ROOT / "figures" / "cached"
 SIZE_LIMIT_BYTES = 6_000_000
 
 
-def test_committed_figures_match_the_committed_rows():
-    """Run `make readme` and commit `figures` if rows or figures changed."""
-    assert committed.stale_message(ROOT) == ""
-
-
 def test_committed_figures_show_all_their_marks():
     pictures = [*CACHED.glob("*/*.png")]
     assert not [path.name for path in pictures if HIDDEN in Image.open(path).info["Description"]]

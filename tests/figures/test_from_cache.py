@@ -1,6 +1,7 @@
-"""`formerlab figures` reproduces the committed figures without torch."""
+"""`formerlab figures` reproduces the committed figures and tables without torch."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from formerlab.report.catalogue import catalogue
+from formerlab.report.committed import INDEX, SUFFIXES, index
 from formerlab.report.write import same_rows
 from formerlab.results.read import has_runs
 
@@ -29,8 +32,16 @@ A finder blocks the import, because a None entry in sys.modules would confuse sc
 """
 
 
+def files(folder):
+    """Return the committed kinds of files of figures and tables below a folder."""
+    kinds = {name: SUFFIXES[entry.kind] for name, entry in catalogue().items()}
+    paths = {path.relative_to(folder): kinds.get(path.stem, ()) for path in folder.glob("*/*")}
+    return {path for path, suffixes in paths.items() if path.suffix[1:] in suffixes}
+
+
 @pytest.mark.slow
-def test_committed_figures_and_verdicts_are_reproduced_without_torch(tmp_path):
+def test_committed_figures_and_tables_are_reproduced_without_torch(tmp_path):
+    """Run `make readme` and commit `figures` if rows or figures changed."""
     project, blocked = tmp_path / "project", tmp_path / "blocked"
     project.mkdir()
     for name in ("results", "workflow", "config.yaml"):
@@ -44,10 +55,14 @@ def test_committed_figures_and_verdicts_are_reproduced_without_torch(tmp_path):
     result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
-    rendered = project / "figures/cached"
+    rendered, committed = project / "figures/cached", ROOT / "figures/cached"
     for scale in (path.name for path in (ROOT / "results/cached").glob("*/") if has_runs(path)):
         assert {"claims.csv", "runs.csv"} <= {path.name for path in (rendered / scale).glob("*.csv")}
-    committed = {path.relative_to(ROOT / "figures/cached") for path in (ROOT / "figures/cached").rglob("*.csv")}
-    assert len(committed) > 50
-    rows = {path: pd.read_csv(rendered / path) for path in committed}
-    assert not [str(path) for path in committed if not same_rows(ROOT / "figures/cached" / path, rows[path])]
+    assert files(rendered) == files(committed)
+    assert len(files(committed)) > 100
+    for path in files(committed):
+        if path.suffix == ".csv":
+            assert same_rows(committed / path, pd.read_csv(rendered / path)), path
+        if path.suffix == ".md":  # without digits, because the CSV has them
+            assert len({re.sub(r"\d", "", (folder / path).read_text()) for folder in (rendered, committed)}) == 1, path
+    assert index(ROOT) == (ROOT / INDEX).read_text()

@@ -108,8 +108,8 @@ def test_gradients_match_finite_differences(spec):
         parameters = dict(zip(names, tensors[len(small) :], strict=True))
         return torch.func.functional_call(mixer, parameters, tuple(tensors[: len(small)]))
 
-    fast = counted_params(mixer) > 150  # one random direction instead of all
-    assert torch.autograd.gradcheck(function, (*small, *values), fast_mode=fast)
+    # a random direction instead of every entry of the Jacobian
+    assert torch.autograd.gradcheck(function, (*small, *values), fast_mode=True)
 
 
 @every_mixer
