@@ -20,7 +20,12 @@ RUNS = {
     "vision": ["vit"],
     "transformer": ["base"],
 }
-CONFIG = {"scale": "smoke", "set": {f"scale.studies.{study}.only": names for study, names in RUNS.items()}}
+CONFIG = {
+    "scale": "smoke",
+    "studies": list(RUNS),
+    "set": {f"scale.studies.{study}.only": names for study, names in RUNS.items()},
+}
+"""The study `combined` is left out, because it has no kind of run or stage that these studies do not have."""
 LAST_FILE = {"speed": "speed.json", "train": "run.json"}
 """The file that a stage writes last. Stages that are not listed write <stage>.json last."""
 
