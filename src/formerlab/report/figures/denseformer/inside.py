@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator, NullLocator
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
@@ -29,8 +29,21 @@ from formerlab.report.runs import (
     summarize,
 )
 from formerlab.report.studies.denseformer import STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, LETTER, NARROW, ORANGE, PUBLISHED_INK, WIDEST, arrow, box, ink
-from formerlab.report.tables.cells import NEEDED_BLOCKS, claim_verdicts, claim_words, in_words, pooled_estimate
+from formerlab.report.style import (
+    BLACK,
+    GREY,
+    LETTER,
+    NARROW,
+    ORANGE,
+    PUBLISHED_GROUND,
+    PUBLISHED_INK,
+    RUST,
+    WIDEST,
+    arrow,
+    box,
+    ink,
+)
+from formerlab.report.tables.cells import NEEDED_BLOCKS, claim_verdicts, claim_words, pooled_estimate
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.statistics import CONFIDENCE
@@ -55,15 +68,17 @@ def draw_architecture(data: DataFrame) -> Figure:
     groups = [by_scheme[name] for name in SCHEMES if name in by_scheme] or list(by_scheme.values())[: len(SCHEMES)]
     blocks = int(min(data["layers"].iloc[0], MAX_BLOCKS))
     note = (f"Boxes: embedding X0 and the first {blocks} blocks; dots: averages, which the next block reads; arcs: "
-            "the outputs X that an average sums, weighted by learned alpha; orange: one average.")  # fmt: skip
-    figure = Figure((WIDEST, 1.75), layout="constrained", label=note)
+            "the outputs X that one average (orange) sums, weighted by learned alpha; numbers: outputs that the other "
+            "averages sum.")  # fmt: skip
+    figure = Figure((WIDEST, 1.8), layout="constrained", label=note)
     figure.supxlabel(fill(note, int(WIDEST / LETTER)), x=0.01, ha="left", color=GREY, fontsize=7)
     for number, rows in enumerate(groups, start=1):
         panel = figure.add_subplot(1, len(SCHEMES), number)
         _draw_averages(panel, rows[rows["after_block"] <= blocks], blocks)
         dilation, period = (int(rows[key].iloc[0]) for key in ("dilation", "period"))
         panel.set_title(f"{dilation} x {period}: every {_nth(dilation)}source (k = {dilation}),\n"
-                        f"after every {_nth(period)}block (p = {period})")  # fmt: skip
+                        f"after every {_nth(period)}block (p = {period}):\n"
+                        f"{len(rows)} weights for {rows['layers'].iloc[0]} blocks")  # fmt: skip
     return figure
 
 
@@ -72,20 +87,24 @@ def _nth(number: int) -> str:
 
 
 def _draw_averages(axes: Axes, rows: DataFrame, layers: int) -> None:
-    """Draw blocks in a row, a dot for each average (one is orange), and arrows between consecutive blocks."""
+    """Draw blocks in a row, arrows between them, a dot for each average with the number of its sources, and the sources
+    of one average (orange) as arcs.
+    """
     after = sorted(set(rows["after_block"]))
     for block in range(layers + 1):
         box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
         way = ((block + (0.58 if block in after else 0.26), 0), (block + 0.76, 0))
         arrow(axes, *way, mutation_scale=5, color=GREY, linewidth=0.8)
     bold = 5 if 5 in after else max(after, default=0)
-    for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
-        colour, width, order = (ORANGE, 1.6, 3) if block == bold else (_OTHER_AVERAGES, 0.8, 1)
-        arrow(axes, (read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=colour,
-              linewidth=width, zorder=order)  # fmt: skip
+    for read in rows.loc[rows["after_block"].eq(bold), "reads"]:
+        arrow(axes, (read, 0.32), (bold + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=ORANGE,
+              linewidth=1.6, zorder=3)  # fmt: skip
     for block in after:
-        colour = ORANGE if block == bold else _OTHER_AVERAGES
-        axes.plot([block + 0.48] * 2, [0.45, 0.0], "-o", color=colour, markevery=[1], markersize=5, zorder=3)
+        colour, top = (ORANGE, 0.45) if block == bold else (_OTHER_AVERAGES, 0.0)
+        axes.plot([block + 0.48] * 2, [top, 0.0], "-o", color=colour, markevery=[1], markersize=5, zorder=3)
+        if block != bold:
+            count = rows["after_block"].eq(block).sum()
+            axes.text(block + 0.48, -0.16, f"{count}", ha="center", va="top", fontsize=7, color=GREY)
     if after:
         axes.text(bold + 0.48, -0.38, rf"$\sum_j\,\alpha_{{{bold},j}}\,X_j$", ha="center", va="top", color=ink(ORANGE))
     axes.set(xlim=(-0.4, layers + 0.9), ylim=(-0.85, 0.5 + 0.1 * (layers + 0.5)))
@@ -102,7 +121,7 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     of the runs. Boxes are the embedding X0 and the raw outputs of the blocks. Circles are the averages, which the next
     block reads. An average follows every p-th block (period p). It is a weighted sum of the output of this block and of
     every k-th earlier output (dilation k). The scheme is named k x p. To see: with 1 x 1 each average reads all earlier
-    outputs, so the number of arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and
+    outputs, so the number of weights grows with the square of the depth. A larger dilation or period has fewer, and
     with a dilation above 1 the embedding enters only some of the averages. The CSV has all schemes and blocks of this
     depth.
     """
@@ -120,41 +139,55 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     return DataFrame(rows)
 
 
-def _frame(axes: Axes, rows: DataFrame) -> None:
-    """Show all blocks of a model, including blocks without an average. Hatched cells are sources without a weight."""
+_PAPER: dict[str, Any] = {"color": PUBLISHED_INK, "fontsize": 7}
+"""The font of texts about the paper."""
+_PATTERN = "denseformer-weight-pattern"
+_ASKED = {"first_third": (0.0, np.inf), "last_third": (0.0, -np.inf), "seed_correlation": (0.8, np.inf)}
+"""Limits of the claim for its quantities, and the values beyond them that meet it."""
+THIRDS = tuple(_ASKED)[:2]
+
+
+def _show_map(axes: Axes, rows: DataFrame) -> None:
+    """Show all blocks of a model, including blocks without an average. Sources without a weight are grey. A line
+    separates the last average. In the empty corner of the first map is the colour bar, and of others the pattern of the
+    paper, as its text describes it.
+    """
     layers = rows["layers"].iloc[0]
-    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5))
-    axes.patch.set(hatch="////", edgecolor="#d9d9d9", linewidth=0)
+    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#ececec")
+    axes.axhline(layers - 0.5, color=BLACK, linewidth=0.6)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MultipleLocator(8))
+    if sum(bool(panel.images) for panel in axes.figure.axes) == 1:
+        corner = axes.inset_axes((0.62, 0.52, 0.06, 0.4))
+        bar = axes.figure.colorbar(axes.images[0], corner, ticks=[-1, -0.1, 0, 0.1, 1], format="%g")
+        bar.minorticks_off()
+        bar.ax.tick_params(labelsize=7, length=2, pad=1)
+        return
+    corner = axes.inset_axes((0.54, 0.54, 0.44, 0.44), facecolor=PUBLISHED_GROUND, xlim=(0, 1), ylim=(1, 0))
+    corner.set(xticks=[], yticks=[])
+    corner.text(0.96, 0.06, "paper,\nsketch", ha="right", va="top", **_PAPER)
+    red, blue = (axes.images[0].cmap(shade) for shade in (0.9, 0.1))
+    corner.plot([0, 1], [0, 1], color=red, linewidth=3)
+    corner.plot([0.03, 0.03], [0.05, 0.5], color=red, linewidth=4)
+    corner.plot([0.03, 0.03], [0.5, 1], color=blue, linewidth=4)
+    corner.fill([0.6, 1, 0.6], [0.6, 1, 1], color=axes.images[0].cmap(0.75), linewidth=0)
 
 
 _weights = partial(
-    Panel, "source_block", "destination", "weight", kind="heat", facet="_title", finish=_frame,
-    bar="mixing weight", colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.1, vmin=-1, vmax=1)},
+    Panel, "source_block", "destination", "weight", kind="heat", facet="_title", finish=_show_map,
+    colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.1, vmin=-1, vmax=1)},
     xlabel="source j (0: embedding)", ylabel="average after block i"
 )  # fmt: skip
 
 
-_PAPER: dict[str, Any] = {"color": PUBLISHED_INK, "fontsize": 7}
-"""The font of texts about the paper."""
-THIRDS = ("first_third", "last_third")
-_PATTERN = "denseformer-weight-pattern"
+def _same_axis(axes: Axes, rows: DataFrame) -> None:
+    """Give both panels of the embedding the same axis."""
+    values = rows[expand_columns(" ".join(f"{third}[]" for third in THIRDS))].to_numpy(float)
+    axes.set_xlim(min(np.nanmin(values), 0) - 0.05, max(np.nanmax(values), 0) + 0.05)
 
 
-def _draw_thirds(axes: Axes, rows: DataFrame) -> None:
-    """Draw the mean weight of the embedding in the first and the last third of the averages, with its interval."""
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    of_run, blocks = rows[rows["part"] == "run"], sorted(rows["destination"].dropna().unique())
-    if of_run.empty or len(blocks) < 3:
-        return
-    count = len(blocks) // 3
-    for third, ends in zip(THIRDS, (blocks[:count], blocks[:-1][-count:]), strict=True):
-        mean, low, high = of_run.iloc[0].reindex(expand_columns(f"{third}[]"))
-        axes.fill_between([ends[0] - 0.5, ends[-1] + 0.5], low, high, color=GREY, alpha=0.35, linewidth=0, zorder=3)
-        axes.hlines(mean, ends[0] - 0.5, ends[-1] + 0.5, color=BLACK, linewidth=2, zorder=4)
-        words = f"{third.replace('_', ' ')}: " + of_run[f"_{third}"].iloc[0].replace(" [", "\n[")
-        axes.text(0.97, 0.97 if third == THIRDS[0] else 0.75, words, ha="right", va="top", fontsize=7,
-                  transform=axes.transAxes, bbox={"color": "white", "alpha": 0.8, "pad": 0.5}, zorder=5)  # fmt: skip
-    axes.text(0.02, 0.02, "paper: above 0\nfirst, below 0 last", transform=axes.transAxes, **_PAPER)
+_asked = partial(Panel, y="_model_name", by="_model_name", style="variant", kind="forest", where={"part": "run"},
+                 zero=0.0, share_y=True)  # fmt: skip
 
 
 PUBLISHED_MOMENT = 100 * 5000 / 40_000
@@ -164,9 +197,8 @@ PUBLISHED_MOMENT = 100 * 5000 / 40_000
 def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(PUBLISHED_MOMENT, color=PUBLISHED_INK, linestyle=":", linewidth=1)
     axes.text(0.98, 0.04, "dotted: pattern\ncomplete in the paper", transform=axes.transAxes, ha="right", **_PAPER)
-    lines = {line: blocks for line, blocks in rows[["_linestyle", "_moment"]].to_numpy()}
-    words = "\n".join(f"{name}: {lines[line]}" for line, name in (("-", "solid"), ("--", "dashed")) if line in lines)
-    axes.text(0.98, 0.27, words, transform=axes.transAxes, ha="right", fontsize=7)
+    for nth, (colour, blocks) in enumerate(rows[["_color", "_moment"]].drop_duplicates().to_numpy()):
+        axes.text(0.98, 0.3 + 0.1 * nth, blocks, transform=axes.transAxes, ha="right", fontsize=7, color=ink(colour))
 
 
 def _correlations_with_end(rows: DataFrame) -> DataFrame:
@@ -187,28 +219,30 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
 
 
 @plot(reads="depth.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
+    _asked("_first_third", title="First third: above 0?", xlabel="weight of the embedding",
+           finish=_same_axis),
+    _asked("_last_third", title="Last third: below 0?", xlabel="weight of the embedding", finish=_same_axis),
+    _asked("_seed_correlation", title="Seeds agree: above 0.8?", xlabel="correlation r of two seeds"),
     _weights(where={"part": "mean"}),
-    Panel("seed_correlation", "_model_name", by="_model_name", style="variant", kind="forest",
-          where={"part": "run"}, zero=0.0, title="Do seeds agree?", xlabel="correlation r of two seeds"),
-    Panel("destination", "_embedding", kind="band", facet="_model", name="none", zero=0.0, same_limits="y",
-          xlabel="average after block i", ylabel="weight of the embedding", finish=_draw_thirds),
-    Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Early pattern",
+    Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Pattern over training",
           name="none", xlabel="training steps (%)", ylabel="correlation with the end",
           finish=_mark_published_moment),
-    notes=lambda rows: [f"trained on books; mean over {seed_count(rows['seeds'])}; thin lines: seeds; "
-                        "hatched: no weight; grey: mean of the first and the last third; intervals: 95 %."],
-    columns=3, height=1.6, order="_rank _depth destination source_block"
+    notes=lambda rows: [f"trained on books; {seed_count(rows['seeds'])} (thin lines); maps: means, linear up to 0.1, "
+                        "then logarithmic; bars: 95 % interval; green: the claim asks for this range, and for r above "
+                        "0.5 in the whole interval; below the line: the last average, in no third; grey: no weight."],
+    columns=3, height=1.7, order="_rank _depth destination source_block"
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622, for the deepest 1x1 of
-    each of two data sets, which have the same training books. Row i is the average after block i, column j the source
-    X_j, and X_0 the embedding; training starts from 1 on the diagonal. Upper right: the mean correlation r of the
-    off-diagonal weights of two seeds (Fisher's z, jackknife over seeds). Lower right: the correlation of these weights
-    with the weights at the end; the paper has its final pattern after 5000 of 40,000 steps. Lower left: the weight of
-    the embedding by seed, and its mean over the first and the last third of the averages (without the last one). The
-    claim asks that the first mean is above zero and the second below. To see: whether the pattern of the paper appears
-    in all seeds, and when. It has weight on the diagonal and just beside it, a column at X_0 that is positive early and
-    negative late, and a triangle of large weights over the last blocks. The CSV has all schemes.
+    each of two data sets, which have the same training books. Top: the quantities of the claim. It asks that the mean
+    weight of the embedding is positive over the first third of the averages and negative over the last third (without
+    the last one), and that the off-diagonal weights of two seeds agree (mean correlation r: Fisher's z, jackknife over
+    seeds). Below: row i is the average after block i, column j the source X_j, and X_0 the embedding; training starts
+    from 1 on the diagonal. The inset is a sketch of the pattern that the paper describes: weight on the diagonal and
+    just beside it, a column at X_0 that is positive early and negative late, and a triangle of large weights over the
+    last blocks. Lower right: the correlation of the off-diagonal weights with the weights at the end; the paper has its
+    final pattern after 5000 of 40,000 steps. To see: whether the pattern of the paper appears in all seeds, and when.
+    The CSV has all schemes.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     models = compared_runs(results, runs).drop_duplicates("run")
@@ -235,23 +269,21 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     dense, moment = rows["variant"].eq(SCHEMES[0]), rows["correlation_with_end"].notna()
     blocks = rows["layers"].map("{:.0f} blocks".format)
     labels = "1x1, " * (not dense.any()) + blocks + rows["width"].map(", width {:.0f}".format)
-    by_run = DataFrame(of_runs).set_index("run")
     least = re.search(NEEDED_BLOCKS, " ".join(claim.reasons))
     needed = f" (needs {least[1]} blocks)" if least else ""
-    counts = seeds.groupby("run")["seed"].nunique().map(", {} seeds".format)
-    correlations = by_run["seed_correlation"].map(lambda r: f"\nr = {r:.2f}" if r == r else "")
+    drawn = rows.filter(regex="|".join(_ASKED)).add_prefix("_")
+    for name, ends in _ASKED.items():
+        drawn[[f"_{name}_limit", f"_{name}_met"]] = ends
     rows = rows.assign(
         source="ours",
         _data_set="",
         _title=labels.where(dense | (not dense.any())),
-        _model_name=(blocks + rows["run"].map(correlations)).where(dense),
-        **{f"_{third}": rows["run"].map(by_run.apply(in_words, axis=1, name=third)) for third in THIRDS},
-        _model=(blocks + rows["run"].map(counts)).where(dense & ~moment),
+        _model_name=blocks.where(dense),
+        **drawn,
         _claims=claim_words(verdicts, {_PATTERN: "the pattern of the embedding"}) + needed,
         _moment=blocks.where(moment),
-        _linestyle=np.where(moment & (rows["layers"] < rows["layers"].max()), "--", "-"),
+        _color=np.where(moment & (rows["layers"] < rows["layers"].max()), RUST, ORANGE),
         _style=rows["variant"],
-        _embedding=rows["weight"].where(rows["source_block"].eq(0)),
         _rank=(~dense).astype(int),
         _depth=-rows["layers"],
     )
@@ -287,32 +319,32 @@ def _number_blocks(axes: Axes, rows: DataFrame) -> None:
 
 
 def _show_cosines(axes: Axes, rows: DataFrame) -> None:
-    """Show the range of our cosines, and an arrow towards the cosines of the paper, which are near 1."""
+    """Extend the axis to the cosines of the paper, which are near 1."""
     _number_blocks(axes, rows)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high + 0.15 * (high - low))
-    axes.text(0.14, 0.97, "paper: near 1", transform=axes.transAxes, va="top", **_PAPER)
-    arrow(axes, (0.08, 0.86), (0.08, 1), transform=axes.transAxes, color=PUBLISHED_INK)
+    axes.axhspan(0.74, 1.05, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+    axes.text(0.03, 0.79, "paper: 1x1 near 1,\nTransformer leaves early", transform=axes.get_yaxis_transform(),
+              **_PAPER)  # fmt: skip
+    axes.set_ylim(min(axes.get_ylim()[0], -0.2), 1.05)
 
 
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
     Panel("place", "_cosine", kind="band", title="Cosine with the embedding", zero=0.0, name="legend",
           xlabel="output of block", ylabel="mean cosine", finish=_show_cosines),
     Panel("place", "minus_plain", kind="band", title="DenseFormer minus Transformer", zero=0.0, name="none",
-          xlabel="output of block", finish=_number_blocks),
+          xlabel="output of block", ylabel="difference of cosines", finish=_number_blocks),
     Panel("_percent", "_added", kind="band", title="Small weights of 1x1 dropped", zero=0.0, name="none",
           finish=_mark_knee, xlabel="dropped weights (%)", ylabel="added loss (nats)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines); bands: 95 % Student t interval over seeds."],
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (thin lines; left: means); bands: 95 % Student t interval."],
     columns=3, height=1.8
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
-    """Flow of information over depth, at the depth with the most measured variants. Left: mean cosine between the
-    representation Y_i that each block passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer
-    (arXiv:2402.02622). Middle: the cosine of DenseFormer minus the cosine of the Transformer, paired by seed. Right:
-    increase in held-out loss if the smallest mixing weights are dropped after training, after Fig. 7. In the paper
-    perplexity rises sharply beyond 15 % (dotted). Dashed: the loss of the Transformer minus the loss of 1x1. To see:
-    how much of the embedding remains after each block. In the paper a DenseFormer stays near it over most of its depth,
-    and the plain Transformer leaves it early. The paper prints no numbers. The CSV also has larger fractions.
+    """Flow of information over depth, at one depth. Left: mean cosine between the representation Y_i that each block
+    passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). Middle: the cosine of
+    DenseFormer minus the cosine of the Transformer, paired by seed. Right: increase in held-out loss if the smallest
+    mixing weights are dropped after training, after Fig. 7. In the paper perplexity rises sharply beyond 15 % (dotted).
+    Dashed: the loss of the Transformer minus the loss of 1x1. To see: how much of the embedding remains after each
+    block. In the paper a DenseFormer stays near it over most of its depth, and the plain Transformer leaves it early.
+    The paper prints no numbers. The CSV also has larger fractions.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = _at_common_depth(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -328,11 +360,13 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     dropped = table["measure"].eq(PRUNED) & table["place"].le(MOST_DROPPED)
     losses = held_out_losses(results, STUDY)
     gains = {run: difference(losses, plain, run, "gain").get("gain") for run, plain in others.items()}
-    columns = {"_added": dropped, "_cosine": table["measure"].eq(COSINE)}
-    drawn = {f"{name}{end}": table[f"value{end}"].where(mask)
-             for name, mask in columns.items() for end in ("", "_low", "_high")}  # fmt: skip
+    drawn = {f"_added{end}": table[f"value{end}"].where(dropped) for end in ("", "_low", "_high")}
+    mean_cosine = table["value"].where(table["measure"].eq(COSINE) & table["part"].eq("mean"))
     return table.assign(
-        **drawn, _percent=100 * table["place"], gain_over_transformer_nats=table["run"].map(gains).where(dropped)
+        **drawn,
+        _cosine=mean_cosine,
+        _percent=100 * table["place"],
+        gain_over_transformer_nats=table["run"].map(gains).where(dropped),
     )
 
 
@@ -342,10 +376,24 @@ def _minus_transformer(rows: DataFrame) -> dict[str, str]:
     return {run: plain[0] for run in rows["run"].unique() if len(plain) and run != plain[0]}
 
 
+def _show_chance(axes: Axes, rows: DataFrame) -> None:
+    """Show the ratio of two seeds of the Transformer in each row, on a logarithmic axis."""
+    for tick, name in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True):
+        largest = rows.loc[rows["matrix"].eq(name.get_text()), "_of_seeds"].max()
+        axes.fill_betweenx([tick - 0.4, tick + 0.4], 1 / largest, largest, color="#dddddd", linewidth=0, zorder=0)
+    limits = axes.get_xlim()
+    axes.set(xscale="log", xlim=limits)
+    axes.xaxis.set_major_locator(MultipleLocator(0.1))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:.1f}")
+
+
 @plot(reads="flow.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("ratio", "matrix", kind="forest", zero=1.0, name="none",
+    Panel("ratio", "matrix", kind="forest", zero=1.0, name="none", finish=_show_chance,
           title="Singular values of {variant}, divided by the Transformer's",
-          xlabel="ratio (1: equal, as in the paper)"),
+          xlabel="ratio, log (1: equal, as in the paper)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % Student t interval over seeds; grey, for the "
+                        "dots: largest ratio of two Transformers that differ in the seed alone."],
     width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
@@ -353,8 +401,8 @@ def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     Fig. 13 of DenseFormer (arXiv:2402.02622). The models have the depth with the most measured variants. Each spectrum
     is first divided by its largest value and averaged over blocks. The ratio is the geometric mean over all values but
     the last, paired by seed. Query, key and value count as one matrix. To see: whether averages over depth change how
-    many directions the weights use. Above 1 a DenseFormer uses more. The paper finds no difference, and prints no
-    numbers.
+    many directions the weights use. Above 1 a DenseFormer uses more; within the grey bar, two Transformers that differ
+    in the seed alone may differ as much. The paper finds no difference, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = _at_common_depth(results, rows[rows["measure"].str.startswith(SINGULAR) & rows["place"].lt(1)], runs)
@@ -363,4 +411,6 @@ def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     table = summarize(means, "ratio", ["run", "matrix"], _minus_transformer(rows))
     ends = [end for end in expand_columns("ratio[]") if end in table]
     table[ends] = np.exp(table[ends].astype(float))
+    of_seeds = np.exp(means[means["variant"].eq(TRANSFORMER)].groupby("matrix")["ratio"].agg(np.ptp))
+    table["_of_seeds"] = table["matrix"].map(of_seeds)
     return table.merge(means[["run", "variant", "layers"]].drop_duplicates())
