@@ -121,7 +121,7 @@ _GROUPS = {
     "Net2Net (2015); in width by copies (Net2Net of 2015)": _style("#8C8C8C", "P"),
     "HyperCloning; in width by copies (HyperCloning)": _style("#A6A6A6", "X", "--"),
     "convolution": _style("#8C8C8C", "^", "-."),
-    "restricted": _style(BLACK, "D", "--"),
+    "restricted": _style("#A6A6A6", "D", "--"),
 }
 """Plot styles of names that are not in names.yaml: ways to grow, settings of one mixer or policy, the DynamicCache
 of the transformers library, and series of single figures. Synonyms share a style, as do names that never

@@ -207,49 +207,54 @@ def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     return of_layer
 
 
-def _draw_published_slopes(axes: Axes, rows: DataFrame) -> None:
-    """Draw a dotted line with the published slope of the count through the last point of each line."""
-    axis, limits = rows["axis"].iloc[0], axes.get_ylim()
-    for operation, points in rows.groupby("_operation"):
-        x, last = np.sort(points[axis].astype(float)), points.loc[points[axis].idxmax()]
-        counted = last["_milliseconds"] * (x / x[-1]) ** float(last["_exponent"])
-        axes.plot(x, counted, ":", color=plot_style(str(operation))["color"], linewidth=0.9, gid="guide")
-    axes.set_ylim(limits)
+def _write_milliseconds(axes: Axes, rows: DataFrame) -> None:
     axes.yaxis.set_major_locator(FixedLocator([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]))
     axes.yaxis.set_major_formatter("{x:g}")
 
 
 _CALLS = 5
 """Default number of timed calls of the stage complexity."""
-_measured = partial(
-    Panel, y="_milliseconds", by="_measured", style="_operation", kind="band", log="xy", ticks="{:g}".format,
-    same_limits="y", ylabel="time of a call (ms)", finish=_draw_published_slopes
-)  # fmt: skip
+_costs = partial(Panel, style="_operation", kind="band", log="xy", ticks="{:g}".format, same_limits="y")
+_counted = partial(_costs, y="_millions", by="_counted", ylabel="multiply-adds\n(millions)")
+_timed = partial(_costs, y="_milliseconds", by="_measured", ylabel="time (ms)", finish=_write_milliseconds)
 
 
 @plot(reads="complexity.csv", draw=layout(
-    _measured("n", where={"axis": "n"}, xlabel="length n", title="Width d = {d}"),
-    _measured("d", where={"axis": "d"}, xlabel="width d", title="Length n = {n}"),
+    _counted("n", where={"axis": "n"}, title="Count, width d = {d}"),
+    _counted("d", where={"axis": "d"}, title="Count, length n = {n}"),
+    _timed("n", where={"axis": "n"}, xlabel="length n (log)", title="Measured time of a call"),
+    _timed("d", where={"axis": "d"}, xlabel="width d (log)", title="Measured time of a call"),
     notes=lambda rows: [
-        "At the lines: slope of the time over the last doubling; dotted: slope of the count in the paper; fastest of "
-        f"{_CALLS} calls on one core; kernel k = {rows['k'].iloc[0]}, neighbourhood r = {rows['r'].iloc[0]}."
+        f"At the lines: slope over the last doubling; time: fastest of {_CALLS} calls on one core, bands: lowest to "
+        f"highest of {rows['_timings'].iloc[0]} such timings; kernel k = {rows['k'].iloc[0]}, neighbourhood r = "
+        f"{rows['r'].iloc[0]}."
     ],
-    height=2.3
+    height=1.6
 ))  # fmt: skip
 def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
-    arXiv:1706.03762: measured time of one call of the mixing operation, against length n and width d. Both axes are
-    logarithmic, so a slope is an exponent. Beside the lines are the slopes between the two largest sizes, with the
-    exponents of the paper's counts in brackets; the counted multiply-adds, in the CSV, have exactly these exponents.
-    The table transformer_layers has the slopes over all sizes, with errors. To see: at large sizes self-attention is
-    steepest in n, and convolution in d. Few lines end with the slope of their count (dotted): small calls take constant
-    time, and the largest calls of self-attention and convolution grow faster than their counts.
+    arXiv:1706.03762: counted multiply-adds and measured time of one call of the mixing operation, against length n and
+    width d. All axes are logarithmic, so a slope is an exponent. Beside the lines are the slopes between the two
+    largest sizes, with the exponents of the paper's counts in brackets. The table transformer_layers has the slopes
+    over all sizes, with errors. To see: the counts have exactly the exponents of the paper. Few times follow them: at
+    large sizes self-attention is steepest in n, and convolution in d, but small calls take constant time, and the
+    largest calls of self-attention and convolution grow faster than their counts.
     """
-    rows = complexity(results, runs).assign(source="ours", _data_set=None)
+    rows, sizes = complexity(results, runs).assign(source="ours", _data_set=None), ["operation", "axis", "n", "d"]
+    timings = results.rows("complexity.csv", STUDY, runs)
+    timings = timings[timings["run"].isin(rows["run"])].groupby(sizes)["time_s"].agg(["min", "max", "size"])
+    rows = rows.join(timings, on=sizes)
     rows["_operation"] = rows["operation"].str.replace("_", "-")
     exponents = THEORY.set_index("layer").to_dict()
     for (layer, axis), points in rows.groupby(["operation", "axis"]):
         last, paper = points.sort_values(str(axis)).tail(2), exponents[f"counted_exponent_{axis}"][str(layer)]
-        name = f"{points['_operation'].iloc[0]}\n{slope(last, str(axis), 'time_s')[0]:.2f} (paper {paper})"
-        rows.loc[points.index, ["_measured", "_exponent"]] = name, paper
-    return rows.assign(_milliseconds=1e3 * rows["time_s"])
+        for name, column, digits in (("_measured", "time_s", 2), ("_counted", "multiply_adds", 0)):
+            steep = f"{slope(last, str(axis), column)[0]:.{digits}f}"
+            rows.loc[points.index, name] = f"{points['_operation'].iloc[0]}\n{steep} (paper {paper})"
+    return rows.assign(
+        _milliseconds=1e3 * rows["time_s"],
+        _milliseconds_low=1e3 * rows.pop("min"),
+        _milliseconds_high=1e3 * rows.pop("max"),
+        _timings=rows.pop("size"),
+        _millions=rows["multiply_adds"] / 1e6,
+    )
