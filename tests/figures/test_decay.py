@@ -300,7 +300,7 @@ def test_decay_is_compared_with_h2o_on_the_same_windows(tmp_path):
     data = decay_alpha.rows(results, ("*",))
     assert data["minus_h2o_nats"].tolist() == pytest.approx([0.0, 0.02, 0.8])
     (panel,) = decay_alpha.draw(data).axes
-    assert panel.get_title() == "Cache of 40 %"
+    assert panel.get_title() == "text, cache of 40 %"
     assert sorted(panel.get_lines()[0].get_ydata()) == pytest.approx([0.0, 0.02, 0.8])
     assert panel.get_ylim()[1] < 0.8
     assert panel.texts[-1].get_text() == "0.8", "an arrow gives the difference beyond the axis"

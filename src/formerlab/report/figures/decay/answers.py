@@ -1,6 +1,7 @@
 """Zero-shot accuracy under pruning, by suite and by alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
@@ -208,43 +210,50 @@ def _excess(verdict: ClaimVerdict, rows: DataFrame, is_mean: "pd.Series[bool]") 
 _ALPHA_CLAIMS = {
     "decay-small-alpha-better": "small alpha is better",
     "decay-past-helps-beyond-last-row": "alpha 0.2 beats alpha 0",
+    "decay-best-alpha-depends-on-task": "an alpha for each set is better",
+    "decay-h2o-needs-recent-window": "H2O beats alpha 1, which reserves no recent tokens",
 }
 """Claims on the mean of the suites, with their short labels in the figure."""
 _ALPHA_CONTRASTS = {
-    "decay-small-alpha-better": "0.1 to 0.3\nminus\n0.7 to 0.9",
-    "decay-past-helps-beyond-last-row": "0.2\nminus 0",
+    "decay-small-alpha-better": ("0.1 to 0.3 minus 0.7 to 0.9", 0.0),
+    "decay-past-helps-beyond-last-row": ("0.2 minus 0", 0.0),
+    "decay-best-alpha-depends-on-task": ("by set minus one for all", 0.0025),
 }
-"""Alphas that these claims compare."""
+"""Alphas that a claim compares, and the smallest difference that counts; a quantity `m` of the claim replaces it."""
 
 
-def _describe_set(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published alpha, and keep all bars within the limits."""
+def _finish_curve(axes: Axes, rows: DataFrame) -> None:
+    """Mark the published alpha, and set round ticks."""
     mark_alpha(axes, rows)
-    axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * rows["_minus_h2o_high"].max()))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
 
 
 def _write_intervals(axes: Axes, rows: DataFrame) -> None:
-    """Write each registered difference above its bar."""
+    """Write each registered difference to the right of its bar."""
     names = [label.get_text() for label in axes.get_yticklabels()]
+    left, right = rows["_contrast_low"].min() - 0.2, rows["_contrast_high"].max()
     for name, *values in rows[["_name", *expand_columns("_contrast[]")]].to_numpy():
-        words = with_interval(*values, ".1f")
-        axes.annotate(
-            words, (values[0], names.index(name)), (0, 6), textcoords="offset points", ha="center", fontsize=7
-        )
+        words = f"{name}\n{with_interval(values[0], values[1], values[2], 'z.1f')}"
+        axes.text(right + 0.2, names.index(name), words, va="center", fontsize=7)
+    axes.set(xlim=(left, left + 2.3 * (right - left)), yticks=[], xticks=(-1, 0, 1))
 
 
+_curve = partial(
+    Panel, "alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", style="policy",
+    xlabel=ALPHA_LABEL, ylabel="accuracy minus H2O\n(points; above 0:\nDecay is better)", finish=_finish_curve,
+)  # fmt: skip
 _draw_alpha_accuracy = layout(
-    Panel("alpha", "_minus_h2o", by="_series", facet="_title", zero=0.0, name="legend", same_limits="y", share_y=True,
-          style="policy", where={"_panel": "curve"},
-          xlabel=ALPHA_LABEL, ylabel="accuracy minus H2O\n(points; above 0:\nDecay is better)", finish=_describe_set),
+    _curve(where={"_panel": "mean"}),
     Panel("_contrast", "_name", by="_series", kind="forest", where={"_panel": "contrast"}, zero=0.0, style="policy",
-          title="claims: mean of five, difference of alphas", xlabel="accuracy (points)", finish=_write_intervals),
+          title="Claims: mean of five, difference of alphas", share_y=True,
+          xlabel="accuracy (points; green: meets the claim)", finish=_write_intervals),
+    _curve(where={"_panel": "set"}, same_limits="y", share_y=True),
     notes=lambda rows: [
         f"cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {pruning_sample(rows)}; bars "
-        "and band: 95 % interval of the difference to H2O (zero), paired by question; arrow: full cache, above "
-        "the axis; green: meets the claim, if the bar excludes zero."
+        "and band: 95 % interval of the difference to H2O (zero), paired by question; n: questions; arrow: full cache, "
+        "above the axis; a bar that includes zero does not meet a claim."
     ],
-    columns=3, height=1.9, order="_order"
+    columns=2, height=1.25, order="_order"
 )  # fmt: skip
 
 
@@ -253,10 +262,10 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy against the decay factor alpha, minus the accuracy of H2O (half recent) at the same budget; after Fig.
     4b and 4c of the Decay article, whose points exist only as an image. Decay reserves no budget for recent tokens.
     Bars: 95 % interval of each alpha, paired by question. Sets on which the model guesses with the full cache show
-    nothing about pruning and are in the CSV only. Last panel: the differences of the two claims, each with its own
-    paired interval, which is shorter than the intervals of both alphas suggest. To see: which bars exclude zero. The
-    best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and
-    evaluates it on the other half.
+    nothing about pruning and are in the CSV only. Second panel: the differences of the claims, each with its own paired
+    interval, which is shorter than the intervals of both alphas suggest; an alpha for each set is chosen on the other
+    half of the questions. To see: which bars exclude zero. The best point of a curve is a biased estimate;
+    decay_tasks_table chooses alpha on one half of the questions and evaluates it on the other half.
     """
     rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)
@@ -274,14 +283,14 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("h2o")
     plotted &= ~table["task"].isin(at_chance)
     names, questions = table["task"].map(_task), table.groupby("task")["questions"].transform("max")
-    of_full = "; full cache {:.0f}\N{NO-BREAK SPACE}%".format
+    of_full = ", full cache {:.0f}\N{NO-BREAK SPACE}%".format
     accuracy = table["task"].map(full["accuracy"]).mul(100).map(of_full, na_action="ignore").fillna("")
     verdicts = claim_verdicts(results, STUDY, *_ALPHA_CLAIMS)
     words = claim_words(verdicts, _ALPHA_CLAIMS)
     curves = table.assign(
-        _panel="curve",
+        _panel=names.eq(_MEAN).map({True: "mean", False: "set"}),
         **(100 * table[minus_h2o]).add_prefix("_"),
-        _title=names + ":\n" + questions.map("{:.0f} questions".format) + accuracy,
+        _title=names + questions.map(" (n = {:.0f})".format) + accuracy,
         verdicts=names.eq(_MEAN).map({True: words, False: ""}),
         _claims=words,
         _order=~table["task"].str.startswith(MEAN_LABEL),
@@ -295,17 +304,18 @@ def _contrasts(verdicts: Mapping[str, ClaimVerdict], curves: DataFrame) -> DataF
     """Return a row per claim of `verdicts` with its registered difference, its interval and its limit."""
     rows, decay = [], curves[curves["policy"].eq("decay") & curves["_series"].notna()].iloc[0]
     shared = {name: decay[name] for name in ("run", "source", "policy", "_series", "_claims", "_data_set")}
-    for claim, verdict in verdicts.items():
+    for claim, (name, smallest) in _ALPHA_CONTRASTS.items():
+        verdict = verdicts[claim]
         effect = verdict.quantities.get("effect")
         if not isinstance(effect, Quantity):
             continue
-        interval, least = effect.interval(CONFIDENCE), verdict.quantities.get("m", 0.0)
+        interval, least = effect.interval(CONFIDENCE), verdict.quantities.get("m", smallest)
         limit = least.interval(CONFIDENCE).mean if isinstance(least, Quantity) else least
         ends = dict(zip(expand_columns("_contrast[]"), (interval.mean, interval.low, interval.high), strict=True))
         points = {name: 100 * value for name, value in (ends | {"_contrast_limit": limit}).items()}
         rows.append(
             shared
-            | {"_panel": "contrast", "_name": _ALPHA_CONTRASTS[claim], "claim": claim}
+            | {"_panel": "contrast", "_name": name, "claim": claim}
             | {"verdict": verdict.word, "_contrast_met": np.inf, "_order": True}
             | {f"contrast{end.removeprefix('_contrast')}": value for end, value in ends.items()}
             | points

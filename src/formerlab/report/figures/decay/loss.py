@@ -7,13 +7,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from formerlab.report.catalogue import plot
+from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.marks import embolden_claims
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_count
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import MINUS_H2O
-from formerlab.report.style import GREEN, GREY, LIGHT_GREEN, VERMILION, ink
+from formerlab.report.style import GREY, VERMILION, ink
 from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
 
@@ -84,34 +84,34 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     )  # fmt: skip
 
 
-def mark_alpha(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published alpha on the axis."""
-    axes.axvline(pruning.PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
-    axes.set(xlim=(-0.06, 1.06), xticks=np.linspace(0, 1, 6))
-
-
 ALPHA_LABEL = "alpha (dotted: published)"
 _CLAIM = "decay-half-recent-beats-h2o"
 _HIGHEST = 0.16
 """Upper end of the y axis of `decay_alpha`; the plain sum (alpha 1) is far above."""
 
 
+def mark_alpha(axes: Axes, rows: DataFrame) -> None:
+    """Mark the published alpha on the axis, and name the line at zero."""
+    axes.axvline(pruning.PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
+    axes.set(xlim=(-0.06, 1.25), xticks=np.linspace(0, 1, 6))
+    axes.annotate("H2O", (1.24, 0), (0, -2), textcoords="offset points", ha="right", va="top", color=ink(VERMILION),
+                  fontsize=7)  # fmt: skip
+
+
 def _finish_alpha(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published alpha, name the line at zero, and cut the values far above."""
+    """Mark the published alpha, and cut the values far above."""
     mark_alpha(axes, rows)
-    axes.set_xlim(right=1.25)
-    axes.set_ylim(rows[f"{MINUS_H2O}_low"].min() - 0.015, _HIGHEST)
-    axes.text(1.24, 0, "H2O", ha="right", va="bottom", color=ink(VERMILION), fontsize=7)
+    axes.set_ylim(rows["_minus_h2o_low"].min() - 0.015, _HIGHEST)
 
 
 @plot(reads="prune.csv", runs="decoder* released-* random-* novels-*", draw=layout(
-    Panel("alpha", MINUS_H2O, by="_series", facet="_cell", zero=0.0, name="none", same_limits="y", share_y=True,
-          style="policy", xlabel=ALPHA_LABEL, where={"_curve": True},
+    Panel("alpha", "_minus_h2o", by="policy", facet="_title", zero=0.0, name="none", same_limits="y", share_y=True,
+          xlabel=ALPHA_LABEL, where={"_curve": True}, style="policy",
           ylabel="loss, Decay minus H2O\n(nats per token;\nbelow 0: Decay is better)", finish=_finish_alpha),
-    Panel(MINUS_H2O, "_label", by="_series", kind="forest", facet="_cell", zero=0.0, name="legend", same_limits="x",
-          share_y=True, style="policy", where={"_listed": True}, xlabel="loss, Decay minus H2O\n(nats; left: better)",
-          finish=embolden_claims),
-    notes=_notes, columns=3, height=2.0, order="budget _half _few alpha"
+    Panel("_minus_h2o", "_label", by="_label", kind="forest", facet="_cell", zero=0.0, same_limits="x", share_y=True,
+          where={"_listed": True}, xlabel="loss, Decay minus H2O\n(nats; left: better)", finish=embolden_claims),
+    notes=lambda rows: [_notes(rows)[0].replace(".", "; green: meets the claim.")],
+    columns=3, height=2.0, order="budget _few text _half alpha"
 ))  # fmt: skip
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss with Decay minus the loss with H2O (half recent), against the decay factor alpha, with a panel for
@@ -131,20 +131,20 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     claimed = half & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & table["budget"].le(0.2)
     curve, listed = ~half & alphas.gt(2), half | alphas.le(2)
     listed |= curve & table["alpha"].eq(pruning.PUBLISHED_ALPHA) & bool(listed.any())
-    series = names[alphas[table.index].sort_values(ascending=False).index].unique()
-    verdicts = claim_verdicts(results, STUDY, _CLAIM)
+    cache, verdicts = "ache of " + table["budget"].map(pruning.budget_text), claim_verdicts(results, STUDY, _CLAIM)
     return table.assign(
         source="ours",
-        _cell="Cache of " + table["budget"].map(pruning.budget_text),
-        _series=names + half.map({True: ", half recent", False: ""}),
-        _color=half.map({True: LIGHT_GREEN, False: GREEN}),
-        _marker=names.map(dict(zip(series, "sD^v", strict=False))),
-        _linestyle=half.map({True: "", False: "-"}),
+        **table[expand_columns(f"{MINUS_H2O}[]")].rename(columns=lambda name: f"_{name.replace('_nats', '')}"),
+        _minus_h2o_limit=claimed.map({True: 0.0}),
+        _minus_h2o_met=-np.inf,
+        _cell="C" + cache,
+        _title=names + ", c" + cache,
+        _style=table["policy"].mask(half, table["configuration"]),
         _half=half,
         _few=-alphas,
         _curve=curve,
         _listed=listed,
-        _label=half.map({True: "half recent", False: "none recent"}) + table["alpha"].map(", alpha {:g}".format),
+        _label=names + ": " + table["configuration"],
         _claims=claim_words(verdicts, {_CLAIM: "half recent at alpha 0.2 beats H2O"}),
         verdict=claimed.map({True: verdicts[_CLAIM].word, False: None}),
     )
