@@ -240,8 +240,9 @@ def _forest_positions(
     for name, points in means.groupby(panel.y):
         series = sorted(points[panel.by].unique(), key=order.index)
         for number, line in enumerate(series):
-            at = names.index(name) + 0.22 * ((len(series) - 1) / 2 - number)
-            heights[name, line] = at, at - (0.1 if len(series) > 1 else 0.25)
+            apart = 0.28 if len(series) == 2 else 0.22
+            at = names.index(name) + apart * ((len(series) - 1) / 2 - number)
+            heights[name, line] = at, at - (apart / 2 if len(series) > 1 else 0.25)
     keys = (zip(rows[panel.y], rows[panel.by], strict=True) for rows in (means, seeds))
     at_means, at_seeds = ([heights.get(key, (np.nan, np.nan)) for key in keys_of_rows] for keys_of_rows in keys)
     return means.assign(_at=[at for at, _ in at_means]), seeds.assign(_at=[at for _, at in at_seeds])

@@ -53,7 +53,7 @@ MET_GROUND = "#e2f3e4"
 """Background colour of the values that meet a claim."""
 PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
-BETTER = "\N{LEFTWARDS ARROW} better"
+BETTER = "\N{LEFTWARDS ARROW}\N{NO-BREAK SPACE}better"
 """Marks the better side in the label of an axis where it is left or, in the rotated label of a y axis, below."""
 SIGNS = {
     "black": "Transformer, full cache, ideal selection (grey: a Transformer with fewer tokens)",
@@ -118,7 +118,7 @@ _GROUPS = {
     "parent trained further, equal tokens": _style(PURPLE, "p", "--"),
     "Transformer, 30B tokens": _style(GREY, "o", "--"),
     "recurrent": _style("#666666", "s"),
-    "Net2Net (2015); in width by copies (Net2Net of 2015)": _style("#8C8C8C", "P"),
+    "Net2Net (2015); in width by copies (Net2Net of 2015)": _style("#8C8C8C", "*"),
     "HyperCloning; in width by copies (HyperCloning)": _style("#A6A6A6", "X", "--"),
     "convolution": _style("#8C8C8C", "^", "-."),
     "restricted": _style("#A6A6A6", "D", "--"),
