@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 
 from formerlab.evaluation.pruning import long_context
 from formerlab.report.figures.decay.answers import published_accuracies
-from formerlab.report.figures.decay.long import SQUARES, decay_passkey
+from formerlab.report.figures.decay.long import MISSED, decay_passkey
 from formerlab.report.figures.decay.loss import decay_alpha, decay_league
 from formerlab.report.names import data_set_label
 from formerlab.report.studies.policy_comparison import MIN_FULL_SCORE_PERCENT, NEEDLES
@@ -236,21 +236,26 @@ def test_each_run_shows_its_nearest_budget():
 
 def test_passkeys_are_counted_by_length_and_position(tmp_path):
     rows = [
-        ("full", None, None, 1.0, 1.0, 1024, depth, number, int(number < 3 * depth), -0.1)
+        (policy, None, recent, budget, budget, 1024, depth, number, int(number < numbers * depth), -0.1)
+        for policy, recent, budget, numbers in (("full", None, 1.0, 3), ("h2o", 0.5, 0.4, 2))
         for depth in (0.1, 0.5)
         for number in range(2)
     ]
     write_csv(make_run(tmp_path, "decay", "long-small") / "passkey.csv", TABLES["passkey.csv"].required, rows)
-    data = decay_passkey.rows(Results(tmp_path), ("long-*",)).set_index("depth")
-    assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
-    assert (data["numbers"] == 2).all()
-    assert data["log_prob"].tolist() == pytest.approx([-0.1, -0.1])
-    (panel,) = decay_passkey.draw(data.reset_index()).axes
-    assert panel.get_title() == "1k tokens"
-    squares = [to_hex(colour) for colour in panel.collections[0].get_facecolors()]
-    missed = SQUARES["not found by the full cache either (cross)"]
-    assert squares == [to_hex(colour) for colour in (SQUARES["found"], missed, SQUARES["found"], SQUARES["found"])]
-    assert [text.get_text() for text in panel.texts] == ["3 of 4"]
+    data = decay_passkey.rows(Results(tmp_path), ("long-*",))
+    full = data[data["policy"].eq("full")].set_index("depth")
+    assert full["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
+    assert (full["numbers"] == 2).all()
+    assert full["log_prob"].tolist() == pytest.approx([-0.1, -0.1])
+    figure = decay_passkey.draw(data)
+    (panel,) = figure.axes
+    assert "texts left out because the full cache fails: 1" in figure.get_label()
+    of_full, of_h2o = ([to_hex(colour) for colour in row.get_facecolors()] for row in panel.collections)
+    colours = [to_hex(label.get_color()) for label in panel.get_yticklabels()]
+    assert of_full == [colours[0]] * 3
+    assert of_h2o.count(MISSED) == 1, "H2O finds one number at each depth"
+    counts = [text.get_text() for text in panel.texts]
+    assert counts == ["3 of 3", "2 of 3", "at 10 %", "at 50 %"]
     write_needles(tmp_path)
     short = decay_passkey.rows(Results(tmp_path), ("long-*",)).dropna(subset="found_percent")
     by_task = short.groupby("task").agg({"configuration": set, "decides": set, "numbers": set})

@@ -5,8 +5,9 @@ from textwrap import fill
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
@@ -22,16 +23,16 @@ from formerlab.report.studies.pruning import (
     model_label,
     scorer,
 )
-from formerlab.report.style import BLACK, GREY, LIGHT_GREEN, WIDEST, ink, plot_style
+from formerlab.report.style import BLACK, GREY, WIDEST, PlotStyle, ink, plot_style
 from formerlab.results.read import Results
 
 STUDY = "decay"
 STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
 """Plot styles of pruned caches, the smallest cache first."""
-SHORT = {"needle_single_512": "512 tokens:\none number", "needle_multikey_512": "512 tokens:\none of four"}
-"""Tasks with texts of 512 tokens."""
-SQUARES = {"found": BLACK, "not found": "#dcdcdc", "not found by the full cache either (cross)": "white"}
-"""Colour of the square of a hidden number, by outcome."""
+SHORT = {"needle_single_512": "", "needle_multikey_512": "one of four numbers: "}
+"""Tasks with texts of 512 tokens, and the beginning of the labels of their rows."""
+MISSED = "#e4e4e4"
+"""Colour of the square of a number that a policy does not find."""
 
 
 def _notes(rows: DataFrame) -> list[str]:
@@ -96,82 +97,94 @@ def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-def _sizes(rows: DataFrame) -> list[str]:
-    return [budget_text(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
+def _found_columns(long: DataFrame) -> tuple[DataFrame, int]:
+    """Return a row per policy and long text in which the full cache finds the number, with its column in the figure,
+    and the number of other texts.
+    """
+    texts = long.assign(_hit=long["by_text"].map(list)).explode("_hit", ignore_index=True)
+    texts["_text"] = texts.groupby("configuration", sort=False).cumcount()
+    found = texts[texts["policy"].eq("full") & texts["_hit"].eq("1")]["_text"]
+    shown = texts[texts["_text"].isin(found)]
+    column, block = (shown[name].rank(method="dense") - 1 for name in ("_text", "depth"))
+    return shown.assign(_column=column + 0.8 * block.fillna(0)), texts["_text"].nunique() - len(found)
+
+
+def _draw_short(axes: Axes, rows: DataFrame, styles: dict[str, PlotStyle]) -> None:
+    """Draw the percentage of short texts in which each policy finds the number, a row per task and policy."""
+    for at, row in enumerate(rows.to_dict("records")):
+        style = styles[row["configuration"]]
+        axes.hlines(at, row["found_percent_low"], row["found_percent_high"], color=style["color"], linewidth=1.4)
+        axes.plot(row["found_percent"], at, style["marker"], color=style["color"], markersize=4.5)
+        if at and row["task"] != rows["task"].iloc[at - 1]:
+            axes.axhline(at - 0.5, color=GREY, linewidth=0.6)
+    axes.set(xlim=(-4, 104), xticks=(0, 50, 100), xlabel=f"% of {rows['numbers'].max():.0f} texts in which it is found",
+             title="Short texts (512 tokens)")  # fmt: skip
+    axes.grid(visible=False, axis="y")
+
+
+def _draw_long(axes: Axes, rows: DataFrame, names: list[str], styles: dict[str, PlotStyle]) -> None:
+    """Draw a square per policy and long text, filled if the number is found."""
+    for name, texts in rows.groupby("configuration"):
+        at, hit = names.index(str(name)), texts["_hit"].eq("1")
+        axes.scatter(texts["_column"], [at] * len(texts), marker="s", s=38, edgecolor=GREY, linewidth=0.4,
+                     color=hit.map({True: styles[str(name)]["color"], False: MISSED}))  # fmt: skip
+        axes.text(rows["_column"].max() + 0.8, at, f"{hit.sum()} of {len(hit)}", va="center", fontsize=7)
+    for depth, column in rows.groupby("depth")["_column"].mean().items():
+        axes.text(column, -0.8, f"at {100 * float(str(depth)):.0f} %", ha="center", va="center", fontsize=7)
+    columns = rows.drop_duplicates("_column")
+    axes.set_xticks(columns["_column"], columns["length"].map(lambda length: f"{length / 1024:g}k"))
+    axes.set(xlim=(-0.7, rows["_column"].max() + 2.6), title="Long texts: position of the number",
+             xlabel="length of the text (tokens)")  # fmt: skip
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    handles = [Line2D([], [], marker="s", linestyle="", color=color) for color in (BLACK, MISSED)]
+    axes.figure.legend(handles, ["found", "not found"], loc="outside upper right", ncols=2)
 
 
 def draw_passkey(data: DataFrame) -> Figure:
-    """Draw a row per policy: a square per number of long texts, and the percentage of numbers found in short texts."""
+    """Draw the percentage of numbers found in short texts at the left, and a square per long text at the right."""
     data = data[data["_task"].notna()].sort_values(["depth", "length"], kind="stable", ignore_index=True)
-    short = data["task"].isin(SHORT)
-    squares = data[~short].assign(_hit=data["by_text"].map(list)).explode("_hit", ignore_index=True)
-    squares["_text"] = squares.groupby(["_task", "configuration"], sort=False).cumcount()
-    full = squares[squares["policy"].eq("full")].set_index(["_task", "_text"])["_hit"]
-    lost = full.reindex(pd.MultiIndex.from_frame(squares[["_task", "_text"]])).eq("0").to_numpy()
-    hit = squares["_hit"].eq("1")
-    squares["number"] = hit.map({True: "found", False: "not found"}).mask(lost & ~hit, [*SQUARES][-1])
-    step = np.where(squares["depth"].notna(), 1.4, 1)  # room for the lengths below the squares
-    squares["_column"] = step * squares["_text"] + 0.7 * (squares["depth"].rank(method="dense").fillna(1) - 1)
-    models = ", ".join(filter(None, data["run"].fillna("").map(model_label).unique()))
-    caches = f"; caches of {' or '.join(_sizes(data))} of the text" * bool(_sizes(data))
-    counts = data.loc[short, "numbers"].max()
-    texts = f"; points: percent of {counts:.0f} texts, bars: exact 95 % interval" if short.any() else ""
-    note = f"{models}{caches}; squares: a column is one text with one hidden number{texts}."
-    panels = {str(name): rows for name, rows in squares.groupby("_task", sort=False)}
     order = [*policy_comparison.POLICIES, *data["configuration"]]
-    names = sorted(data["configuration"].unique(), key=order.index)
-    kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].map(scorer)
-    colours = [LIGHT_GREEN if "half" in name else plot_style(kinds[name])["color"] for name in names]
-    tall = len(names)
-    figure = Figure((WIDEST, 1.5 + 0.17 * tall), layout="constrained", label=note)
-    figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
-    widths = [6.2 + rows["_column"].max() for rows in panels.values()]
-    bars = list(data[short].groupby("_task", sort=False))
-    widths = [*widths, *[9.0] * len(bars)]
-    grid = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    for axes, (title, rows) in zip(grid[len(panels) :], bars, strict=True):
-        at = rows["configuration"].map(names.index)
-        style = {"color": [colours[row] for row in at]}
-        axes.hlines(at, rows["found_percent_low"], rows["found_percent_high"], linewidth=1.4, **style)
-        axes.scatter(rows["found_percent"], at, s=18, zorder=3, **style)
-        axes.set(title=title, xlim=(-4, 104), xticks=(0, 50, 100), xlabel="% found")
-        axes.grid(visible=False, axis="y")
-    for axes, (title, rows), width in zip(grid, panels.items(), widths, strict=False):
-        rows = rows.assign(_row=rows["configuration"].map(names.index))
-        sns.scatterplot(rows, x="_column", y="_row", hue="number", palette=SQUARES, hue_order=SQUARES, marker="s", s=24,
-                        edgecolor=GREY, linewidth=0.4, ax=axes)  # fmt: skip
-        missed = rows[rows["number"].eq([*SQUARES][-1])]
-        axes.scatter(missed["_column"], missed["_row"], marker="x", s=10, color=GREY, linewidths=0.6)
-        for row, hits in rows.groupby("_row")["_hit"]:
-            axes.text(width - 4.9, row, f"{hits.eq('1').sum()} of {len(hits)}", va="center", fontsize=7)
-        for row in {*range(tall)} - {*rows["_row"]}:
-            axes.text(0, row, "not run", va="center", fontsize=7, color=GREY)
-        positions, lengths = (rows.groupby(by)["_column"].mean() for by in ("depth", ["_column", "length"]))
-        axes.set(title=title, ylabel="", xlim=(-1, width - 1), xlabel="thousand tokens, position of number")
-        axes.set_xticks(positions, [f"\n{100 * depth:.0f} %" for depth in positions.index])
-        axes.set_xticks(lengths, [f"{length / 1024:g}" for _, length in lengths.index], minor=True, fontsize=7)
-        axes.tick_params(axis="x", length=0, which="both")
-        axes.grid(visible=False)
-        sns.despine(ax=axes, left=True, bottom=True)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.get_legend().remove()
-        figure.legend(handles, labels, loc="outside upper left", ncols=3)
-    for axes in grid:
+    data = data.sort_values("configuration", key=lambda names: names.map(order.index), kind="stable")
+    pairs = data[["configuration", "policy"]].drop_duplicates().to_numpy()
+    styles = {name: plot_style(name if "half" in name else scorer(policy)) for name, policy in pairs}
+    is_short = data["task"].isin(SHORT)
+    short = data[is_short].sort_values("task", key=lambda task: task.map([*SHORT].index), kind="stable")
+    long, left_out = _found_columns(data[~is_short])
+    models = ", ".join(filter(None, data["run"].fillna("").map(model_label).unique()))
+    sizes = [budget_text(budget) for budget in data.loc[data["policy"] != "full", "budget"].unique()]
+    note = models + f"; caches of {' or '.join(sizes)} of the text" * bool(sizes)
+    note += "; bars: exact 95 % interval" * bool(len(short))
+    note += "; squares: a column is one text, the same in all rows" * bool(len(long))
+    note += f"; texts left out because the full cache fails: {left_out}" * bool(left_out)
+    names = [short["_task"] + short["configuration"], long["configuration"].drop_duplicates()]
+    panels = [labels.to_list() for labels in names if len(labels)]
+    figure = Figure((WIDEST, 1.3 + 0.19 * max(map(len, panels))), layout="constrained", label=f"{note}.")
+    figure.supxlabel(fill(f"{note}.", 115), x=0.01, ha="left", color=GREY, fontsize=7)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    if len(short):
+        _draw_short(grid[0], short, styles)
+    if len(long):
+        _draw_long(grid[-1], long, panels[-1], styles)
+    for axes, labels in zip(grid, panels, strict=True):
         axes.tick_params(axis="y", length=0)
-        axes.set(ylim=(tall - 0.4, -0.6), yticks=range(tall), yticklabels=names if axes is grid[0] else [])
-    for colour, label in zip(colours, grid[0].get_yticklabels(), strict=True):
-        label.set_color(ink(colour))
+        axes.set(
+            ylim=(len(labels) - 0.4, -1.2 if axes is grid[-1] else -0.6), yticks=range(len(labels)), yticklabels=labels
+        )
+        for label in axes.get_yticklabels():
+            label.set_color(ink(styles[label.get_text().rpartition(": ")[2]]["color"]))
     return figure
 
 
 @plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=draw_passkey)
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Hidden numbers that a pruned cache still finds, by policy. The number occurs once and is asked for at the end, so
-    a policy must retain it before it reads the question. Left: a number at three positions of a long and monotonous
+    a policy must retain it before it reads the question. Left: twenty texts of 512 tokens, by RULER's rules, with one
+    number, and with four numbers and a question about one. Right: a number at three positions of a long and monotonous
     text (passkey retrieval, arXiv:2305.16300), one text per length and position; a number is found if every token is
-    the most probable one. A column is the same text in all rows. Right: twenty texts of 512 tokens, by RULER's rules,
-    with one number, and with four numbers and a question about one. A policy without a point was not run. The CSV has
-    the answers by text and log-probabilities of the numbers in long texts. To see: which rows look like the full cache.
+    the most probable one. Only the policies that were run have a row. The CSV also has the texts in which the full
+    cache fails, and log-probabilities. To see: which rows look like the full cache.
     """
     rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
@@ -180,6 +193,4 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     short = policy_comparison.needles(results).rename(columns={"examples": "numbers"})
     short = short[short["budget"].eq(PUBLISHED_BUDGET)].assign(found=lambda table: table["found_percent"] / 100)
     table = pd.concat([label_and_sort(long).assign(task="passkey"), short], ignore_index=True)
-    lengths = " to ".join(f"{length / 1024:g}k" for length in long["length"].agg(["min", "max"]).unique())
-    tasks = {"passkey": f"{lengths} tokens"} | SHORT
-    return table.assign(source="ours", _task=table["task"].map(tasks))
+    return table.assign(source="ours", _task=table["task"].map({"passkey": ""} | SHORT))
