@@ -33,7 +33,7 @@ from formerlab.report.runs import (
     variant_label,
 )
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
-from formerlab.report.style import BLACK, BLUE, GREY, LETTER, ink, plot_style
+from formerlab.report.style import BLACK, GREY, LETTER, ink, plot_style
 from formerlab.report.tables.cells import claim_verdicts
 from formerlab.results.read import Results, flatten
 
@@ -129,11 +129,12 @@ def _write_search(axes: Axes, at: int, zero: int, search: DataFrame) -> None:
     for inside in search.loc[search["chosen"], "inside"]:
         axes.add_patch(Rectangle((zero, at), 1, 1, fill=False, edgecolor=BLACK))
         if not inside:
-            x = zero + (1.5 if search["_step"].min() < 0 else -0.5)
-            axes.text(x, middle, "edge", fontsize=7, ha="center", va="center", fontweight="bold")
+            x = zero + (1 if search["_step"].min() < 0 else -1)
+            axes.add_patch(Rectangle((x + 0.06, at + 0.06), 0.88, 0.88, fill=False, edgecolor=BLACK, linestyle=":"))
+            axes.text(x + 0.5, middle, "?", fontsize=7, ha="center", va="center")
     used = zero + search.loc[search["used"], "_step"]
-    axes.plot(used + 0.85, np.full(len(used), at + 0.22), "o", color=BLUE, markersize=3, clip_on=False)
-    searched = f"{100 * first['share']:.0f} %" if pd.notna(first["share"]) else DASH
+    axes.plot(used + 0.85, np.full(len(used), at + 0.22), "o", color=BLACK, markersize=3, clip_on=False)
+    searched = f"{100 * first['share']:.0f}" if pd.notna(first["share"]) else DASH
     write = partial(
         axes.annotate, xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7
     )
@@ -152,12 +153,14 @@ def draw_rates(data: DataFrame) -> Figure:
     low, high = max(-3, min(-1, means["_step"].min())), min(4, max(1, means["_step"].max()))
     means["_excess"] = 1000 * (means["loss_nats"] - best["loss_nats"])
     means[["_group", "_steps"]] = means["_panel"].str.extract(r"(.*?)(?:, )?(?:(\d+) steps|)$").fillna("").to_numpy()
+    edges = at_the_edge(data)
     note = (
         f"{seed_count(means['seeds'])}; cells: loss minus the loss at the best rate (framed), in 0.001 nats per token, "
-        "dark is worse; dot: a claim rests on runs at this rate; searched: tokens, in percent of the longest run that "
-        f"uses the best rate ({DASH}: no such run)"
-    ) + "; the CSV has the rates further away" * (not means["_step"].between(low, high).all())
-    edges = at_the_edge(data)
+        "dark is worse (logarithmic); dot: a claim rests on runs at this rate; searched: tokens, in percent of the "
+        f"longest run that uses the best rate ({DASH}: no such run)"
+    )
+    note += "; ?: edge of the grid, a better rate may lie there" * bool(edges)
+    note += "; the CSV has the rates further away" * (not means["_step"].between(low, high).all())
     more = f" At the edge of the grid, so a better rate may lie beyond it: {'; '.join(edges)}." if edges else ""
     rows: list[DataFrame | str] = []
     for name, group in means.groupby("_group", sort=False):
@@ -183,7 +186,7 @@ def draw_rates(data: DataFrame) -> Figure:
     axes.set(xlabel="learning rate relative to the best")
     axes.tick_params(axis="x", labelsize=7, rotation=0)
     axes.grid(visible=False)
-    for words, side, x in (("steps", 0, -52), ("best rate\n(0.001)", 0, -8), ("searched", 1, 40)):
+    for words, side, x in (("steps", 0, -52), ("best rate\n(0.001)", 0, -8), ("searched\n(% of run)", 1, 40)):
         axes.annotate(words, (side, 1), (x, 2), xycoords="axes fraction", textcoords="offset points", color=GREY,
                       ha="right", fontsize=7)  # fmt: skip
     for at, search in enumerate(rows):
