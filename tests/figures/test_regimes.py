@@ -108,6 +108,19 @@ def test_stages_are_compared_with_the_parent_trained_further_for_equal_flops(tmp
     assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05)
     assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}
 
+    shutil.rmtree(tmp_path / "tokenformer/annealed-random-sqrt-all")
+    for run, loss, settings in (("random-sqrt-all", 2.6, grown), ("scratch-all", 2.5, tokenformer(2))):
+        for seed in (0, 1):
+            settings |= NOVELS | {"flops": 8e12}
+            make_run(tmp_path, "tokenformer", f"annealed-{run}", seed, loss=loss, **settings)
+    rows = plot.rows(Results(tmp_path), entry.run_names(Results(tmp_path)))
+    means = rows[rows["part"] == "mean"].set_index("run")
+    assert set(means["rival"][["annealed-random-sqrt-all", "annealed-scratch-all"]]) == {
+        "annealed-trained-on-long-1250"
+    }
+    differences = means["difference_nats"][["annealed-random-sqrt-all", "annealed-scratch-all"]]
+    assert differences.to_numpy() == pytest.approx(np.array([-0.2, -0.3]), abs=0.05)
+
 
 def test_runs_of_a_full_length_search_are_not_paired(tmp_path):
     """The plain model and the DenseFormer have different learning rates.

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.claims.arms import registered_arms
-from formerlab.report.marks import mark
+from formerlab.report.claims.quantity import Quantity
+from formerlab.report.marks import embolden_claims, mark
 from formerlab.report.panel import Panel, layout, setting, with_claims
 from formerlab.report.runs import TRANSFORMER, differences, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
@@ -31,10 +32,22 @@ from formerlab.report.studies.tokenformer import (
     stage_pairs,
     with_registered_rates,
 )
-from formerlab.report.style import BLACK, GREY, NARROW, PUBLISHED_INK, WIDEST, arrow, ink, label_at_edge, plot_style
+from formerlab.report.style import (
+    BETTER,
+    BLACK,
+    GREY,
+    NARROW,
+    PUBLISHED_INK,
+    WIDEST,
+    arrow,
+    ink,
+    label_at_edge,
+    plot_style,
+)
 from formerlab.report.tables.cells import ClaimVerdict, claim_verdicts, claim_words, with_pooled
 from formerlab.report.tables.tokenformer.growth import cost_of_parent, tokenformer_envelope
 from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 _LOWEST = "Transformer from scratch"
 _CLAIM = "tokenformer-growth-saves-cost"
@@ -204,55 +217,76 @@ def _deciding(verdict: ClaimVerdict) -> str:
     return f" ({', '.join(stages)} stage)" if 0 < len(stages) < len(verdict.items) else ""
 
 
-def _mark_stages(axes: Axes, rows: DataFrame) -> None:
-    """Hatch the stages of the paper, and name our stages and the line at zero."""
-    axes.axvspan(*PUBLISHED_TOKENS_PER_NEW_PARAMETER, facecolor="none", edgecolor=PUBLISHED_INK, hatch="///", alpha=0.2,
-                 linewidth=0, zorder=0)  # fmt: skip
-    axes.set_xlim(0.65 * rows["tokens_per_new_parameter"].min(), 330)
-    axes.set_xticks(ticks := (10, 30, 100, 300), map(str, ticks))
-    axes.set_ylim(top=axes.get_ylim()[1] + 0.07)
-    write = partial(axes.text, transform=axes.get_xaxis_transform(), va="top", fontsize=7,
-                    bbox={"color": "white", "pad": 0.5})  # fmt: skip
-    write(280, 0.98, "stages of the paper", ha="right", color=PUBLISHED_INK)
-    for run, x in rows.drop_duplicates("tokens_per_new_parameter")[["run", "tokens_per_new_parameter"]].to_numpy():
-        write(x, 0.89, _RATE.sub("", run).rpartition("-")[2], ha="center")
-    axes.text(
-        310, 0, "parent trained\nfurther", ha="right", va="bottom", fontsize=7, color=ink(plot_style(_FURTHER)["color"])
-    )
-
-
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-* annealed-scratch-*",
       needs="annealed-trained-on-*", draw=layout(
-    Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
-          title="Below 0: better than no growth", finish=_mark_stages,
-          xlabel="stage: tokens per new parameter", ylabel="loss minus parent trained\nfurther (nats)"),
-    width=NARROW, height=2.2
+    Panel("_nats", "_label", by="_way", style="variant", kind="forest", name="legend", zero=0.0,
+          finish=lambda axes, rows: embolden_claims(axes, rows.assign(verdict=rows["_nats_limit"])),
+          title="Stage (tokens per new parameter)",
+          xlabel=f"loss minus parent trained further\n(nats per token; {BETTER})"),
+    notes=lambda rows: [note.rstrip(".") + "; green: meets a claim; the paper's stages have "
+                        f"{' to '.join(map(str, PUBLISHED_TOKENS_PER_NEW_PARAMETER))} tokens per new parameter."
+                        for note in seed_notes(rows)[:1]],
+    width=NARROW, order="_order"
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs
-    (arXiv:2410.23168). The x axis is the length of the stage in tokens per parameter that growth adds. Differences are
-    paired by seed; below zero, growing helps. The square is the Tokenformer of the grown size from scratch, for the
-    FLOPs of the long stage and of the parent; it read the same text as the parent, and the stages read other text. A
-    thick bar is the interval that the claim uses, a thin bar Student's interval of these seeds. The hatched range has
-    the stages of the paper, 27 to 260 tokens. Every learning rate falls to zero. To see: whether growing needs a longer
-    stage to help.
+    (arXiv:2410.23168), by the length of the stage in tokens per parameter that growth adds. Differences are paired by
+    seed; left of zero, growing helps. Per doubling: the slope of the three differences of the model grown as published.
+    The squares are Tokenformers of the grown size from scratch, beside the same parent trained further. The one of the
+    long stage has the FLOPs of the stage and of the parent, and read the parent's text; the stages read other text.
+    Rows of all books, if any, have the FLOPs of the long stage, and read all training books. Every learning rate falls
+    to zero. To see: whether growing needs a longer stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
         return DataFrame()
     losses = with_registered_rates(losses, results.scale)
     pairs = stage_pairs(losses, records)
-    scratch = pairs[pairs["run"].str.startswith(_GROWN)]
-    scratch_runs = scratch["run"].str.replace(_GROWN, _SCRATCH).str.replace(_RATE, "", regex=True)
-    scratch = scratch.assign(run=scratch_runs, variant="Tokenformer from scratch")
-    pairs = pd.concat([pairs, scratch[scratch["run"].isin(losses["run"])]])
+    if pairs.empty:
+        return pairs
+    pairs = pd.concat([pairs, *_other_texts(pairs, losses)]).drop_duplicates("run")
     rows = differences(losses, pairs, "run", "rival")
-    if rows.empty:
-        return rows
     rows = with_pooled(rows, results, STUDY, "run", "rival", "difference_nats")
     verdicts = claim_verdicts(results, STUDY, *_CLAIMS)
     words = claim_words(verdicts, {name: text + _deciding(verdicts[name]) for name, text in _CLAIMS.items()})
     reasons = " ".join(reason for verdict in verdicts.values() for reason in verdict.reasons).lower()
     unmet = "; ".join(name for text, name in _CONDITIONS.items() if text in reasons)
-    claims = words + f" ({unmet})" * bool(words and unmet)
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW), verdicts=words, _claims=claims)
+    beats, shrinks = verdicts.values()
+    if isinstance(trend := shrinks.quantities.get("trend"), Quantity):
+        slope, row = trend.interval(CONFIDENCE), {"source": "ours", "part": "slope", "variant": rows["variant"].iloc[0]}
+        row |= {"difference_nats": slope.mean, "seeds": slope.seeds}
+        row |= {"difference_nats_pooled_low": slope.low, "difference_nats_pooled_high": slope.high}
+        rows = pd.concat([rows, DataFrame([row])], ignore_index=True)
+    stages = rows["run"].str.replace(_RATE, "", regex=True).str.rpartition("-")[2]
+    scratch, text = rows["run"].str.startswith(_SCRATCH, na=False), stages.replace("all", "all books")
+    decided = stages.map(beats.items).ne("no verdict") & stages.isin([*beats.items]) & ~scratch
+    return rows.assign(
+        **{f"_nats{end.removeprefix('difference_nats')}": rows[end] for end in expand_columns("difference_nats[]+")},
+        _nats_limit=Series(0.0, rows.index).where(decided),
+        _nats_met=Series(-np.inf, rows.index).where(decided),
+        _label=("from scratch,\n" + text).where(
+            scratch, text + rows["tokens_per_new_parameter"].map(" ({:.0f})".format)
+        ),
+        _way=rows["variant"].replace(WAYS_TO_GROW),
+        _order=stages.map([*LENGTHS, "all"].index, na_action="ignore").add(0.5 * scratch).fillna(2.2),
+        verdicts=words,
+        _claims=words + f" ({unmet})" * bool(words and unmet),
+    ).fillna({"_label": "per doubling"})
+
+
+def _other_texts(pairs: DataFrame, losses: DataFrame) -> list[DataFrame]:
+    """Return the pairs of models that read other text than the parent trained further, which is the same `rival`:
+    from scratch, and the runs on all books with as many FLOPs as the long stage.
+    """
+    grown = pairs[pairs["run"].str.startswith(_GROWN)]
+    flops, frames = losses.groupby("run")["flops"].first(), []
+    for prefix, stage, changes in (
+        (_SCRATCH, r"\1", {"variant": "Tokenformer from scratch"}),
+        (_GROWN, "all", {}),
+        (_SCRATCH, "all", {"variant": "Tokenformer from scratch"}),
+    ):
+        names = grown["run"].str.replace(rf"^{_GROWN}-([a-z]+).*", rf"{prefix}-{stage}", regex=True)
+        equal = names.map(flops).div(grown["run"].map(flops)).between(0.95, 1.05)
+        of_long = equal & grown["run"].str.contains(f"-{LENGTHS[-1]}")
+        frames.append(grown.assign(run=names, **changes)[of_long if stage == "all" else names.isin(flops.index)])
+    return frames
