@@ -60,12 +60,11 @@ LEARNED = 0.02
 def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base model, as differences from the base model, after Table 3 of arXiv:1706.03762. Above: loss
     per word piece without label smoothing, on the test split. Below: sacreBLEU on the validation split, as in the
-    claim; the thick bar of the claim is an interval over sentences. Both are paired by seed. Hollow: the paper's values
+    claim; its thick bar is an interval over seeds and sentences. Both are paired by seed. Hollow: the paper's values
     for English to German on its development split, where base has eight heads (one head minus four, as ours: 0.056 nats
-    and -0.6 BLEU). One head and no dropout must be right of the line, learned positions between the two lines. For the
-    variant without label smoothing, both the loss and the BLEU must be lower than for base. To see: which changes are
-    on the same side of zero as in the paper. Our models were still learning when training ended, so variants that learn
-    faster have the lower loss, and the claims get no verdict.
+    and -0.6 BLEU). The claim on label smoothing asks that without it both the loss and the BLEU are lower than for
+    base. To see: which changes are on the same side of zero as in the paper. Our models were still learning when
+    training ended, so variants that learn faster have the lower loss, and the claims get no verdict.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "valid")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})

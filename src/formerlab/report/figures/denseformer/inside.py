@@ -118,12 +118,10 @@ _OTHER_AVERAGES = "#a9b4bf"
 @plot(reads="run.json", runs="depth.kind=dwa", draw=draw_architecture)
 def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     """Sources of DenseFormer's averages over depth, after Fig. 1 of DenseFormer (arXiv:2402.02622), from the settings
-    of the runs. Boxes are the embedding X0 and the raw outputs of the blocks. Circles are the averages, which the next
-    block reads. An average follows every p-th block (period p). It is a weighted sum of the output of this block and of
-    every k-th earlier output (dilation k). The scheme is named k x p. To see: with 1 x 1 each average reads all earlier
-    outputs, so the number of weights grows with the square of the depth. A larger dilation or period has fewer, and
-    with a dilation above 1 the embedding enters only some of the averages. The CSV has all schemes and blocks of this
-    depth.
+    of the runs. An average follows every p-th block (period p). It is a weighted sum of the output of this block and of
+    every k-th earlier output (dilation k). To see: with 1 x 1 each average reads all earlier outputs, so the number of
+    weights grows with the square of the depth. A larger dilation or period has fewer, and with a dilation above 1 the
+    embedding enters only some of the averages. The CSV has all schemes and blocks of this depth.
     """
     records = load_runs(results, STUDY, runs)
     keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
@@ -173,13 +171,6 @@ def _show_map(axes: Axes, rows: DataFrame) -> None:
     corner.fill([0.6, 1, 0.6], [0.6, 1, 1], color=axes.images[0].cmap(0.75), linewidth=0)
 
 
-_weights = partial(
-    Panel, "source_block", "destination", "weight", kind="heat", facet="_title", finish=_show_map,
-    colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.1, vmin=-1, vmax=1)},
-    xlabel="source j (0: embedding)", ylabel="average after block i"
-)  # fmt: skip
-
-
 def _same_axis(axes: Axes, rows: DataFrame) -> None:
     """Give both panels of the embedding the same axis."""
     values = rows[expand_columns(" ".join(f"{third}[]" for third in THIRDS))].to_numpy(float)
@@ -223,7 +214,9 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
            finish=_same_axis),
     _asked("_last_third", title="Last third: below 0?", xlabel="weight of the embedding", finish=_same_axis),
     _asked("_seed_correlation", title="Seeds agree: above 0.8?", xlabel="correlation r of two seeds"),
-    _weights(where={"part": "mean"}),
+    Panel("source_block", "destination", "weight", kind="heat", facet="_title", where={"part": "mean"},
+          colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.1, vmin=-1, vmax=1)}, finish=_show_map,
+          xlabel="source j (0: embedding)", ylabel="average after block i"),
     Panel("percent_of_steps", "correlation_with_end", by="_moment", kind="band", title="Pattern over training",
           name="none", xlabel="training steps (%)", ylabel="correlation with the end",
           finish=_mark_published_moment),
@@ -234,15 +227,14 @@ def _correlations_with_end(rows: DataFrame) -> DataFrame:
 ))  # fmt: skip
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 and 10 of arXiv:2402.02622, for the deepest 1x1 of
-    each of two data sets, which have the same training books. Top: the quantities of the claim. It asks that the mean
-    weight of the embedding is positive over the first third of the averages and negative over the last third (without
-    the last one), and that the off-diagonal weights of two seeds agree (mean correlation r: Fisher's z, jackknife over
-    seeds). Below: row i is the average after block i, column j the source X_j, and X_0 the embedding; training starts
-    from 1 on the diagonal. The inset is a sketch of the pattern that the paper describes: weight on the diagonal and
-    just beside it, a column at X_0 that is positive early and negative late, and a triangle of large weights over the
-    last blocks. Lower right: the correlation of the off-diagonal weights with the weights at the end; the paper has its
-    final pattern after 5000 of 40,000 steps. To see: whether the pattern of the paper appears in all seeds, and when.
-    The CSV has all schemes.
+    each of two data sets, which have the same training books. Top: the quantities of the claim. It asks for a positive
+    mean weight of the embedding over the first third of the averages, a negative one over the last third (without the
+    last average), and off-diagonal weights that agree between seeds (mean correlation r: Fisher's z, jackknife over
+    seeds). Maps: row i is the average after block i, column j the source X_j, and X_0 the embedding; training starts
+    from 1 on the diagonal. Sketch: the paper describes weight on the diagonal and just beside it, a column at X_0 that
+    is positive early and negative late, and a triangle of large weights over the last blocks. Lower right: correlation
+    of the off-diagonal weights with those at the end; the paper has its final pattern after 5000 of 40,000 steps. To
+    see: whether the paper's pattern appears in all seeds, and when. The CSV has all schemes.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     models = compared_runs(results, runs).drop_duplicates("run")

@@ -56,25 +56,27 @@ _GAIN_CLAIMS = {
 _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
 
 
-def _models(results: Results, runs: Sequence[str]) -> tuple[DataFrame, DataFrame]:
-    """Return a row per compared run (`compared_runs`), with the label of its text, and the losses by seed."""
+def _models(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per compared run (`compared_runs`), with the label of its text."""
     models = compared_runs(results, runs).drop_duplicates("run", ignore_index=True).drop(columns="seed")
-    models = models.assign(_text=data_set_labels(models["data.name"], results.scale).replace(TABLE_LABELS))
-    return models, held_out_losses(results, STUDY, models["run"])
+    return models.assign(_text=data_set_labels(models["data.name"], results.scale).replace(TABLE_LABELS))
 
 
-def _minus(models: DataFrame, losses: DataFrame, a: str, b: str, name: str, shared: Sequence[str]) -> DataFrame:
+def _minus(results: Results, models: DataFrame, a: str, b: str, name: str, shared: Sequence[str]) -> DataFrame:
     """Return a row per model and per seed: the loss, the `shared` columns, and `name`, the loss of the run in column
-    `a` minus the loss of the run in column `b`. `name` is 0 if both are one run.
+    `a` minus the loss of the run in column `b`, with the interval that verdicts use. One of the columns is `base`. If
+    both are one run, `name` is 0, and the seeds have no `_series`, since they have no spread around themselves.
     """
-    shared = ["source", "variant", "layers", "tokens", *shared]
+    shared = ["source", "variant", "layers", "tokens", "base", *shared]
+    losses = held_out_losses(results, STUDY, models["run"])
     means = means_by_run(losses).drop(columns=["source", "variant", "layers", "tokens"])
     rows = with_seeds(means.merge(models.assign(source="ours")[["run", *shared]], on="run"), losses, shared)
     minus = differences(losses, models.assign(_of=models["run"])[["_of", a, b]], a, b, name)
     minus = minus.reindex(columns=["_of", "part", "seed", *expand_columns(f"{name}[]")])
     rows = rows.merge(minus.rename(columns={"_of": "run"}), "left", ["run", "part", "seed"])
-    same = rows["run"].isin(models.loc[models[a] == models[b], "run"]) & rows["part"].eq("mean")
-    return rows.assign(**{name: rows[name].mask(same, 0.0)})
+    is_base, mean = rows["run"].eq(rows["base"]), rows["part"].eq("mean")
+    rows = rows.assign(_series=rows["variant"].where(~is_base | mean), **{name: rows[name].mask(is_base & mean, 0.0)})
+    return with_pooled(rows, results, STUDY, a, b, name)
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
@@ -93,29 +95,25 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     with depth, so the figure gives no equivalent depth. Published: 378 to 676 million parameters (OpenWebText2, 40k
     steps).
     """
-    models, losses = _models(results, runs)
+    models = _models(results, runs)
     group = ["regime", "tokens"]
     several = models.groupby(group)["layers"].transform("nunique") > 1
     models = models[several | (not several.any())]
     base = models[models["variant"] == TRANSFORMER].drop_duplicates(group).set_index(group)["run"].rename("base")
-    ours = _minus(models.join(base, on=group), losses, "run", "base", _DEEPER, ["_text", "base"])
-    ours = with_pooled(ours, results, STUDY, "run", "base", _DEEPER).rename(columns={"base": "_base"})
-    published = tables.published_depths().assign(part="mean", _text="OpenWebText2")
+    ours = _minus(results, models.join(base, on=group), "run", "base", _DEEPER, ["_text"]).drop(columns="base")
+    published = tables.published_depths().assign(
+        part="mean", _text="OpenWebText2", _series=lambda rows: rows["variant"]
+    )
     published[_DEEPER] = np.log(published["perplexity"] / published["perplexity"].iloc[0])
     rows = pd.concat([ours, published], ignore_index=True)
     count = rows["tokens"].map(lambda count: f", {format_count(count)} tokens", "ignore").fillna("")
-    series = rows["variant"].where(rows["variant"].isin([TRANSFORMER, DENSE]) & ~_seeds_of_base(rows, "_base"))
+    series = rows["_series"].where(rows["_series"].isin([TRANSFORMER, DENSE]))
     rows = rows.assign(_panel=rows["_text"] + count, _series=series)
     rows = rows.sort_values(["source", "layers"], kind="stable", ignore_index=True)
     for panel, points in rows[rows["_series"].eq(TRANSFORMER) & rows["part"].eq("mean")].groupby("_panel"):
         if points[f"{_DEEPER}_low"].iloc[-1] < 0 < points[f"{_DEEPER}_high"].iloc[-1]:
             rows["_panel"] = rows["_panel"].replace(panel, f"{panel}\n(depth alone: no clear gain)")
     return rows
-
-
-def _seeds_of_base(rows: DataFrame, base: str) -> "Series[bool]":
-    """Return the mask of the seeds of the run in column `base`, which have no spread around themselves."""
-    return rows["run"].eq(rows[base]) & rows["part"].eq("seed")
 
 
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
@@ -143,12 +141,12 @@ def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Extra time of a full forward pass and gain in held-out loss, both against the shallowest timed Transformer of the
     same source, after Fig. 3 of DenseFormer (arXiv:2402.02622). The gain is paired by seed. Times are ratios of medians
-    over repetitions, measured in turns on one machine. Right: Table 1 of the paper, where the gain is a difference of
-    ln perplexity and the lines join models of 48 to 90 blocks. To see: on the right, a model is better than deeper
-    Transformers at equal time if it is above their line. Our deeper Transformers are not timed, so on the left there is
-    no such line, and no trade-off: only the gain and the extra time of each scheme. Both panels have the same axes.
+    over repetitions, measured in turns on one machine. Right: Table 1 of the paper, as differences of ln perplexity;
+    lines join models of 48 to 90 blocks. To see: on the right, a model above the line of the Transformers is better
+    than a deeper Transformer at equal time. Our deeper Transformers are not timed, so on the left there is no such
+    line, and no trade-off: only the gain and the extra time of each scheme.
     """
-    models, losses = _models(results, runs)
+    models = _models(results, runs)
     kind, group = ["variant", "layers", "spec.model.width"], ["regime", "tokens"]
     timed = load_runs(results, STUDY).drop_duplicates("run")[["run", *kind]].merge(tables.speeds(results), on="run")
     timed = timed.rename(columns={"run": "_timed"}).drop_duplicates(kind)  # the learning rate does not change the time
@@ -164,11 +162,10 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     models["slower_percent"] = 100 * (models[_TIME] / models["_base_time"] - 1)
     for end in ("low", "high"):
         models[f"slower_percent_{end}"] = 100 * (models[end] - 1)
-    shared = ["base", "_base", _TIME, *expand_columns("slower_percent[]")]
-    ours = _minus(models, losses, "base", "run", _GAIN, shared)
-    ours = with_pooled(ours, results, STUDY, "base", "run", _GAIN)
+    shared = ["_base", _TIME, *expand_columns("slower_percent[]")]
+    ours = _minus(results, models, "base", "run", _GAIN, shared)
     alone = len(models[models["variant"].eq(TRANSFORMER)]) == 1
-    published = tables.published_depths().assign(part="mean")
+    published = tables.published_depths().assign(part="mean", _series=lambda rows: rows["variant"])
     published[_TIME] = 1 / published.pop("inference_batches_per_s")
     published["slower_percent"] = 100 * (published[_TIME] / published[_TIME].iloc[0] - 1)
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
@@ -177,7 +174,7 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     panels = {"ours": f"ours, {depths} blocks" + " (deeper: not timed)" * alone,
               "published": "above the black line: better at equal time"}  # fmt: skip
     return rows.assign(
-        _series=rows["variant"].where(rows["variant"].isin(models["variant"]) & ~_seeds_of_base(rows, "base")),
+        _series=rows["_series"].where(rows["variant"].isin(models["variant"])),
         _panel=rows["source"].map(panels),
         _untimed=f"; {', '.join(f'{layers:.0f}' for layers in untimed)} blocks: not timed" * bool(untimed),
         **{end: rows[end].where(rows["part"].eq("mean")) for end in ends},
@@ -205,12 +202,12 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     compared = pairs["run"].isin(compared_runs(results, runs)["run"]) | pairs["setting"].eq("modern")
     pairs = pairs[compared & pairs["variant"].eq(DENSE) & pairs["gain_nats"].notna()].astype({"tokens": float})
-    keys = ["layers", "tokens", "run", "plain"]
+    keys, pooled = ["layers", "tokens", "run", "plain"], expand_columns("gain_nats[]+")[3:]
     pairs["_text"] = data_set_labels(pairs["data.name"], results.scale)
     rows = differences(held_out_losses(results, STUDY), pairs[keys], "plain", "run").merge(
-        pairs[["run", "plain", "setting", "plain_learning_rate", "verdict", "_text", *_POOLED]], on=["run", "plain"]
+        pairs[["run", "plain", "setting", "plain_learning_rate", "verdict", "_text", *pooled]], on=["run", "plain"]
     )
-    rows = rows.rename(columns=dict(zip(_POOLED, expand_columns("difference_nats[]+")[3:], strict=True)))
+    rows = rows.rename(columns=dict(zip(pooled, expand_columns("difference_nats[]+")[3:], strict=True)))
     published, limits = tables.published_pairs().query("gain_nats == gain_nats"), dict[str | None, float]()
     arms = {LONG: "dense_long", DEPTH: "dense"}
     first = published.sort_values("layers").drop_duplicates("regime")["gain_nats"]
@@ -258,9 +255,6 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
         rows = pd.concat([rows, change.assign(**values).drop(columns="difference_nats_pooled")])
     claims = claim_words(verdicts, _GAIN_CLAIMS)
     return pd.concat([rows, published], ignore_index=True).assign(_style=DENSE, _claims=claims)
-
-
-_POOLED = ["gain_nats_pooled_low", "gain_nats_pooled_high"]
 
 
 def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
