@@ -1,6 +1,7 @@
 """Held-out loss of averages over depth, by depth, time, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -117,11 +118,17 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
-    """Write the number of blocks at published points, and share the y axis of the first panel."""
-    for row in rows[rows["source"].eq("published")].itertuples():
-        below, colour = row.variant == TRANSFORMER, ink(plot_style(str(row.variant))["color"])
-        axes.annotate(f"{row.layers:.0f}", (row.slower_percent, row.gain_over_shallowest_nats), (4, -10) if below else
-                      (0, 5), textcoords="offset points", color=colour, fontsize=7)  # fmt: skip
+    """Write our values beside the points, the number of blocks at published points, and share the y axis of the first
+    panel.
+    """
+    points = rows[rows["part"].eq("mean") & rows["run"].ne(rows["base"])]
+    for source, variant, layers, *at in points[["source", "variant", "layers", "slower_percent", _GAIN]].to_numpy():
+        write = partial(axes.annotate, xy=at, textcoords="offset points", fontsize=7,
+                        color=ink(plot_style(variant)["color"]))  # fmt: skip
+        if source == "ours":
+            write(f"gain {at[1]:.3f}, {at[0]:.0f} % more time", xytext=(40, 0), va="center")
+        else:
+            write(f"{layers:.0f}", xytext=(4, -10) if variant == TRANSFORMER else (0, 5))
     first, limits = axes.figure.axes[0], axes.get_ylim()
     if axes is not first:
         limits = min(limits[0], first.get_ylim()[0]), max(limits[1], first.get_ylim()[1])
