@@ -122,11 +122,13 @@ def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
     panel.
     """
     points = rows[rows["part"].eq("mean") & rows["run"].ne(rows["base"])]
-    for source, variant, layers, *at in points[["source", "variant", "layers", "slower_percent", _GAIN]].to_numpy():
-        write = partial(axes.annotate, xy=at, textcoords="offset points", fontsize=7,
+    for source, variant, layers, time, gain in points[
+        ["source", "variant", "layers", "slower_percent", _GAIN]
+    ].to_numpy():
+        write = partial(axes.annotate, xy=(time, gain), textcoords="offset points", fontsize=7,
                         color=ink(plot_style(variant)["color"]))  # fmt: skip
         if source == "ours":
-            write(f"gain {at[1]:.3f}, {at[0]:.0f} % more time", xytext=(40, 0), va="center")
+            write(f"gain {gain:.3f}, {time:.0f} % more time", xytext=(40, 0), va="center")
         else:
             write(f"{layers:.0f}", xytext=(4, -10) if variant == TRANSFORMER else (0, 5))
     first, limits = axes.figure.axes[0], axes.get_ylim()
