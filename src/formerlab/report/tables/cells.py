@@ -128,6 +128,8 @@ class ClaimVerdict(NamedTuple):
     """Limits that the quantities must meet."""
     quantities: Mapping[str, Quantity | float] = {}
     """Quantities of the first item, by name."""
+    item_quantities: Mapping[str, Mapping[str, Quantity | float]] = {}
+    """Quantities by item and name."""
 
 
 def claim_verdicts(results: Results, study: str, *claims: str) -> dict[str, ClaimVerdict]:
@@ -172,8 +174,9 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
             for items in (verdict.items, verdict.counted)
         )
         runs -= of_items - of_counted
+    by_item = {item.item: item.quantities for item in verdict.items if item.item}
     quantities = verdict.items[0].quantities
-    return ClaimVerdict(word, frozenset(runs), tuple(why), text, items, label, interval, limits, quantities)
+    return ClaimVerdict(word, frozenset(runs), tuple(why), text, items, label, interval, limits, quantities, by_item)
 
 
 def with_verdicts(
