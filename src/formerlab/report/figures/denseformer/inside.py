@@ -330,13 +330,13 @@ def _show_cosines(axes: Axes, rows: DataFrame) -> None:
     columns=3, height=1.8
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
-    """Flow of information over depth, at one depth. Left: mean cosine between the representation Y_i that each block
-    passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). Middle: the cosine of
-    DenseFormer minus the cosine of the Transformer, paired by seed. Right: increase in held-out loss if the smallest
-    mixing weights are dropped after training, after Fig. 7. In the paper perplexity rises sharply beyond 15 % (dotted).
-    Dashed: the loss of the Transformer minus the loss of 1x1. To see: how much of the embedding remains after each
-    block. In the paper a DenseFormer stays near it over most of its depth, and the plain Transformer leaves it early.
-    The paper prints no numbers. The CSV also has larger fractions.
+    """Flow of information through the blocks, for models of one depth. Left: mean cosine between the representation Y_i
+    that each block passes on and the embedding X_0, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). Middle: the
+    cosine of DenseFormer minus the cosine of the Transformer, paired by seed. Right: increase in held-out loss if the
+    smallest mixing weights are dropped after training, after Fig. 7. In the paper perplexity rises sharply beyond 15 %
+    (dotted). Dashed: the loss of the Transformer minus the loss of 1x1. To see: how much of the embedding remains after
+    each block. In the paper a DenseFormer stays near it over most of its depth, and the plain Transformer leaves it
+    early. The paper prints no numbers. The CSV also has larger fractions.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = _at_common_depth(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)

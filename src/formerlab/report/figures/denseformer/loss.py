@@ -14,7 +14,7 @@ from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.quantity import Quantity
 from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.marks import embolden_claims
-from formerlab.report.names import TABLE_LABELS, data_set_labels
+from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     DENSEFORMER,
@@ -60,7 +60,7 @@ _BARS = "thick bars: 95 % interval, as used for verdicts; thin: Student t"
 def _models(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per compared run (`compared_runs`), with the label of its text."""
     models = compared_runs(results, runs).drop_duplicates("run", ignore_index=True).drop(columns="seed")
-    return models.assign(_text=data_set_labels(models["data.name"], results.scale).replace(TABLE_LABELS))
+    return models.assign(_text=data_set_labels(models["data.name"], results.scale))
 
 
 def _minus(results: Results, models: DataFrame, a: str, b: str, name: str, shared: Sequence[str]) -> DataFrame:
