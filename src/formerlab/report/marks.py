@@ -256,17 +256,7 @@ def _forest(
         _plot(axes, panel, means, seeds, panel.x, "_at")
     published = means[means["source"].eq("published")]
     alone = set(published[panel.y]) - set(means.drop(published.index)[panel.y])
-    for name, at in zip(published[panel.y], published["_at"], strict=True):
-        middle, half = (names.index(name), 0.5) if name in alone else (at, 0.11)
-        axes.axhspan(middle - half, middle + half, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
-    limits = means.reindex(columns=[panel.y, f"{panel.x}_limit", f"{panel.x}_met"])
-    for name, limit, met in limits.dropna(subset=f"{panel.x}_limit").to_numpy():
-        rows = names.index(name) - 0.45, names.index(name) + 0.45
-        axes.vlines([end for end in (limit, met) if np.isfinite(end)], *rows, color=GREY, linestyle="--", linewidth=1)
-        if pd.notna(met):
-            ends = axes.get_xlim()
-            axes.fill_betweenx(rows, limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=-1)
-            axes.set_xlim(ends)
+    _shade_rows(axes, panel, means, names, alone)
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     colours = y_colours or {name: panel.plot_style(str(name), rows)["color"] for name, rows in means.groupby(panel.by)}
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
@@ -278,6 +268,32 @@ def _forest(
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         plain = partial(np.format_float_positional, trim="-")
         axes.xaxis.set_major_formatter(lambda value, _: plain(round(value, 9)).replace("-", "\N{MINUS SIGN}"))
+
+
+def _shade_rows(axes: Axes, panel: "Panel", means: DataFrame, names: list[Any], alone: set[Any]) -> None:
+    """Draw the ground of published values, the limits of claims, and the ground of the values of ours that meet them.
+
+    `alone` has the rows that only published values have.
+    """
+    published = means[means["source"].eq("published")]
+    bottoms = {name: names.index(name) - 0.45 for name in names}  # of the ground of our marks
+    ours = means.drop(published.index).groupby(panel.y)["_at"].min()
+    for name, highest in published.groupby(panel.y)["_at"].max().items():
+        bottom, top = names.index(name) - 0.5, names.index(name) + 0.5
+        if name not in alone:
+            bottom, top = bottom + 0.05, highest + 0.3 * (ours[name] - highest)
+            bottoms[name] = top
+        axes.axhspan(bottom, top, color=PUBLISHED_GROUND, linewidth=0, zorder=0)
+    limits = means.reindex(columns=[panel.y, f"{panel.x}_limit", f"{panel.x}_met"])
+    for name, limit, met in limits.dropna(subset=f"{panel.x}_limit").to_numpy():
+        rows = names.index(name) - 0.45, names.index(name) + 0.45
+        axes.vlines([end for end in (limit, met) if np.isfinite(end)], *rows, color=GREY, linestyle="--", linewidth=1)
+        if pd.notna(met):
+            ends = axes.get_xlim()
+            axes.fill_betweenx(
+                (bottoms[name], rows[1]), limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=-1
+            )
+            axes.set_xlim(ends)
 
 
 def embolden_claims(axes: Axes, rows: DataFrame) -> None:

@@ -17,7 +17,7 @@ from formerlab.report.runs import (
     seed_notes,
     validation_losses,
 )
-from formerlab.report.style import NARROW
+from formerlab.report.style import BETTER, NARROW, wrap
 from formerlab.report.tables import vision as tables
 from formerlab.report.tables.cells import (
     claim_rows,
@@ -99,11 +99,10 @@ def _with_error_ratio(
 
 @plot(reads="test.csv floors.csv", draw=layout(
     Panel(_RATIO, "_label", by="_series", kind="forest", facet="_question", zero=1.0, name="legend",
-          same_limits="x", finish=embolden_claims,
-          xlabel="error rate, first model / second model\n(left of 1: the first model is better)"),
+          same_limits="x", finish=embolden_claims, xlabel=f"error rate, first / second\n({BETTER})"),
     notes=lambda rows: [note.rstrip(".") + f"; {rows['_vit'].iloc[0]}bold: a claim uses the row; green: meets it."
                         for note in seed_notes(rows)[:1]] + seed_notes(rows)[1:],
-    columns=1, order="_rank"
+    columns=1, order="_rank", width=NARROW
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Error rates on test images (top-1) of pairs of models, first / second, after Tables 2 and 4 of Tokenformer
@@ -133,9 +132,12 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     claims = claim_verdicts(results, tables.STUDY)
     pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
     words = [next((claim.word for claim in claims.values() if {*pair} <= claim.runs), None) for pair in pairs]
+    names = rows["model"].str.replace("\n", " ").str.replace(" minus ", " / ")
+    asked = limits.gt(1).map({True: "not worse: ", False: "better: "}).where(limits.notna(), "")
+    asked = asked.groupby(names).transform("max")
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
-        _label=rows["model"].str.replace("\n", " ").str.replace(" minus ", " / "),
+        _label=[wrap(name, 24) for name in asked + names],
         _question=rows["question"].mask(rows["question"].eq(tables.GROWTH)).str.replace(", minus ", ", over "),
         _series=("the paper, " + size).fillna("ours"),
         _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),

@@ -5,6 +5,7 @@ Published costs are TPU hours read from the figures; published perplexities are 
 
 import re
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,11 +76,19 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
     means = rows[rows["seed"].isna()].dropna(subset="_at").drop_duplicates("run").set_index("run")
     for run, point in means[means["parent"].isin(means.index) & means["series"].ne(_FURTHER)].iterrows():
         ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
-        arrow(axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":", shrinkB=5)
+        arrow(
+            axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":", shrinkA=6, shrinkB=10
+        )
     for x, y, ratio, relative in means.dropna(subset="_ratio")[["_at", "loss_nats", "_ratio", "_relative"]].to_numpy():
-        arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=5)
-        write(f"{ratio:.2g} times\nthe cost", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
-              color=GREY)  # fmt: skip
+        arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=9, shrinkB=5)
+        write(
+            f"{ratio:.2g}\N{MULTIPLICATION SIGN}",
+            ((x * relative / ratio) ** 0.5, y),
+            (0, -3),
+            ha="center",
+            va="top",
+            color=GREY,
+        )
     for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
         write(PARENT, (x, y), (0, 9), ha="center", color=ink(plot_style(PARENT)["color"]))
     lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy()
@@ -107,9 +116,12 @@ def draw_cost(data: DataFrame) -> Figure:
     data.attrs["marks"] = {"bars", "dots"}
     notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
     top = bool(len(ratios)) * (0.25 * len(ratios) + 0.85)
-    height = top + 4.08
+    height = top + 4.22
     figure = Figure((WIDEST, height), label=" ".join(notes))
-    note = f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}"
+    note = (
+        f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}; the learning rates of the Transformers "
+    )
+    note += "and of the parent end at a tenth of the peak, all others at zero"
     figure.text(0.012, 0.03 / height, with_claims(note, data, 111), color=GREY, fontsize=7)
     if len(ratios):
         panel = Panel("flops_ratio", "_row", by="_row", style="series", kind="forest", log="x", zero=1.0)
@@ -117,21 +129,26 @@ def draw_cost(data: DataFrame) -> Figure:
         axes = figure.add_axes((1.9 / WIDEST, (height - 0.3 - tall) / height, 3.4 / WIDEST, tall / height))
         mark(axes, panel, ratios, {})
         axes.set(title="Cost ratio at equal loss (dashed: the claim, at most 0.5)",
-                 xlabel="FLOPs with all ancestors, divided by the FLOPs of a Transformer of equal loss")  # fmt: skip
+                 xlabel=f"FLOPs with all ancestors / FLOPs of a Transformer of equal loss ({BETTER})")  # fmt: skip
         _write_ratios(axes, ratios)
-    for panel, source, x, wide, words in (
+    drawn = list[Any]()
+    for panel, source, x, words in (
         (_losses("_relative", log="x", finish=_write_models, unit="_line",
                  title="Ours"), "ours",
-         0.8, 2.9, "FLOPs with all ancestors\n(largest Transformer = 1)"),
+         0.65, "FLOPs with all ancestors\n(largest Transformer = 1)"),
         (_losses("_relative", log="x", name="inside", title="", ylabel="ln perplexity", finish=_write_models),
-         "published", 5.2, 1.72, "TPU v4 hours\n(largest Transformer = 1)"),
+         "published", 4.6, "TPU v4 hours\n(largest Transformer = 1)"),
     ):  # fmt: skip
         rows = data[data["source"].eq(source) & data["_series"].notna()]
-        axes = figure.add_axes((x / WIDEST, 1.14 / height, wide / WIDEST, 2.6 / height))
+        axes = figure.add_axes((x / WIDEST, 1.28 / height, 2.3 / WIDEST, 2.6 / height))
         labels = mark(axes, panel, rows, {})[0] if len(rows) else []
+        drawn.append((axes, labels))
         axes.set(xlabel=words, ylabel=panel.ylabel)
         axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
-        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 14)
+    ends, limits = [axes.get_xlim() for axes, _ in drawn], [axes.get_ylim() for axes, _ in drawn]
+    for (axes, labels), (_, top) in zip(drawn, limits, strict=True):  # equal scales, so that slopes can be compared
+        axes.set(xlim=(np.min(ends), np.max(ends)), ylim=(top - np.ptp(limits, axis=1).max(), top))
+        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 13)
     return figure
 
 
@@ -141,8 +158,8 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line. Bars:
     the interval of the verdict. Its low end is extrapolated beyond the black line, and two of the three Transformers on
     the line have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the Tokenformer
-    from scratch (moved to the right) and the parent trained further have the same cost. The rates of the Transformers
-    and of the parent end at a tenth of the peak, all others at zero. Hollow: the paper's models, which are a thousand
+    from scratch (moved to the right) and the parent trained further have the same cost. Both panels have the
+    same scales. Hollow: the paper's models, which are a thousand
     times larger. Their ratio is 0.40 to 0.42, because the paper prints two values of one perplexity. To see: growing
     saves cost if its mark is to the left of the black line. The CSV also has the smallest Transformer with a rate to
     zero, and tokenformer_envelope the other stages and ways to grow.
