@@ -15,7 +15,7 @@ PROMPT = runpy.run_path(str(EXAMPLES / "prune_a_model.py"))["PROMPT"]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(monkeypatch, capsys, unchecked_shapes):
     """Return a function that runs an example as a script and returns its output."""
 
     def run(name, *words):

@@ -27,6 +27,8 @@ CASES = [(model, "full") for model in MODELS] + [(model, "decay") for model in M
 CASES += [("transformer", policy.kind) for policy in POLICIES if policy.kind != "decay"]
 PROMPT, TOKENS = 9, 40
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
 
 def decoder(kind):
     """Return a model whose attention is so uneven that pruning changes its output."""
@@ -89,7 +91,6 @@ def test_a_cache_can_be_used_after_static_steps():
     torch.testing.assert_close(StaticStep(model, other, 1)(token), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("kind", "cache"), [case for case in CASES if case[1] in ("full", "decay", "keydiff")])
 def test_many_tokens_need_one_graph(kind, cache):
     count = 200 if kind == "transformer" and cache != "keydiff" else TOKENS
@@ -109,7 +110,6 @@ def test_many_tokens_need_one_graph(kind, cache):
     assert not counters["recompiles"]
 
 
-@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("kind", "cache"), [("transformer", "full"), ("denseformer", "decay")])
 def test_a_compiled_step_launches_few_kernels_per_layer(kind, cache):
     """A copy of a buffer of keys or values would launch another kernel."""

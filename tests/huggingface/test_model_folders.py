@@ -78,8 +78,15 @@ torch.save(results, sys.argv[3])
 """
 
 
-def test_an_exported_model_loads_without_this_package(tmp_path):
-    """A process that cannot import the package computes the same logits and tokens as this process."""
+def test_exported_models_load_without_this_package_and_the_documented_calls_do_not_prompt(tokenizer, tmp_path):
+    """A process that cannot import the package computes the same logits and tokens as this process.
+
+    Without `trust_remote_code` transformers asks whether to run the folder's code, also for the tokenizer.
+    """
+    page = (Path(__file__).parents[2] / "docs/existing_models.md").read_text()
+    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if '"plain-4"' in block]
+    fail_at_prompt = "\nimport builtins, os\nbuiltins.input = lambda *_: os._exit(3)\n"
+    save_folder(build(**VARIANTS["plain"]).float(), tokenizer, tmp_path / "plain-4", end_of_text=0)
     prompt, expected = tokens(1, 20), {}
     torch.save(prompt, tmp_path / "prompt.pt")
     for number, (name, fields) in enumerate((VARIANTS | NATIVE).items()):
@@ -90,12 +97,14 @@ def test_an_exported_model_loads_without_this_package(tmp_path):
             expected[str(tmp_path / f"model_{number}")] = name, model(prompt), list(generated)
     arguments = [torchvision_shim.__file__, tmp_path / "prompt.pt", tmp_path / "results.pt", *expected]
     process = subprocess.run(
-        [sys.executable, "-I", "-c", SCRIPT, *arguments],
+        [sys.executable, "-I", "-c", SCRIPT + fail_at_prompt + example, *arguments],
         capture_output=True,
         text=True,
+        cwd=tmp_path,
         env=os.environ | {"HF_HOME": str(tmp_path)},
     )
     assert process.returncode == 0, process.stderr
+    assert "the dog ran to" in process.stdout
     for folder, (kind, logits, generated) in torch.load(tmp_path / "results.pt").items():
         name, expected_logits, expected_tokens = expected[folder]
         assert kind == (name.partition(",")[0] if name in NATIVE else "FormerlabForCausalLM")
@@ -119,24 +128,6 @@ def test_a_folder_has_the_keys_of_transformers_4_and_5(tokenizer, tmp_path):
     imported = set(", ".join(re.findall(r"^from transformers\S* import (.*)", code, re.MULTILINE)).split(", "))
     in_both = {"PretrainedConfig", "PreTrainedModel", "GenerationMixin", "CausalLMOutputWithPast"}
     assert imported == in_both | {"Cache", "DynamicCache", "StaticCache"}
-
-
-def test_the_documented_calls_do_not_prompt(tokenizer, tmp_path):
-    """Without `trust_remote_code` transformers asks whether to run the folder's code, also for the tokenizer."""
-    page = (Path(__file__).parents[2] / "docs/existing_models.md").read_text()
-    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if '"plain-4"' in block]
-    head = SCRIPT.partition("import torch\n")[0]
-    fail_at_prompt = "import builtins, os\nbuiltins.input = lambda *_: os._exit(3)\n"
-    save_folder(build(**VARIANTS["plain"]).float(), tokenizer, tmp_path / "plain-4", end_of_text=0)
-    process = subprocess.run(
-        [sys.executable, "-I", "-c", head + fail_at_prompt + example, torchvision_shim.__file__],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"HF_HOME": str(tmp_path)},
-    )
-    assert process.returncode == 0, process.stderr
-    assert "the dog ran to" in process.stdout
 
 
 def load_folder(folder):

@@ -71,6 +71,7 @@ def padded(count=20):
     return tokens(len(PADDED), count), mask
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_match_our_cache(kind, models):
     model, wrapped, text = models[kind], CausalLM(build(kind)), tokens(1, 20)
@@ -88,6 +89,7 @@ def test_greedy_tokens_match_our_cache(kind, models):
     assert torch.equal(generated(model, text), unpruned)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("kind", ["opt", "llama"])
 def test_full_does_not_change_generation(kind, models):
     model, (text, mask) = models[kind], padded()
@@ -125,6 +127,7 @@ def test_each_row_retains_its_own_protected_prompt(models):
         generated(model, text, attention_mask=mask)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("kind", ["opt", "llama"])
 def test_beams_and_samples_match_generation_without_a_cache(kind, models):
     """Without a cache every step reads the whole text, so positions cannot be wrong."""
@@ -179,6 +182,7 @@ def formerlab_model(position, context=48):
     return FormerlabForCausalLM(FormerlabConfig(spec=spec.to_dict())).double().eval()
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("position", [Rotary(fraction=0.5), Learned()], ids=lambda position: position.kind)
 def test_formerlab_models_in_transformers_are_pruned(position):
     model, (text, mask) = formerlab_model(position), padded()

@@ -192,6 +192,7 @@ def test_a_skipped_or_repeated_block_gives_an_error_with_the_block_index(spec):
             mixer.mix(index, x, history)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @every_mixer
 def test_torch_func_matches_plain_calls(spec):
     mixer, updates = built(spec, perturbed=True).double(), torch.rand(2 * LAYERS, WIDTH, dtype=torch.float64)

@@ -92,6 +92,7 @@ def test_no_token_sees_a_later_token(spec):
         assert sees.tolist() == [s <= t for s in range(11)]
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @every_option
 def test_closed_forms_match_pytorch_counts(spec):
     model = spec.build()

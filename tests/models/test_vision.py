@@ -65,6 +65,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("spec", MODELS, ids=label)
 def test_closed_forms_match_pytorch_counts(spec):
     model = spec.build()
