@@ -27,8 +27,6 @@ from formerlab.report.style import BLACK, GREY, WIDEST, PlotStyle, ink, plot_sty
 from formerlab.results.read import Results
 
 STUDY = "decay"
-STYLES = {"_marker": ["H", "D"], "_color": ["#8C8C8C", GREY], "_linestyle": ["--", "-"]}
-"""Plot styles of pruned caches, the smallest cache first."""
 SHORT = {"needle_single_512": "", "needle_multikey_512": "one of four numbers: "}
 """Tasks with texts of 512 tokens, and the beginning of the labels of their rows."""
 MISSED = "#e4e4e4"
@@ -39,38 +37,48 @@ def _notes(rows: DataFrame) -> list[str]:
     device, threads = rows[["device", "threads"]].iloc[0]
     machine = f"{device}, threads: {threads:.0f}" if isinstance(device, str) else "unknown machine"
     cases, policies = ("; ".join(rows[name].unique()) for name in ("_case", "_policies"))
-    return [f"{cases}; lines: mean of {policies} (medians of {rows['repetitions'].min():.0f} repetitions), "
-            f"bars: from their lowest to their highest quartile; {machine}; times: at {rows['length'].max():g} "
-            "tokens."]  # fmt: skip
+    return [f"{cases}; bars: quartiles of {rows['repetitions'].min():.0f} repetitions, bands: lowest to highest "
+            f"quartile of {policies}; {machine}; times: at {rows['length'].max():g} tokens."]  # fmt: skip
+
+
+def _finish_speeds(axes: Axes, rows: DataFrame, name: str) -> None:
+    """Draw a band over all policies for each budget, and set the limits."""
+    for _, cells in rows[rows["budget"].ne(1)].groupby("budget"):
+        axes.fill_between(cells["length"], cells[f"{name}_least"], cells[f"{name}_most"], color=GREY, alpha=0.15, lw=0)
+    axes.set(ylim=(0, 2.05), yticks=np.linspace(0, 2, 5))
 
 
 def draw_decode(data: DataFrame) -> Figure:
-    """Draw the speeds of decoding and of reading the prompt by budget: mean of the policies and range of quartiles."""
+    """Draw the speeds of decoding and of reading the prompt by budget: lines of Decay, and bands over all policies."""
     data = data[data["policy"].ne("dynamic_cache")]
-    data = data.assign(prompt_speed=1 / data["prompt_ratio"], token_ms=1000 / data["tokens_per_s"])
-    pruned = data["budget"].ne(1)
-    keys = ["_case", "budget", "length", "device", "threads"]
-    data = data.assign(prompt_speed_low=1 / data["prompt_ratio_high"], prompt_speed_high=1 / data["prompt_ratio_low"])
-    columns = {f"{name}{end}": (f"{name}{end}", reduce) for name in ("speed_ratio", "prompt_speed")
-               for end, reduce in {"": "mean", "_low": "min", "_high": "max"}.items()}  # fmt: skip
-    columns |= {name: (name, "mean") for name in ("token_ms", "prompt_s")}
-    cells = data.groupby(keys, sort=False, dropna=False).agg(**columns, repetitions=("repetitions", "min"))
-    cells = cells.reset_index().assign(source="ours", _policies=", ".join(data.loc[pruned, "_policy"].unique()))
-    names = cells["budget"].map(lambda budget: "full cache" if budget == 1 else f"cache of {budget_text(budget)}")
+    ends = {
+        "prompt_speed": "prompt_ratio",
+        "prompt_speed_low": "prompt_ratio_high",
+        "prompt_speed_high": "prompt_ratio_low",
+    }
+    data = data.assign(**{name: 1 / data[ratio] for name, ratio in ends.items()}, token_ms=1000 / data["tokens_per_s"])
+    pruned, keys = data["budget"].ne(1), ["_case", "budget", "length"]
+    for name in ("speed_ratio", "prompt_speed"):
+        data[f"{name}_least"] = data.groupby(keys)[f"{name}_low"].transform("min")
+        data[f"{name}_most"] = data.groupby(keys)[f"{name}_high"].transform("max")
+    names = data.loc[pruned, "_policy"].unique()
+    line = next(iter(sorted(names, key=lambda name: not name.startswith("Decay"))), "")
+    cells = data[~pruned | data["_policy"].eq(line)].assign(source="ours", _policies=", ".join(names))
+    cells = cells.drop(columns="_released", errors="ignore")  # the case names the model
+    labels = cells["budget"].map(lambda budget: "full cache" if budget == 1 else f"{line}, {budget_text(budget)}")
     last = cells.groupby(["_case", "budget"])[["token_ms", "prompt_s"]].transform("last")
-    cells["_decoding"] = names + last["token_ms"].map(":\n{:.0f} ms per token".format)
-    cells["_reading"] = names + last["prompt_s"].map(":\n{:.1f} s".format)
-    cells["_style"] = "full"
-    for column, values in STYLES.items():
-        cells[column] = cells["budget"].rank(method="dense").map(dict(enumerate(values, 1))).where(cells["budget"] < 1)
+    cells["_decoding"] = labels + last["token_ms"].map(":\n{:.0f} ms per token".format)
+    cells["_reading"] = labels + last["prompt_s"].map(":\n{:.1f} s".format)
+    cells["_style"] = cells["policy"].map(scorer)
+    cells["_linestyle"] = np.where(cells["budget"].eq(cells["budget"].min()), "--", "-")
     case = "{_case}: " * (cells["_case"].nunique() > 1)
-    panel = partial(Panel, "length", facet="_case", ticks="{:g}".format, log="x", xlabel="prompt length (tokens)",
-                    finish=lambda axes, rows: axes.set(ylim=(0, 2.05), yticks=np.linspace(0, 2, 5)))  # fmt: skip
+    panel = partial(Panel, facet="_case", ticks="{:g}".format, log="x", xlabel="prompt length (tokens, log)",
+                    ylabel="speed (full cache = 1)")  # fmt: skip
     return layout(
-        panel("speed_ratio", by="_decoding", ylabel="speed (full cache = 1)",
-              title=f"{case}Decoding (higher: faster)"),
-        panel("prompt_speed", by="_reading", ylabel="speed (full cache = 1)",
-              title=f"{case}Reading the prompt (higher: faster)"),
+        panel("length", "speed_ratio", by="_decoding", title=f"{case}Decoding (higher: faster)",
+              finish=partial(_finish_speeds, name="speed_ratio")),
+        panel("length", "prompt_speed", by="_reading", title=f"{case}Reading the prompt (higher: faster)",
+              finish=partial(_finish_speeds, name="prompt_speed")),
         notes=_notes, height=1.9,
     )(cells)  # fmt: skip
 
@@ -78,10 +86,10 @@ def draw_decode(data: DataFrame) -> Figure:
 @plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     """Speed of decoding and of reading the prompt with pruned caches, against the length of the prompt. Speeds are
-    relative to the full cache in the same repetition. The policies differ by little, so a line is their mean. The
-    caches are measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a released
-    model. With every policy, a cache of 40 % holds 40 % of the bytes of the keys and values, plus the scores and
-    positions (decay_decode_table). The CSV has each policy, its quartiles, and DynamicCache, the full cache of the
+    relative to the full cache in the same repetition. The policies differ by little: lines show Decay, bands all of
+    them. The caches are measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a
+    released model. With every policy, a cache of 40 % holds 40 % of the bytes of the keys and values, plus the scores
+    and positions (decay_decode_table). The CSV has each policy, its quartiles, and DynamicCache, the full cache of the
     transformers library. No speeds were published. To see: at which lengths pruning saves more time than it takes.
     """
     rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
