@@ -238,7 +238,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(
         _label=labels + ("\n" + notes).fillna(""),
         _group=groups,
-        _rank=(~claimed).astype(int),
+        _rank=-rows["layers"].where(claimed, -1.0),
         _brief=~other & ~modern,
         **{column: rows[column].mask(seeds) for column in expand_columns("difference_nats[]+")[3:]},
         verdict=words.mask(seeds),
