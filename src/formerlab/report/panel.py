@@ -105,11 +105,11 @@ class Panel:
         return [(panel, rows) for _, rows in data.groupby(self.facet, sort=False)]
 
     def plot_style(self, name: str, rows: DataFrame) -> PlotStyle:
-        """Return the plot style of a series; published points are hollow."""
+        """Return the plot style of a series; published points are hollow without `_markerfacecolor`."""
         first = rows.iloc[0]
         overrides = {key: first[f"_{key}"] for key in _STYLE_OVERRIDES if isinstance(first.get(f"_{key}"), str)}
         hollow = HOLLOW if rows["source"].eq("published").all() else {}
-        return plot_style(str(first.get(self.style, name))) | overrides | hollow
+        return plot_style(str(first.get(self.style, name))) | hollow | overrides
 
     def handles(self, rows: DataFrame) -> dict[str, Line2D]:
         """Return the legend handles of the series of these rows."""

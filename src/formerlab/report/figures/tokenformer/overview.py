@@ -7,11 +7,12 @@ from formerlab.report.figures.tokenformer.cost import tokenformer_cost
 from formerlab.report.overview import overview
 from formerlab.report.runs import seed_count
 from formerlab.report.studies.tokenformer import PARENT
+from formerlab.report.style import BETTER
 from formerlab.results.read import Results
 
 
 @plot(reads="test.csv", needs="annealed-random-*", within_regime=True, draw=overview(
-    "Cost of a Tokenformer, Transformer = 1", "times, at equal loss (left: cheaper)", 1.1, ratio=True
+    "Cost of a Tokenformer, Transformer = 1", f"FLOPs at equal loss ({BETTER})", 1.1, ratio=True
 ))  # fmt: skip
 def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     """Training cost of a grown Tokenformer in brief (arXiv:2410.23168): FLOPs with all ancestors, divided by the FLOPs
