@@ -5,6 +5,7 @@ last step, as the mean over seeds. Arms of claims that are the best of several r
 """
 
 import json
+import math
 from collections.abc import Sequence
 from functools import partial
 from textwrap import fill
@@ -139,7 +140,9 @@ def _write_search(axes: Axes, at: int, zero: int, search: DataFrame) -> None:
         axes.annotate, xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7
     )
     write(first["family"], (0, middle), (-200, 0), color=ink(plot_style(first["variant"])["color"]))
-    for words, side, x in ((first["_steps"], 0, -52), (f"{1000 * first['_best']:.3g}", 0, -8), (searched, 1, 40)):
+    power = math.floor(math.log10(first["_best"]))
+    rate = f"{first['_best'] / 10**power:.3g}e{power}"
+    for words, side, x in ((first["_steps"], 0, -52), (rate, 0, -8), (searched, 1, 40)):
         write(words, (side, middle), (x, 0), ha="right")
 
 
@@ -186,7 +189,7 @@ def draw_rates(data: DataFrame) -> Figure:
     axes.set(xlabel="learning rate relative to the best")
     axes.tick_params(axis="x", labelsize=7, rotation=0)
     axes.grid(visible=False)
-    for words, side, x in (("steps", 0, -52), ("best rate\n(0.001)", 0, -8), ("searched\n(% of run)", 1, 40)):
+    for words, side, x in (("steps", 0, -52), ("best rate", 0, -8), ("searched\n(% of run)", 1, 40)):
         axes.annotate(words, (side, 1), (x, 2), xycoords="axes fraction", textcoords="offset points", color=GREY,
                       ha="right", fontsize=7)  # fmt: skip
     for at, search in enumerate(rows):

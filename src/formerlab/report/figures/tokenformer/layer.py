@@ -20,7 +20,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 _EACH = "query, key, value,\noutput (each)"
 SCORES = {"l2_gelu": r"gelu$(\tau s / \|s\|)$"}
 """Formulas of score functions. Other score functions are shown by name."""
-_PATTENTION = {"facecolor": "#d9d9d9"}
+_PATTENTION = {"facecolor": "#cfe3f1"}
 _PLAIN = {"facecolor": "white"}
 _ROWS = 4
 """Number of rows drawn for the tokens of a stage in the formula."""
@@ -36,8 +36,10 @@ def draw(data: DataFrame) -> Figure:
     """Draw a block, a projection with the parameter tokens of every stage, and the token counts of each projection."""
     width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
     grown = ", then ".join(format_count(size, 3) for size in data["parameters_non_embedding"].unique())
-    note = f"Parameters without embedding: {grown}. Width {width} at every stage."
-    figure = Figure((WIDEST, 4.0), layout="constrained", label=note)
+    note = f"Parameters without embedding: {grown}; width {width} at every stage; tau is sqrt(n) or kept."
+    figure = Figure((WIDEST, 4.2), layout="constrained", label=note)
+    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
+    figure.text(0.012, 0.012, note.rstrip("."), color=GREY, fontsize=7)
     block, formula, counts = figure.subplots(1, 3)
     _draw_block(block, "feed-forward" in set(data["part"]))
     _draw_formula(formula, stages, width, SCORES.get(score, score))
@@ -79,10 +81,13 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
                 box(axes, x, row + 0.12, 1.4, 0.76, **_style(row // _ROWS))
         box(axes, x - 0.2, -0.1, 1.8, rows + 0.2, facecolor="none")
         axes.text(x + 0.7, rows + 0.3, f"{name}\nn x {width}", ha="center", va="bottom")
-    for x, words, side in ((0.3, f"x\n{width}", "right"), (9.6, f"$y =$\n$\\sum w_i v_i$\n{width}", "left")):
+    for x, words, side in (
+        (0.3, f"x,\n{width}\nnumbers", "right"),
+        (9.6, f"$y =$\n$\\sum w_i v_i$,\n{width}\nnumbers", "left"),
+    ):
         axes.text(x, rows / 2, words, ha=side, va="center")
     axes.text(4.9, 0.51 * rows, "n scores\ns = K x", ha="center", va="bottom", fontsize=7)
-    axes.text(4.9, 0.485 * rows, f"weights w =\n{score}", ha="center", va="top", fontsize=7)
+    axes.text(4.9, 0.485 * rows, f"w =\n{score}", ha="center", va="top", fontsize=7)
     for begin, end in ((0.4, 1.1), (2.9, 6.9), (8.7, 9.5)):
         arrow(axes, (begin, rows / 2), (end, rows / 2))
     axes.set(xlim=(-0.6, 12), ylim=(-0.03 * rows, 1.2 * rows))
