@@ -216,6 +216,19 @@ def test_the_cache_size_of_allocation_policies_is_the_mean_over_layers_without_p
     assert [row[4] for row in rows if row[0] != "full"] == [0.4, 0.4]
 
 
+def test_losses_of_eviction_after_every_token_are_the_losses_of_a_cache_that_evicts(model, stream):
+    windows = Windows(model, stream, 20, [1, 3], batch=2)
+    rows = [row for row in one_shot_losses([], windows, [Configuration(H2O(), 0.4)]) if row[0] != "full"]
+    assert {row[:6] for row in rows} == {("every_token(h2o)", None, 0.5, 0.4, 0.4, 10)}
+    for *_, window, count, loss in rows:
+        tokens = torch.from_numpy(stream[window * 20 : window * 20 + 21].astype("int64"))[None]
+        cache = PrunedCache(H2O(), 4, position=model.position)
+        with torch.no_grad():
+            steps = [model(tokens[:, step : step + 1], attend=cache, start=step)[0] for step in range(20)]
+        expected = torch.nn.functional.cross_entropy(torch.cat(steps)[10:], tokens[0, 11:]).item()
+        assert (count, loss) == (10, pytest.approx(expected, abs=1e-5))
+
+
 def test_one_shot_losses_average_the_tokens_after_the_prompt(model, stream):
     configurations = [Configuration(SnapKV(), 0.4), Configuration(Decay(), 1.0)]
     rows = list(one_shot_losses(configurations, Windows(model, stream, 20, [1, 3], batch=2)))

@@ -112,7 +112,7 @@ STAGES = {stage.name: stage for stage in (
                                       {"kept": "text"}),  # 1 for a visible key, otherwise 0
         "prune_score_trajectories.csv": table("scores of a group of tokens after a query",
                                               "group alpha query mean low high missed"),
-        "prune_one_shot.csv": table("a window whose first half is compressed in one shot",
+        "prune_one_shot.csv": table("a window whose first half is compressed, in one shot or after every token",
                                     f"{CONFIGURATION} realised_budget prompt window tokens loss_nats"),
     }, settings="pruning.prune.PruneSweep", models=("decoder", "released"), resumes=True),
     Stage("passkey", "retrieve a number hidden in a long text with a finished run, under cache policies", "run", {

@@ -7,10 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
+from jaxtyping import Float, Int
 from pydantic import AfterValidator, Field
+from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
+from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local, Simulation
+from formerlab.cache.budget import resolve_budget
 from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.data.manifest import MANIFEST
@@ -101,6 +104,9 @@ class PruneSweep(Measurement):
     """Policies for one-shot compression of a prompt (the first half of a window); losses are in prune_one_shot.csv."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Cache budgets of one-shot compression: fractions of the prompt (float) or numbers of keys (int)."""
+    every_token: tuple[Stepwise, ...] = ()
+    """Policies to compare with one-shot compression at the same budgets: they evict after every token of the prompt and
+    after it, as `prune` does in `generate`. Their names in prune_one_shot.csv have the form `every_token(h2o)`."""
 
     def batch_of(self, context: int) -> int:
         """Return the number of windows per forward pass, for windows of `context` tokens."""
@@ -228,34 +234,52 @@ def _row_functions(
         return [row for chosen, _ in results for row in chosen], [row for _, losses in results for row in losses]
 
     measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:], documents=documents)
-    one_shot = partial(one_shot_losses, compared)
+    every_token = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.every_token]
+    one_shot = partial(one_shot_losses, compared, every_token=every_token)
     return {
         "prune_masks.csv": partial(window_rows, "masks", sweep.mask_windows, min(batch, 16), measures),
         "prune_alphas.csv": lambda: calibrate_all()[0],
         "prune_calibrated.csv": lambda: calibrate_all()[1],
         "prune_mask_dumps.csv": dump_masks,
         "prune_score_trajectories.csv": partial(window_rows, "scores", sweep.score_windows, batch, score_trajectories),
-        "prune_one_shot.csv": partial(window_rows, "one shot", sweep.windows if compared else 0, batch, one_shot),
+        "prune_one_shot.csv": partial(
+            window_rows, "one shot", sweep.windows * bool(compared + every_token), batch, one_shot
+        ),
     }
 
 
-def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -> Iterator[Row]:
+def one_shot_losses(
+    configurations: Sequence[Configuration], windows: Windows, every_token: Sequence[Configuration] = ()
+) -> Iterator[Row]:
     """Yield the rows of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
 
-    The full cache comes first, as the baseline.
+    The full cache comes first, as the baseline. The configurations `every_token` evict after every token instead.
     """
     model, half = windows.model, windows.context // 2
     for indices, tokens in windows.batches():
         if tokens.shape[1] <= windows.context:
             continue  # the second half of a partial window is shorter
+        targets = tokens[:, half + 1 :]
         for configuration in (Configuration(Full(), 1.0), *configurations):
             full = isinstance(configuration.policy, Full)
             cache = KVCache() if full else CompressedCache(*configuration, position=model.position)
             with evaluating(model):
                 model(tokens[:, :half], attend=cache, last=1)
-                logits = model(tokens[:, half:-1], attend=cache, start=half)
-            targets = tokens[:, half + 1 :]
-            losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
+                losses = _mean_losses(model(tokens[:, half:-1], attend=cache, start=half), targets)
             retained = float(cache.mean_retained) / half if isinstance(cache, CompressedCache) else 1.0
-            for window, loss in zip(indices, losses.tolist(), strict=True):
+            for window, loss in zip(indices, losses, strict=True):
                 yield *configuration.cells(), retained, half, window, targets.shape[1], loss
+        for configuration in every_token:
+            keys = max(1, resolve_budget(configuration.budget, half))
+            simulation = Simulation(configuration.policy, keys, position=model.position, prompt=half)
+            with evaluating(model):
+                losses = _mean_losses(model(tokens[:, :-1], attend=simulation, last=targets.shape[1]), targets)
+            policy, *others = configuration.cells()
+            for window, loss in zip(indices, losses, strict=True):
+                yield f"every_token({policy})", *others, keys / half, half, window, targets.shape[1], loss
+
+
+def _mean_losses(logits: Float[Tensor, "batch time vocabulary"], targets: Int[Tensor, "batch time"]) -> list[float]:
+    losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
+    means: list[float] = losses.double().mean(1).tolist()
+    return means

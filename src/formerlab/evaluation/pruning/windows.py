@@ -40,7 +40,9 @@ class Configuration(NamedTuple):
 
     def row_key(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
         """Return the settings, policy and budget that identify the stored rows of this configuration."""
-        update: dict[str, Any] = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
+        update: dict[str, Any] = dict.fromkeys(
+            {"alphas", "one_shot", "every_token"} & type(settings).model_fields.keys(), ()
+        )
         update["policies"] = (self.policy,)
         return settings.model_copy(update=update), self.policy.to_dict(), self.budget
 
