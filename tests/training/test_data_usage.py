@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_runs import MODEL, interrupt_run, small, train_run
+from small_runs import MODEL, small, train_run
 
 from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
 from formerlab.tasks import LanguageModeling
@@ -85,13 +85,6 @@ def test_a_run_continues_the_first_data_set_after_a_run_on_a_second(data, other,
     assert third.epochs == pytest.approx(2 * 32 / (len(stream) - 1))
     assert third.epochs_cumulative == pytest.approx(3 * third.epochs)
     assert second.epochs_cumulative == second.epochs == pytest.approx(3 * 32 / (len(load_stream(other, "train")) - 1))
-
-
-def test_a_resumed_continued_run_reads_the_next_windows(data, tmp_path, monkeypatch, train_batches):
-    train_run(run("a"), data, tmp_path / "a")
-    interrupt_run(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
-    train_run(run("b", "a"), data, tmp_path / "b", tmp_path / "a")
-    assert [windows for windows, _ in train_batches] == expected_windows(data, run("a").task, range(8))
 
 
 def test_a_child_can_read_a_different_stretch_from_its_parent(data, tmp_path, train_batches):

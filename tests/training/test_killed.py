@@ -77,15 +77,6 @@ def out(tmp_path):
     return tmp_path / "results" / RUN.id
 
 
-def test_the_documented_command_trains(command, out, uninterrupted_hashes):
-    result = subprocess.run(
-        [sys.executable, "-m", "formerlab", *command], env=ENVIRONMENT, capture_output=True, text=True
-    )
-    assert (result.returncode, result.stdout) == (0, "")
-    assert "train study/run/seed3  step 12/12" in result.stderr
-    assert hashes(out) == uninterrupted_hashes
-
-
 @pytest.fixture(scope="module")
 def calls(processes, data, tmp_path_factory):
     """Return the number of calls of an uninterrupted run."""

@@ -88,6 +88,7 @@ def assert_matches_one_process(index, data, together, alone):
 def measure_as_one_of_two(rank, port, data, out):
     """Between two micro-batches a process stores only its shards of weights, gradients and moments."""
     join_process_group(rank, 2, port, sharded=True)
+    gc.freeze()  # the tensors of other tests are not counted
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
     sizes, micro_batch_context = [], processes.micro_batch_context
 
