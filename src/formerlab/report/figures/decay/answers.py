@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
@@ -36,7 +35,7 @@ from formerlab.report.studies.questions import (
     load_answers,
     task_label,
 )
-from formerlab.report.style import BLACK, GREY, NARROW, ink
+from formerlab.report.style import BLACK, ink
 from formerlab.report.tables.cells import ClaimVerdict, claim_verdicts, claim_words
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
@@ -90,38 +89,35 @@ REGAINED_FRACTION = 0.17
 
 
 def _mark_sets(axes: Axes, rows: DataFrame) -> None:
-    """Print the mean in bold with its interval, print sets at chance level in grey, and draw a line
-    between the sets of the article and other sets.
-    """
-    labels = axes.get_yticklabels()
-    first = rows[rows["_minus_h2o_limit"].notna()]
-    for label in labels:
-        label.set_fontweight("bold" if label.get_text() == _MEAN else "normal")
-        label.set_color(ink("#8C8C8C") if label.get_text().endswith("(chance)") else BLACK)
-    unpublished = [
-        name not in set(rows.loc[rows["source"].eq("published"), "_name"]) for name in map(Text.get_text, labels)
-    ]
-    if any(unpublished) and not all(unpublished):
-        axes.axhline(sum(unpublished) - 0.5, color=GREY, linewidth=0.6)
+    """Print the mean in bold with its interval, and sets at chance level in grey."""
+    names, first = [label.get_text() for label in axes.get_yticklabels()], rows[rows["_minus_h2o_limit"].notna()]
+    words = {}
     for value, low, high in first[[f"_{name}" for name in expand_columns("minus_h2o[]")]].to_numpy(dtype=float)[:1]:
-        words = f"{_MEAN}\n{with_interval(value, low, high, 'z.1f')}"
-        axes.set_yticks(axes.get_yticks(), [words if text == _MEAN else text for text in map(Text.get_text, labels)])
+        words[_MEAN] = f"{_MEAN}\n{with_interval(value, low, high, 'z.1f')}"
+    axes.set_yticks(axes.get_yticks(), [words.get(name, name) for name in names])
+    for name, label in zip(names, axes.get_yticklabels(), strict=True):
+        label.set_fontweight("bold" if name == _MEAN else "normal")
+        label.set_color(ink("#8C8C8C") if name.endswith("(chance)") else BLACK)
 
 
+_pairs = partial(
+    Panel, "_minus_h2o", "_name", by="_model", kind="forest", zero=0.0, name="legend",
+    xlabel="points (right: Decay is better)", finish=_mark_sets,
+)  # fmt: skip
 _draw_accuracy = layout(
-    Panel("_minus_h2o", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "pair"}, name="legend",
-          title="Decay minus H2O", xlabel="accuracy (points;\nright: Decay is better)", finish=_mark_sets),
+    _pairs(where={"_panel": "pair"}, title="Accuracy, Decay minus H2O"),
     Panel("_difference", "_name", by="_arm", kind="forest", zero=0.0, where={"_panel": "level"},
-          title="Mean of five minus full cache (triangle: H2O, square: Decay)", xlabel="accuracy (points)"),
+          title="Mean of five, minus full cache (triangle: H2O, square: Decay)", xlabel="points"),
+    _pairs(where={"_panel": "other"}, title="The same, other sets"),
     Panel("_excess", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "excess"},
-          title="Loss of Decay minus half of H2O's", xlabel="accuracy (points; left: Decay\nloses less than half)"),
-    notes=_accuracy_notes, wanted=("H2O", "Decay"), columns=1, width=NARROW, order="source run _order"
+          title="Accuracy lost by Decay minus half of H2O's", xlabel="points (left: less than half)"),
+    notes=_accuracy_notes, wanted=("H2O", "Decay"), order="source run _order"
 )  # fmt: skip
 
 
 def draw_accuracy(data: DataFrame) -> Figure:
-    """Draw Decay minus H2O for all models above, and below it the policies minus the full cache and the excess of
-    Decay's loss over half of H2O's.
+    """Draw at the left Decay minus H2O for all models, and at the right the policies minus the full cache and the
+    excess of Decay's loss over half of H2O's.
     """
     markers = data["_model"].map({"LLaMA-2-7B-chat": "D", "OPT-2.7B": "p"}).fillna("s")
     names = data["_model"] + data["source"].eq("published").map({True: " (published)", False: ""})
@@ -132,7 +128,9 @@ def draw_accuracy(data: DataFrame) -> Figure:
     levels = levels.assign(_panel="level", _name=models, _arm=levels["_series"] + ", " + models,
                            _marker=levels["_series"].str.startswith("H2O").map({True: "v", False: "s"}))  # fmt: skip
     excess = pairs[pairs["_name"].eq(_MEAN)].assign(_panel="excess")
-    pairs = pairs.assign(_panel="pair", _name=pairs["_name"].mask(pairs["_name"].str.startswith("mean of ARC"), _THREE))
+    in_article = pairs["_name"].isin(pairs.loc[pairs["source"].eq("published"), "_name"])
+    pairs = pairs.assign(_panel=in_article.map({True: "pair", False: "other"}),
+                         _name=pairs["_name"].mask(pairs["_name"].str.startswith("mean of ARC"), _THREE))  # fmt: skip
     return _draw_accuracy(pd.concat([pairs, levels, excess], ignore_index=True))
 
 
@@ -140,9 +138,9 @@ def draw_accuracy(data: DataFrame) -> Figure:
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. Hollow: the article's
     values, from other models and questions. H2O (half recent) and Decay 0.2 (none recent) retain 40 % of the tokens, or
-    the nearest budget. Sets below the line are not in the article; the mean of three (ARC-e, SciQ, BLiMP, on which H2O
+    the nearest budget. Other sets: not in the article; the mean of three (ARC-e, SciQ, BLiMP, on which H2O
     costs more) was chosen after the result. The suites are read from local files, with our own prompts; the released
-    model has weights in 4 bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. First dashed line: a
+    model has weights in 4 bits. The article gives no intervals, and no alpha for LLaMA-2-7B-chat. Dashed line: a
     quarter of the article's effect, scaled to the accuracy that H2O loses here. (chance): with the full cache our model
     is not above guessing, so the suite shows nothing about pruning. To see: whether the interval of the mean of five
     suites excludes zero. The CSV has each suite minus the full cache.

@@ -72,6 +72,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     table["text"] = with_text_and_model(table)
     full = table[table["configuration"].eq("Full")].groupby("text")["loss_nats"].max()
     names, windows = table["configuration"], table.groupby("text")["windows"].transform("max")
+    verdicts = claim_verdicts(results, STUDY, _LEAGUE_CLAIM)
     return table.assign(
         source="ours",
         _row=-windows,
@@ -79,9 +80,9 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
         _title=table["text"] + table["text"].map(full).map(", full cache {:.2f}".format),
         _style=table["policy"].map(pruning.scorer).mask(names.str.contains("half"), names),
         _linestyle=names.map({"Decay 0.2, half recent": "--"}),
-        _claims=claim_words(claim_verdicts(results, STUDY, _LEAGUE_CLAIM),
-                            {_LEAGUE_CLAIM: "Decay 0.2 beats protected random eviction"}),
-    )  # fmt: skip
+        _claims=claim_words(verdicts, {_LEAGUE_CLAIM: "Decay 0.2 beats protected random eviction"}),
+        verdict=names.map({"Random, protected": verdicts[_LEAGUE_CLAIM].word}),
+    )
 
 
 ALPHA_LABEL = "alpha (dotted: published)"

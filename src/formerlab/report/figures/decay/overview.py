@@ -27,5 +27,6 @@ def decay_overview(results: Results, runs: list[str]) -> DataFrame:
         "value": rows["_minus_h2o"],
         "low": rows["_minus_h2o_low"],
         "high": rows["_minus_h2o_high"],
+        "limit": rows["_minus_h2o_limit"],
         "_style": rows["_style"],
     })  # fmt: skip
