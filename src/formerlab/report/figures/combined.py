@@ -87,17 +87,14 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     label = label.str.replace("averages with ", "averages with\n")
     styles = {name: "DenseFormer 1x1" for name in ("averages", *PAIRS) if name.startswith("averages")}
     styles |= {"parameter tokens": "Tokenformer"} | {v: k for k, v in PRUNED.items()}
-    names = ["averages", "parameter tokens", *styles, INTERACTION]
+    names = [*dict.fromkeys(["averages", "parameter tokens", *styles, INTERACTION])]
     return rows.assign(
         **thousandths,
         _panel=np.select([of_cache & ~all_three, whole & rows["name"].isin(names)], ["caches", "models"], "none"),
         _label=label + "\n" + values.groupby([label, rows["text"]]).transform("first"),
         _interaction=interaction,
         _windows=results.rows("prune.csv", STUDY, runs)["window"].nunique(),
-        _order=rows["name"]
-        .map({name: at for at, name in reversed([*enumerate(names)])})
-        .fillna(-1)
-        .add(interaction * len(names)),
+        _order=rows["name"].map({name: at for at, name in enumerate(names)}).fillna(-1) + interaction * len(names),
         _color=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], GREY)),
         _marker=rows["name"].map(dict.fromkeys(rows.loc[interaction, "name"], "D")),
         _style=rows["name"].map(styles),

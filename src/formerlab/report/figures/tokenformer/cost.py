@@ -18,7 +18,7 @@ from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.quantity import Quantity
 from formerlab.report.marks import embolden_claims, mark
 from formerlab.report.panel import Panel, layout, setting, with_claims
-from formerlab.report.runs import TRANSFORMER, differences, held_out_losses, seed_notes
+from formerlab.report.runs import TRANSFORMER, differences, estimate, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     LENGTHS,
@@ -76,19 +76,12 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
     means = rows[rows["seed"].isna()].dropna(subset="_at").drop_duplicates("run").set_index("run")
     for run, point in means[means["parent"].isin(means.index) & means["series"].ne(_FURTHER)].iterrows():
         ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
-        arrow(
-            axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":", shrinkA=6, shrinkB=10
-        )
+        arrow(axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":", shrinkA=6,
+              shrinkB=10)  # fmt: skip
     for x, y, ratio, relative in means.dropna(subset="_ratio")[["_at", "loss_nats", "_ratio", "_relative"]].to_numpy():
         arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=9, shrinkB=5)
-        write(
-            f"{ratio:.2g}\N{MULTIPLICATION SIGN}",
-            ((x * relative / ratio) ** 0.5, y),
-            (0, -3),
-            ha="center",
-            va="top",
-            color=GREY,
-        )
+        write(f"{ratio:.2g}\N{MULTIPLICATION SIGN}", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
+              color=GREY)  # fmt: skip
     for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
         write(PARENT, (x, y), (0, 9), ha="center", color=ink(plot_style(PARENT)["color"]))
     lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy()
@@ -270,25 +263,24 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     unmet = "; ".join(name for text, name in _CONDITIONS.items() if text in reasons)
     beats, shrinks = verdicts.values()
     if isinstance(trend := shrinks.quantities.get("trend"), Quantity):
-        slope, row = trend.interval(CONFIDENCE), {"source": "ours", "part": "slope", "variant": rows["variant"].iloc[0]}
-        row |= {"difference_nats": slope.mean, "seeds": slope.seeds}
-        row |= {"difference_nats_pooled_low": slope.low, "difference_nats_pooled_high": slope.high}
+        row = estimate("difference_nats_pooled", slope := trend.interval(CONFIDENCE))
+        row |= {"difference_nats": row.pop("difference_nats_pooled"), "seeds": slope.seeds}
+        row |= {"source": "ours", "part": "slope", "variant": rows["variant"].iloc[0]}
         rows = pd.concat([rows, DataFrame([row])], ignore_index=True)
     stages = rows["run"].str.replace(_RATE, "", regex=True).str.rpartition("-")[2]
     scratch, text = rows["run"].str.startswith(_SCRATCH, na=False), stages.replace("all", "all books")
+    tokens = rows["tokens_per_new_parameter"].map(" ({:.0f})".format)
     decided = stages.map(beats.items).ne("no verdict") & stages.isin([*beats.items]) & ~scratch
     return rows.assign(
         **{f"_nats{end.removeprefix('difference_nats')}": rows[end] for end in expand_columns("difference_nats[]+")},
         _nats_limit=Series(0.0, rows.index).where(decided),
         _nats_met=Series(-np.inf, rows.index).where(decided),
-        _label=("from scratch,\n" + text).where(
-            scratch, text + rows["tokens_per_new_parameter"].map(" ({:.0f})".format)
-        ),
+        _label=("from scratch,\n" + text).where(scratch, text + tokens),
         _way=rows["variant"].replace(WAYS_TO_GROW),
         _order=stages.map([*LENGTHS, "all"].index, na_action="ignore").add(0.5 * scratch).fillna(2.2),
         verdicts=words,
         _claims=words + f" ({unmet})" * bool(words and unmet),
-    ).fillna({"_label": "per doubling"})
+    ).fillna({"_label": "slope per\ndoubling"})
 
 
 def _other_texts(pairs: DataFrame, losses: DataFrame) -> list[DataFrame]:
@@ -296,14 +288,11 @@ def _other_texts(pairs: DataFrame, losses: DataFrame) -> list[DataFrame]:
     from scratch, and the runs on all books with as many FLOPs as the long stage.
     """
     grown = pairs[pairs["run"].str.startswith(_GROWN)]
+    scratch = grown.assign(variant="Tokenformer from scratch")
     flops, frames = losses.groupby("run")["flops"].first(), []
-    for prefix, stage, changes in (
-        (_SCRATCH, r"\1", {"variant": "Tokenformer from scratch"}),
-        (_GROWN, "all", {}),
-        (_SCRATCH, "all", {"variant": "Tokenformer from scratch"}),
-    ):
-        names = grown["run"].str.replace(rf"^{_GROWN}-([a-z]+).*", rf"{prefix}-{stage}", regex=True)
-        equal = names.map(flops).div(grown["run"].map(flops)).between(0.95, 1.05)
+    for models, name in (scratch, rf"{_SCRATCH}-\1"), (grown, f"{_GROWN}-all"), (scratch, f"{_SCRATCH}-all"):
+        runs = grown["run"].str.replace(rf"^{_GROWN}-([a-z]+).*", name, regex=True)
+        equal = runs.map(flops).div(grown["run"].map(flops)).between(0.95, 1.05)
         of_long = equal & grown["run"].str.contains(f"-{LENGTHS[-1]}")
-        frames.append(grown.assign(run=names, **changes)[of_long if stage == "all" else names.isin(flops.index)])
+        frames.append(models.assign(run=runs)[of_long if name.endswith("-all") else runs.isin(flops.index)])
     return frames

@@ -111,7 +111,7 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
     axes.set(ylabel="tokens n", title="Parameter tokens of each\nprojection of a block")
     axes.margins(y=0.25)
     if len(added.columns) > 1:
-        axes.legend(loc="upper left")
+        axes.legend(loc="upper left", frameon=True, facecolor="white", edgecolor="none", framealpha=1)
 
 
 @plot(runs="tokenformer-1 long-matched-chosen matched-chosen grown-random-sqrt-[2-4]", draw=draw)
