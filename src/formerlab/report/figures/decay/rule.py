@@ -1,5 +1,6 @@
 """Example of how Decay scores and evicts tokens, computed from the rule itself (Decay article, Fig 1 and 2)."""
 
+from textwrap import fill
 from typing import TypeAlias
 
 import numpy as np
@@ -77,9 +78,10 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> tuple
 
 def draw(data: DataFrame) -> Figure:
     """Draw for each policy the scores by query, and below them the tokens that each query sees."""
-    note = f"Example of {LENGTH} tokens, cache of {BUDGET}. X: evicted after this query. Light grey: evicted."
+    note = (f"Example of {LENGTH} tokens, cache of {BUDGET}. X: evicted after this query. Light grey: evicted. "
+            "Pale: reserved for recent tokens.")  # fmt: skip
     figure = Figure((NARROW, 3.7), label=f"{note} Not measured.")
-    figure.text(0.012, 0.01, note.replace(". L", ".\nL"), va="bottom", color=GREY, fontsize=FONT_SIZE - 1)
+    figure.text(0.012, 0.01, fill(note, 64), va="bottom", color=GREY, fontsize=FONT_SIZE - 1)
     above = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.6, top=0.84, wspace=0.15)
     below = figure.add_gridspec(1, len(ARMS), left=0.14, right=0.97, bottom=0.2, top=0.44, wspace=0.15)
     followed = data.loc[data["key"].isin([key for key, *_ in FOLLOWED]), "score"]
@@ -91,7 +93,9 @@ def draw(data: DataFrame) -> Figure:
         axes.set(ylabel="" if column else "score (log)", ylim=(0.7 * followed.min(), 1.4 * followed.max()))
         axes.tick_params(labelleft=not column)
         axes = figure.add_subplot(below[column])
-        heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e4e4e4", COLOURS[name]]))
+        shades = rows.assign(seen=rows["seen"] * (2 - (rows["key"] > rows["query"] - recent)))  # reserved: 1, others: 2
+        colours = ["#e4e4e4", "#f0b48f", COLOURS[name]]
+        heat(axes, shades, "key", "query", "seen", vmin=0, vmax=2, cmap=ListedColormap(colours))
         axes.set(xlabel="token", ylabel="" if column else "query", aspect="equal", xticks=(0, 8, 15), yticks=(0, 8, 15))
         axes.tick_params(labelleft=not column)
         for key, _, colour, style in FOLLOWED:
