@@ -277,7 +277,7 @@ def _shade_rows(axes: Axes, panel: "Panel", means: DataFrame, names: list[Any], 
     """
     published = means[means["source"].eq("published")]
     bottoms = {name: names.index(name) - 0.45 for name in names}  # of the ground of our marks
-    ours = means.drop(published.index).groupby(panel.y)["_at"].min()
+    ours = means.drop(published.index).groupby(panel.y)["_at"].min().to_dict()
     for name, highest in published.groupby(panel.y)["_at"].max().items():
         bottom, top = names.index(name) - 0.5, names.index(name) + 0.5
         if name not in alone:

@@ -76,8 +76,8 @@ def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     thousandths = {name.replace("effect_nats", "_thousandths"): 1000 * rows[name].astype(float)
                    for name in expand_columns("effect_nats[]")}  # fmt: skip
     of_cache = rows["name"].str.contains("|".join(PRUNED.values()))
-    words = [with_interval(*ends, "z.1f" if fine else "z.0f")
-             for *ends, fine in zip(*thousandths.values(), of_cache, strict=True)]  # fmt: skip
+    words = [with_interval(mean, low, high, "z.1f" if fine else "z.0f")
+             for mean, low, high, fine in zip(*thousandths.values(), of_cache, strict=True)]  # fmt: skip
     values = Series(words, rows.index).where(rows["effect_nats"].notna() & rows["seed"].isna())
     all_three = rows["name"].str.contains(" and .* with ")
     label = rows["name"].str.removesuffix(f", {BEYOND}").replace(INTERACTION, "parameter tokens with averages")

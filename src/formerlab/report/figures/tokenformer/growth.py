@@ -159,6 +159,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
         losses["regime"]
     )  # tested on books, trained for the novels
     panels = rows["regime"].map(lambda regime: regime_label(regime, results.scale), na_action="ignore")
+    panels = panels.str.replace("^English |^test | learning", "", regex=True).str.replace(", cosine", ",")
     lengths, change = rows["tokens"].map(format_count, na_action="ignore") + " tokens", rows["part"].eq("change")
     span = " minus ".join(format_count(rows["tokens"].agg(end)) for end in ("max", "min"))
     claims = claim_verdicts(results, STUDY, *_GAP_CLAIMS)
@@ -167,10 +168,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
         **{f"_nats{end.removeprefix('difference_nats')}": rows[end] for end in ends},
         _nats_limit=change.map({True: 0.0, False: least}).where(claimed),
         _nats_met=change.map({True: -np.inf, False: np.inf}).where(claimed),
-        _panel=panels.str.replace(" learning", "")
-        .str.replace(", cosine", ",")
-        .fillna("124M parameters")
-        .mask(of_books),
+        _panel=panels.fillna("124M parameters").mask(of_books),
         _label=lengths.mask(change, span).fillna(rows["run"].str.removesuffix(", 124M")),
         _series="minus a " + rows["arm"] + " Transformer",
         _order=10 * rows["source"].eq("published") + 5 * ~panels.eq(panels[claimed].max()) + change,

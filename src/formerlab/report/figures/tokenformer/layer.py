@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
@@ -37,8 +38,7 @@ def draw(data: DataFrame) -> Figure:
     width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
     grown = ", then ".join(format_count(size, 3) for size in data["parameters_non_embedding"].unique())
     note = f"Parameters without embedding: {grown}; width {width} at every stage; tau is sqrt(n) or kept."
-    figure = Figure((WIDEST, 4.2), layout="constrained", label=note)
-    figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))
+    figure = Figure((WIDEST, 4.2), layout=ConstrainedLayoutEngine(rect=(0, 0.05, 1, 0.95)), label=note)
     figure.text(0.012, 0.012, note.rstrip("."), color=GREY, fontsize=7)
     block, formula, counts = figure.subplots(1, 3)
     _draw_block(block, "feed-forward" in set(data["part"]))
