@@ -17,6 +17,7 @@ from formerlab.report.columns import with_interval
 from formerlab.report.figures.decay.loss import ALPHA_LABEL, mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
+from formerlab.report.runs import estimate
 from formerlab.report.studies.pruning import (
     budget_text,
     first_model_rows,
@@ -194,13 +195,11 @@ def _excess(verdict: ClaimVerdict, rows: DataFrame, is_mean: "pd.Series[bool]") 
     decay = is_mean & rows["series"].str.startswith("Decay", na=False)
     lost = -rows[is_mean & rows["series"].eq("H2O")].drop_duplicates("run").set_index("run")["difference"]
     excess = (-rows["difference"] - rows["run"].map(lost) / 2).where(decay)
-    ends = dict.fromkeys(("low", "high"), excess * np.nan)
     ours, effect = decay & rows["source"].eq("ours"), verdict.quantities.get("excess")
+    columns = {"excess": excess, "excess_low": excess * np.nan, "excess_high": excess * np.nan}
     if isinstance(effect, Quantity):
-        interval = effect.interval(CONFIDENCE)
-        excess = excess.mask(ours, interval.mean)
-        ends = {end: ends[end].mask(ours, getattr(interval, end)) for end in ends}
-    columns = {"excess": excess} | {f"excess_{end}": values for end, values in ends.items()}
+        ends = estimate("excess", effect.interval(CONFIDENCE))
+        columns = {name: values.mask(ours, ends[name]) for name, values in columns.items()}
     limits = {"_excess_limit": excess.where(ours) * 0, "_excess_met": -np.inf}
     return columns | {f"_{name}": 100 * values for name, values in columns.items()} | limits
 
@@ -284,12 +283,12 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     of_full = ", full cache {:.0f}\N{NO-BREAK SPACE}%".format
     accuracy = table["task"].map(full["accuracy"]).mul(100).map(of_full, na_action="ignore").fillna("")
     verdicts = claim_verdicts(results, STUDY, *_ALPHA_CLAIMS)
-    words = claim_words(verdicts, _ALPHA_CLAIMS)
+    words, is_mean = claim_words(verdicts, _ALPHA_CLAIMS), names.eq(_MEAN)
     curves = table.assign(
-        _panel=names.eq(_MEAN).map({True: "mean", False: "set"}),
+        _panel=is_mean.map({True: "mean", False: "set"}),
         **(100 * table[minus_h2o]).add_prefix("_"),
         _title=names + questions.map(" (n = {:.0f})".format) + accuracy,
-        verdicts=names.eq(_MEAN).map({True: words, False: ""}),
+        verdicts=is_mean.map({True: words, False: ""}),
         _claims=words,
         _order=~table["task"].str.startswith(MEAN_LABEL),
         _series=policy_labels(table["policy"]).replace("Full", "full cache").where(plotted),
@@ -303,19 +302,11 @@ def _contrasts(verdicts: Mapping[str, ClaimVerdict], curves: DataFrame) -> DataF
     rows, decay = [], curves[curves["policy"].eq("decay") & curves["_series"].notna()].iloc[0]
     shared = {name: decay[name] for name in ("run", "source", "policy", "_series", "_claims", "_data_set")}
     for claim, (name, smallest) in _ALPHA_CONTRASTS.items():
-        verdict = verdicts[claim]
-        effect = verdict.quantities.get("effect")
-        if not isinstance(effect, Quantity):
-            continue
-        interval, least = effect.interval(CONFIDENCE), verdict.quantities.get("m", smallest)
-        limit = least.interval(CONFIDENCE).mean if isinstance(least, Quantity) else least
-        ends = dict(zip(expand_columns("_contrast[]"), (interval.mean, interval.low, interval.high), strict=True))
-        points = {name: 100 * value for name, value in (ends | {"_contrast_limit": limit}).items()}
-        rows.append(
-            shared
-            | {"_panel": "contrast", "_name": name, "claim": claim}
-            | {"verdict": verdict.word, "_contrast_met": np.inf, "_order": True}
-            | {f"contrast{end.removeprefix('_contrast')}": value for end, value in ends.items()}
-            | points
-        )
+        effect, least = ({"m": smallest, **verdicts[claim].quantities}.get(key) for key in ("effect", "m"))
+        if isinstance(effect, Quantity):
+            ends = estimate("contrast", effect.interval(CONFIDENCE))
+            limit = least.interval(CONFIDENCE).mean if isinstance(least, Quantity) else least
+            points = {f"_{end}": 100 * value for end, value in (ends | {"contrast_limit": limit}).items()}
+            row = {"_panel": "contrast", "_name": name, "claim": claim, "verdict": verdicts[claim].word}
+            rows.append(shared | row | {"_contrast_met": np.inf, "_order": True} | ends | points)
     return DataFrame(rows)

@@ -51,12 +51,9 @@ def _finish_speeds(axes: Axes, rows: DataFrame, name: str) -> None:
 def draw_decode(data: DataFrame) -> Figure:
     """Draw the speeds of decoding and of reading the prompt by budget: lines of Decay, and bands over all policies."""
     data = data[data["policy"].ne("dynamic_cache")]
-    ends = {
-        "prompt_speed": "prompt_ratio",
-        "prompt_speed_low": "prompt_ratio_high",
-        "prompt_speed_high": "prompt_ratio_low",
-    }
-    data = data.assign(**{name: 1 / data[ratio] for name, ratio in ends.items()}, token_ms=1000 / data["tokens_per_s"])
+    speeds = {f"prompt_speed{end}": 1 / data[f"prompt_ratio{other}"]
+              for end, other in (("", ""), ("_low", "_high"), ("_high", "_low"))}  # fmt: skip
+    data = data.assign(**speeds, token_ms=1000 / data["tokens_per_s"])
     pruned, keys = data["budget"].ne(1), ["_case", "budget", "length"]
     for name in ("speed_ratio", "prompt_speed"):
         data[f"{name}_least"] = data.groupby(keys)[f"{name}_low"].transform("min")
@@ -177,9 +174,8 @@ def draw_passkey(data: DataFrame) -> Figure:
         _draw_long(grid[-1], long, panels[-1], styles)
     for axes, labels in zip(grid, panels, strict=True):
         axes.tick_params(axis="y", length=0)
-        axes.set(
-            ylim=(len(labels) - 0.4, -1.2 if axes is grid[-1] else -0.6), yticks=range(len(labels)), yticklabels=labels
-        )
+        axes.set(ylim=(len(labels) - 0.4, -1.2 if axes is grid[-1] else -0.6))
+        axes.set_yticks(range(len(labels)), labels)
         for label in axes.get_yticklabels():
             label.set_color(ink(styles[label.get_text().rpartition(": ")[2]]["color"]))
     return figure

@@ -106,13 +106,12 @@ def _differences(quantities: Mapping[str, Mapping[str, Quantity | float]], publi
             label = f"{policy.title()} minus {b}, {budget_text(budget)}"
             shared = {"configuration": label, "budget": budget, "_name": label, "_style": policy}
             if isinstance(value, Quantity):
-                ends = estimate("difference", value.interval(CONFIDENCE))
-                rows.append(shared | {"source": "ours", "_series": policy} | ends)
+                row = {"source": "ours", "_series": policy} | estimate("difference", value.interval(CONFIDENCE))
+                rows.append(shared | row)
             if budget == PUBLISHED_RATIO:
-                gap = published[a] - published[b]
-                rows.append(shared | {"source": "published", "_series": f"{policy}, published", "difference": gap})
-    return DataFrame(rows, columns=["source", "configuration", "budget", *expand_columns("difference[]"), "_name",
-                                    "_style", "_series"])  # fmt: skip
+                row = {"source": "published", "_series": f"{policy}, published"}
+                rows.append(shared | row | {"difference": published[a] - published[b]})
+    return DataFrame(rows, columns=[*expand_columns("source configuration budget difference[] _name _style _series")])
 
 
 def _cosines(rows: DataFrame) -> DataFrame:
