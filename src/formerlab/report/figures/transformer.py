@@ -19,6 +19,7 @@ from formerlab.report.marks import embolden_claims, heat
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.runs import differences, differences_by_step, held_out_losses, seed_count, validation_losses
 from formerlab.report.style import (
+    BETTER,
     BLACK,
     GREY,
     HOLLOW,
@@ -49,9 +50,9 @@ LEARNED = 0.02
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
       needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
     _beside_base("loss_minus_base_nats", title="Loss minus loss of base (test){_decided}", finish=embolden_claims,
-                 xlabel="\N{LEFTWARDS ARROW} better    nats per word piece"),
+                 xlabel=f"nats per word piece ({BETTER})"),
     _beside_base("bleu_minus_base", title="BLEU minus base (validation)",
-                 xlabel="points of BLEU    better \N{RIGHTWARDS ARROW}",
+                 xlabel="points of BLEU (better \N{RIGHTWARDS ARROW})",
                  finish=lambda axes, rows: embolden_claims(axes, rows[rows["bleu_minus_base_limit"].notna()])),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); thin bars: 95 % Student t interval of these seeds; thick "
                         "bars (bold rows): as used for verdicts; green: a claim asks for this range."],

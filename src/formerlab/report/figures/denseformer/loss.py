@@ -29,7 +29,7 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
-from formerlab.report.style import BLACK, GREY, NARROW, RUST, ink, plot_style
+from formerlab.report.style import BETTER, BLACK, GREY, NARROW, RUST, ink, plot_style
 from formerlab.report.tables import denseformer as tables
 from formerlab.report.tables.cells import (
     NEEDED_BLOCKS,
@@ -281,7 +281,7 @@ def _finish_sparsity(axes: Axes, rows: DataFrame) -> None:
 @plot(reads="test.csv", needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"),
       within_regime=True, draw=layout(
     Panel("_lost", "_label", by="_label", kind="forest", facet="_panel", zero=0.0, finish=_finish_sparsity,
-          same_limits="x", xlabel="lost gain of 1x1, % (left: better)"),
+          same_limits="x", xlabel=f"lost gain of 1x1, % ({BETTER})"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); thick bars: 95 % interval of the lost gain minus a "
                         "quarter of the gain, as used for the verdict; thin: Student t, for a known gain; in brackets: "
                         "number of weights, % of 1x1; bold: the claim, which asks for the green range."],

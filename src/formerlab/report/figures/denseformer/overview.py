@@ -7,12 +7,13 @@ from formerlab.report.catalogue import plot
 from formerlab.report.figures.denseformer.loss import denseformer_gain
 from formerlab.report.overview import overview
 from formerlab.report.runs import seed_count
+from formerlab.report.style import BETTER
 from formerlab.results.read import Results
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=overview(
     "DenseFormer against a Transformer,\nby text, training tokens and depth",
-    "change of perplexity, % (left: better)", 1.57
+    f"change of perplexity, % ({BETTER})", 1.57
 ))  # fmt: skip
 def denseformer_overview(results: Results, runs: list[str]) -> DataFrame:
     """Change of perplexity from the plain Transformer to DenseFormer 1x1 in brief: each depth, number of training
