@@ -78,7 +78,7 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
     of_mean = ours.loc[ours["_name"].eq(_MEAN), "questions"].max()
     mean = f" (mean of five: {of_mean:.0f})" if of_mean > 0 else ""
     return [
-        f"cache of {sizes}{f' ({measured} % in the mean of five)' * bool(measured)}; {pruning_sample(rows)}, "
+        f"cache of {sizes}{f' (measured: {measured} % in the mean of five)' * bool(measured)}; {pruning_sample(rows)}, "
         f"{questions} questions{mean}; bars: 95 % interval, paired by question; green: meets the claim."
     ]
 
