@@ -15,8 +15,8 @@ from formerlab.report.write import same_rows
 from formerlab.results.read import has_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = """
-import sys
+SITE = """
+import os, sys
 
 class NoTorch:
     @staticmethod
@@ -25,8 +25,31 @@ class NoTorch:
             raise ModuleNotFoundError("import of torch halted")
 
 sys.meta_path.insert(0, NoTorch)
+
+from formerlab.report import write
+from formerlab.report.tables import cells
+
+outcome_text, load_rows, calls = cells.outcome_text, write.load_rows, []
+
+def noted_text(*verdict):
+    calls.append(verdict)
+    return outcome_text(*verdict)
+
+def noted_rows(entry, results):
+    calls.clear()
+    rows = load_rows(entry, results)
+    if calls and entry.kind == "figure" and rows["source"].eq("ours").any() and results.scale != "pilot":
+        cells.outcome_text = lambda *verdict: "another word"
+        changed = write._csv(rows) != write._csv(load_rows(entry, results))
+        cells.outcome_text = noted_text
+        with open(os.environ["VERDICTS"], "a") as file:
+            file.write(f"{results.scale}/{entry.name} {changed}\\n")
+    return rows
+
+cells.outcome_text, write.load_rows = noted_text, noted_rows
 """
-"""Every new Python process runs sitecustomize.py, including pool workers.
+"""sitecustomize.py, which every new Python process runs, including pool workers. For each figure that
+shows verdicts, it notes whether its rows change if the words of the verdicts change.
 
 A finder blocks the import, because a None entry in sys.modules would confuse scipy, which looks for torch there.
 """
@@ -42,13 +65,13 @@ def files(folder):
 @pytest.mark.slow
 def test_committed_figures_and_tables_are_reproduced_without_torch(tmp_path):
     """Run `make readme` and commit `figures` if rows or figures changed."""
-    project, blocked = tmp_path / "project", tmp_path / "blocked"
+    project, site, verdicts = tmp_path / "project", tmp_path / "site", tmp_path / "verdicts"
     project.mkdir()
     for name in ("results", "workflow", "config.yaml"):
         (project / name).symlink_to(ROOT / name)
-    blocked.mkdir()
-    (blocked / "sitecustomize.py").write_text(BLOCK)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(blocked), str(ROOT / "src")])}
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE)
+    environment = os.environ | {"PYTHONPATH": f"{site}:{ROOT / 'src'}", "VERDICTS": str(verdicts)}
     python = [sys.executable, "-c", "import torch"]
     assert b"import of torch halted" in subprocess.run(python, env=environment, capture_output=True).stderr
     command = [sys.executable, "-m", "formerlab", "figures"]
@@ -66,3 +89,8 @@ def test_committed_figures_and_tables_are_reproduced_without_torch(tmp_path):
         if path.suffix == ".md":  # without digits, because the CSV has them
             assert len({re.sub(r"\d", "", (folder / path).read_text()) for folder in (rendered, committed)}) == 1, path
     assert index(ROOT) == (ROOT / INDEX).read_text()
+
+    # a figure with verdicts is stale if their words change
+    changed = dict(line.split() for line in verdicts.read_text().splitlines())
+    assert {"overnight/denseformer_gain", "pretrained/decay_accuracy"} <= changed.keys()
+    assert set(changed.values()) == {"True"}, changed
