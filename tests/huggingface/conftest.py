@@ -2,11 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 import yaml
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 
 from formerlab.data import BytePairs, Files, TextData, prepare
 from formerlab.evaluation.language.suites import find_definition, task_config
@@ -15,15 +13,7 @@ from formerlab.layers import Learned
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
 from formerlab.training.run import Run
-
-TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
-WORDS = TEXT.split()
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    random = np.random.default_rng(0)
-    return BytePairs(vocabulary=290).train([" ".join(random.choice(WORDS, 30)) for _ in range(50)])
+from tests.evaluation.conftest import WORDS, tokenizer  # noqa: F401
 
 
 @pytest.fixture(scope="session")
