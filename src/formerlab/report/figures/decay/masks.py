@@ -27,8 +27,6 @@ _CLAIM = "decay-mask-closer-to-ideal"
 PUBLISHED_RATIO = 0.2
 """Cache budget of the published cosines."""
 WANTED = ("Ideal", "Local", "H2O", "Decay 0.2", "Decay 0.8")
-
-
 _CONTRASTS = {"first": ("Decay 0.2", "H2O"), "second": ("H2O", "Local")}
 """Configurations whose cosines the claim compares, by the name of the difference."""
 _SHADES = {"both": "#8c8c8c", "policy only": "#d9d9d9", "Ideal only": BLACK}
