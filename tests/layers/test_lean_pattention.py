@@ -2,14 +2,11 @@
 
 import copy
 import math
-import os
-import sys
-from pathlib import Path
-from subprocess import run
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,28 +102,20 @@ def test_backward_runs_outside_autocast_and_twice():
     assert all(map(torch.equal, first, second))
 
 
-COMPILED = """
-import math, torch
-from test_lean_pattention import TAU, random_inputs, gradients, lean_pattention, saved_bytes
-from torch._dynamo.testing import CompileCounterWithBackend
-counter = CompileCounterWithBackend("aot_eager_decomp_partition")
-compiled = torch.compile(lean_pattention, backend=counter, fullgraph=True)
-inputs = random_inputs(16, dtype=torch.float32)
-y, actual = gradients(compiled, inputs)
-expected, expected_gradients = gradients(lean_pattention, inputs)
-torch.testing.assert_close((y, *actual), (expected, *expected_gradients), atol=1e-5, rtol=1e-4)
-assert saved_bytes(compiled, inputs) == saved_bytes(lean_pattention, inputs), saved_bytes(compiled, inputs)
-with torch.autocast("cpu", torch.bfloat16):
-    y, _ = gradients(compiled, inputs)
-    assert y.dtype == torch.bfloat16 and (y - expected).norm() < 0.03 * expected.norm()
-assert counter.frame_count == 2
-"""
-
-
-def test_lean_pattention_compiles_to_one_graph_with_the_same_saved_activations():
-    """The test runs in a new process without shape checks, which torch.compile cannot trace."""
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    run([sys.executable, "-c", COMPILED], env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True)
+def test_lean_pattention_compiles_to_one_graph_with_the_same_saved_activations(unchecked_shapes):
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager_decomp_partition")
+    compiled = torch.compile(lean_pattention, backend=counter, fullgraph=True)
+    inputs = random_inputs(16, dtype=torch.float32)
+    y, actual = gradients(compiled, inputs)
+    expected, expected_gradients = gradients(lean_pattention, inputs)
+    torch.testing.assert_close((y, *actual), (expected, *expected_gradients), atol=1e-5, rtol=1e-4)
+    assert saved_bytes(compiled, inputs) == saved_bytes(lean_pattention, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = gradients(compiled, inputs)
+    assert y.dtype == torch.bfloat16
+    assert (y - expected).norm() < 0.03 * expected.norm()
+    assert counter.frame_count == 2
 
 
 class Products(TorchDispatchMode):
