@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from pandas import DataFrame
 
 from formerlab.report.style import BLACK, GREY, HOLLOW, PUBLISHED_GROUND, plot_style
@@ -26,7 +27,7 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
 
     def render(rows: DataFrame) -> Figure:
         figure, labels = Figure(SIZE), list(rows["label"].unique())[::-1]
-        series, handles = list(rows["series"].unique()), dict[str, Any]()
+        series, handles = list(rows["series"].unique()), dict[str, tuple[Any, ...]]()
         width, height, below = *SIZE, 0.48 + 0.17 * (len(series) + ("limit" in rows))
         top = 0.9 - 0.05 * title.count("\n")
         axes = figure.add_axes((left / width, below / height, 0.97 - left / width, top - below / height))
@@ -41,10 +42,10 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
             style = plot_style(style_name) | {"linestyle": "", "markersize": 5, "elinewidth": 1.6}
             hollow = HOLLOW if points["source"].eq("published").all() else {}
             bars = (points["value"] - points["low"]).fillna(0), (points["high"] - points["value"]).fillna(0)
-            handles[name] = axes.errorbar(points["value"], heights, xerr=bars, **style | hollow)
+            handles[name] = *handles.get(name, ()), axes.errorbar(points["value"], heights, xerr=bars, **style | hollow)
         for label, limit in rows.reindex(columns=["label", "limit"]).dropna().to_numpy():
             ends = np.array([-0.5, 0.5]) + labels.index(label)
-            handles["limit of the claim"] = axes.plot([limit] * 2, ends, "--", color=GREY, linewidth=1, zorder=1)[0]
+            handles["limit of the claim"] = (*axes.plot([limit] * 2, ends, "--", color=GREY, linewidth=1, zorder=1),)
         above = 10 if len(labels) < 5 else 0
         for label, verdict in rows[["label", "verdict"]].dropna().drop_duplicates().to_numpy():
             axes.annotate(verdict, (0.98, labels.index(label)), (0, above), textcoords="offset points", ha="right",
@@ -61,8 +62,9 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
         axes.set_xlabel(xlabel, loc="right")
         axes.tick_params(length=0, labelsize=TEXT)
         figure.text(0.02, 0.985, title, va="top", fontsize=TEXT + 0.5)
-        figure.legend(handles.values(), handles, loc="lower left", bbox_to_anchor=(0, 0), borderaxespad=0,
-                      handletextpad=0.4, labelspacing=0.3, fontsize=TEXT)  # fmt: skip
+        figure.legend(handles.values(), handles, handler_map={tuple: HandlerTuple(None)}, loc="lower left",
+                      bbox_to_anchor=(0, 0), borderaxespad=0, handletextpad=0.4, labelspacing=0.3,
+                      fontsize=TEXT)  # fmt: skip
         return figure
 
     return render
