@@ -186,7 +186,6 @@ class HubModel(_Released):
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """Return the files of weights, configuration and tokenizer in the folder of a model, sorted."""
     return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
 
 

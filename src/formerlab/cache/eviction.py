@@ -261,5 +261,4 @@ def _overridden_below(policy: Eviction, declaration: str, method: str) -> bool:
 
 
 def _overrides(policy: Eviction, *names: str) -> bool:
-    """Return whether the policy overrides one of these methods of `Eviction`."""
     return any(getattr(type(policy), name) is not getattr(Eviction, name) for name in names)

@@ -104,7 +104,6 @@ def simulate(
 
 
 def _check_prompt(policy: Policy) -> None:
-    """Raise UserError if the policy protects a prompt whose length is unknown."""
     if isinstance(policy, Protecting) and policy.needs_prompt_length:
         raise UserError(f"{policy!r}: the length of the prompt is unknown; use Simulation(..., prompt=length)")
 

@@ -171,5 +171,4 @@ def _widths(parent: Decoder, child: Decoder) -> list[tuple[str, int, int]]:
 
 
 def _copies(sources: Tensor) -> Tensor:
-    """Return the number of units with the same source, for every unit."""
     return torch.bincount(sources)[sources]

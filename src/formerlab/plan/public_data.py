@@ -82,7 +82,6 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
 
 
 def _listed_paths(data_set: PublicData, parent: str) -> list[str]:
-    """Return the files and folders of a public data set that are equal to `parent` or below it."""
     return [path for path in (*data_set.files, *data_set.folders) if path == parent or path.startswith(f"{parent}/")]
 
 

@@ -233,7 +233,6 @@ def _places(value: float, null: float, places: int, least: float = 0) -> int:
 
 
 def _text(name: str, value: float, places: int) -> str:
-    """Return a number, or "" for NaN."""
     return "" if math.isnan(value) else number(name, value, places)
 
 

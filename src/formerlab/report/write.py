@@ -343,7 +343,6 @@ def _origin(entry: CatalogueEntry, results: Results, shown_runs: Collection[str]
 
 
 def _range(values: "pd.Series[Any]") -> str:
-    """Return the smallest and the largest number as text, or one number if they are equal."""
     return " to ".join(dict.fromkeys(count(value) for value in (values.min(), values.max())))
 
 

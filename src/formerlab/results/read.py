@@ -271,7 +271,6 @@ def read_rows(path: Path, expected_hash: str | None = None) -> DataFrame:
 
 @cache
 def _empty_rows(file: str) -> DataFrame:
-    """Return an empty frame with the columns of a file."""
     return DataFrame(columns=required_columns(file))
 
 

@@ -172,7 +172,6 @@ class TaskSpec(Spec, ABC):
         )
 
     def _position(self, data: Any, start: DataPosition, step: int) -> int:
-        """Return the position of step `step` of a run that starts at `start`."""
         return start.steps + step
 
     def step_counts(self, model: Any, data: Any, seed: int, step: int, start: DataPosition = START) -> tuple[int, int]:

@@ -266,5 +266,4 @@ class _Store:
 
 
 def _rounded(value: float) -> float:
-    """Round to 4 significant digits."""
     return float(f"{value:.4g}")

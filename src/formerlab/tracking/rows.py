@@ -83,7 +83,6 @@ class Entry:
 
 
 def _display_tags(level: Literal["study", "configuration", "run"], name: str, note: str) -> dict[str, str]:
-    """Return the tags for the display of an entry in MLflow."""
     return {"mlflow.runName": name, "mlflow.note.content": note, "formerlab.level": level}
 
 
@@ -255,7 +254,6 @@ def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
 
 
 def _milliseconds(moment: str) -> int:
-    """Convert an ISO 8601 time to milliseconds since 1970."""
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
 
 
@@ -265,5 +263,4 @@ def _mlflow_name(text: str) -> str:
 
 
 def _as_string(value: Any) -> str:
-    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -46,5 +46,4 @@ class SnapKV(OneShot):
         return sink, max(recent, min(self._window(budget), budget - sink))
 
     def _window(self, budget: int) -> int:
-        """Return the size of the window under a budget."""
         return min(budget, max(1, min(self.window, budget // 2)))

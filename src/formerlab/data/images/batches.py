@@ -208,7 +208,6 @@ class TrainingImages(Dataset[AugmentedImages]):
                 raise UserError(f"{problem} need {needed / 1e6:.1f} MB for images; {REMEDY}")
 
     def _chunks(self, micro_batch: Positions) -> list[Positions]:
-        """Split a micro-batch into one chunk per worker, or per image if there are fewer images."""
         return np.array_split(micro_batch, min(self.workers, len(micro_batch)))
 
     def _start_workers(

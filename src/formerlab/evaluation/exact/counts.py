@@ -221,7 +221,6 @@ def complexity() -> dict[str, float]:
 
 
 def _slope(sizes: tuple[int, ...], counts: list[int]) -> float:
-    """Return the least-squares slope of ln(count) on ln(size)."""
     return float(np.polyfit(np.log(sizes), np.log(counts), 1)[0])
 
 

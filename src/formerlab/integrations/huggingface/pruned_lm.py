@@ -108,7 +108,6 @@ def check_requests(
 
 
 def _check_template(lm: HFLM, chat_template: bool) -> None:
-    """Raise UserError if `chat_template` is set and the tokenizer has no chat template."""
     if chat_template and not getattr(lm.tokenizer, "chat_template", None):
         raise UserError("the tokenizer has no chat template; leave out chat_template")
 

@@ -69,7 +69,6 @@ def _as_cell(item: Item, name: str) -> str:
 
 
 def _is_measured(item: Item) -> bool:
-    """Return whether all names of `let` have a value."""
     return item.quantities.keys() >= item.claim.criterion.let.keys()
 
 

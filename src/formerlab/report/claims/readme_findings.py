@@ -257,8 +257,8 @@ def _verdict_words(verdict: Verdict) -> str:
     words = f"{SIGNS[verdict.outcome]} {outcome_text(verdict.outcome, verdict.items).partition(':')[0]}"
     former = read_claims().former_outcome(verdict.claim, verdict.outcome)
     if former:
-        before = CONDITION_NOT_MET.partition(":")[0] if former == "not_tested" else outcome_text(former, [])
-        words += f" †\n(before: *{before}*)"
+        former_word = CONDITION_NOT_MET.partition(":")[0] if former == "not_tested" else outcome_text(former, [])
+        words += f" †\n(before: *{former_word}*)"
     return words
 
 

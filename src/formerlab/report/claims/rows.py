@@ -208,7 +208,6 @@ class ClaimRows:
         return Series(losses_by_seed, dtype=float)
 
     def _recorded(self, run: str, key: str) -> Series:
-        """Return a column of run.json by seed."""
         return self.records(run).set_index("seed")[key].astype(float).sort_index()
 
     def _flops_ratio(self, run: str, envelope: Sequence[str]) -> RunMetric:
@@ -391,5 +390,4 @@ def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool =
 
 
 def _arms_by_alpha(arm: Arm) -> list[Arm]:
-    """Return an arm per alpha, or the arm itself if it has one alpha."""
     return [arm.model_copy(update={"alpha": a, "alphas": (), "chosen": None}) for a in arm.alphas] or [arm]

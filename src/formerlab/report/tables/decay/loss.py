@@ -174,7 +174,6 @@ _CHOICES = (*_CALIBRATED.values(), _FIXED, BEST_OF_WINDOW, BEST_OF_TEXT, _RESERV
 
 
 def _spread(alphas: Series) -> str:
-    """Return the chosen alphas as text: the median, and the range if they differ."""
     low, middle, high = np.quantile(alphas, [0, 0.5, 1])
     return f"{middle:g}" if low == high else f"{middle:g} ({low:g} to {high:g})"
 
