@@ -48,7 +48,6 @@ COLUMNS = {
         "English to German, development split; one head: minus the published model with as many heads as our base",
     ),
     "published_bleu": Column("published ↑", places=1),
-    "published_gain_nats": Column("published gain (nats) ↑"),
     "parameters_non_embedding": Column("parameters", "without embeddings"),
     "tokens": Column("training tokens"),
     "flops_cumulative": Column("cumulative FLOPs"),
