@@ -27,7 +27,7 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
 
     def render(rows: DataFrame) -> Figure:
         figure, labels = Figure(SIZE), list(rows["label"].unique())[::-1]
-        series, handles = list(rows["series"].unique()), dict[str, tuple[Any, ...]]()
+        series, handles = list(rows["series"].unique()), dict[str, Any]()
         width, height, below = *SIZE, 0.48 + 0.17 * (len(series) + ("limit" in rows))
         top = 0.9 - 0.05 * title.count("\n")
         axes = figure.add_axes((left / width, below / height, 0.97 - left / width, top - below / height))
