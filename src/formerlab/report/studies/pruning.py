@@ -26,6 +26,8 @@ MINUS_H2O = "minus_h2o_nats"
 PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4
 """The alpha of the Decay article, and its cache budget as a fraction of the tokens (Fig 4a, Table 2)."""
 
+_EVERY_TOKEN = "every_token("
+"""Start of the policies in prune_one_shot.csv that evict after every token; all others evict once."""
 RELEASED_RUNS = "released-"
 """Prefix of the names of the main runs of released models."""
 
@@ -189,6 +191,8 @@ def configuration_label(policy: str, alpha: float, recent: float) -> str:
     (`h2o variant=local_statistics`). A policy that allocates the budget over layers or heads has the scoring policy in
     brackets (`pyramid(h2o) layers=30`). Decay with alpha 1 and without recent tokens is the plain sum.
     """
+    if policy.startswith(_EVERY_TOKEN):
+        return f"{configuration_label(policy.removeprefix(_EVERY_TOKEN)[:-1], alpha, recent)}, every token"
     kind, *options = policy.split()
     *dividing, _ = kind.split("(")
     scores, notes = scorer(policy), []
