@@ -150,8 +150,8 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """Which one-shot policy adds less loss than H2O?
 
-    - The first half of a window is the prompt. Its cache is pruned once, as in SnapKV. Loss and perplexity are of the
-    second half; budgets are in percent of the prompt.
+    - The first half of a window is the prompt; loss and perplexity are of the second half. Its cache is pruned once and
+    then grows, or after every token, also of the prompt, and then keeps its size. Budgets: percent of the prompt.
     - Brackets: 95 % interval over windows, for this one model.
     - Doubt: H2O reserves half of the budget for recent keys; SnapKV reserves only its observation window.
     """
