@@ -230,7 +230,7 @@ def _write_intervals(axes: Axes, rows: DataFrame) -> None:
     names = [label.get_text() for label in axes.get_yticklabels()]
     left, right = rows["_contrast_low"].min() - 0.2, rows["_contrast_high"].max()
     for name, *values in rows[["_name", *expand_columns("_contrast[]")]].to_numpy():
-        words = f"{name}\n{with_interval(values[0], values[1], values[2], 'z.1f')}"
+        words = f"{name}\n{with_interval(values[0], values[1], values[2], '.1f')}"
         axes.text(right + 0.2, names.index(name), words, va="center", fontsize=7)
     axes.set(xlim=(left, left + 2.3 * (right - left)), yticks=[], xticks=(-1, 0, 1))
 
