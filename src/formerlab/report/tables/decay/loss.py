@@ -150,10 +150,10 @@ def decay_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """Which one-shot policy adds less loss than H2O?
 
-    - The first half of a window is the prompt; loss and perplexity are of the second half. Its cache is pruned once and
-    then grows, or after every token, also of the prompt, and then keeps its size. Budgets: percent of the prompt.
-    - Brackets: 95 % interval over windows, for this one model.
-    - Doubt: H2O reserves half of the budget for recent keys; SnapKV reserves only its observation window.
+    - The first half of a window is the prompt, the second half gives loss and perplexity. The cache is pruned once and
+    then grows, or after every token. Budgets: percent of the prompt.
+    - Brackets: 95 % interval over windows, one model.
+    - Doubt: H2O reserves half of its budget for recent keys, SnapKV only its observation window.
     """
     rows = results.rows("prune_one_shot.csv", STUDY, runs)
     table = paired_losses(rows, ["run"], "full", "increase_nats").merge(_minus_h2o(rows), "left", CONFIGURATION)
