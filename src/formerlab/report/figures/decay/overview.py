@@ -9,7 +9,7 @@ from formerlab.results.read import Results
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", needs="released-*", draw=overview(
-    "Decay minus H2O, 40 % of the KV cache", "accuracy, points (right: better)", 1.27
+    "Decay minus H2O, 40 % of the cache", "accuracy, points (better \N{RIGHTWARDS ARROW})", 1.75
 ))  # fmt: skip
 def decay_overview(results: Results, runs: list[str]) -> DataFrame:
     """Decay minus H2O in brief: the mean accuracy of five suites with a cache of 40 %, with the 95 % interval over the

@@ -12,7 +12,7 @@ from formerlab.results.read import Results
 
 
 @plot(reads="test.csv", needs="annealed-random-*", within_regime=True, draw=overview(
-    "Cost of a Tokenformer, Transformer = 1", f"FLOPs at equal loss ({BETTER})", 1.1, ratio=True
+    "Cost of a Tokenformer, Transformer = 1", f"FLOPs at equal loss, log ({BETTER})", 1.5, ratio=True
 ))  # fmt: skip
 def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     """Training cost of a grown Tokenformer in brief (arXiv:2410.23168): FLOPs with all ancestors, divided by the FLOPs
