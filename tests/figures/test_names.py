@@ -87,6 +87,6 @@ def test_tables_show_labels_of_data_sets_and_their_baselines():
     labelled = with_labels(rows, "overnight")
     assert [*labelled["variant"]] == ["5-gram (baseline)", "Transformer", "Transformer"]
     assert [*labelled["regime"]] == [
-        *("test books", "test books, one-cycle learning rate to 0.1 of its peak"),
+        *("six books", "six books, one-cycle learning rate to 0.1 of its peak"),
         "English novels, cosine learning rate to zero",
     ]

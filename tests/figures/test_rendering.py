@@ -364,13 +364,13 @@ def test_all_rows_of_a_column_have_the_decimals_that_its_intervals_support():
     assert [count(value) for value in (1_310_000_000.0, 89_012, 86e6, 152)] == ["1.31B", "89.0k", "86M", "152"]
 
 
-def test_a_number_that_rounds_to_no_effect_has_more_decimals():
+def test_an_end_that_rounds_to_zero_has_a_sign():
     cells = {
-        (-0.006, -0.011, -0.00002): "-0.006 [-0.011, -0.00002]",
-        (0.004, -0.00004, 0.008): "0.004 [-0.00004, 0.008]",
-        (-0.0002, -0.012, 0.012): "-0.0002 [-0.012, 0.012]",
-        (0.00003, 0.00001, 0.00004): "0.00003 [0.00001, 0.00004]",
-        (0.00003, -0.012, 0.012): "0.000 [-0.012, 0.012]",  # a tiny fraction of the interval
+        (-0.006, -0.011, -0.00002): "-0.006 [-0.011, -0.000]",
+        (0.004, -0.00004, 0.008): "0.004 [-0.000, 0.008]",
+        (-0.004, -0.008, 0.00004): "-0.004 [-0.008, 0.000]",
+        (0.004, 0.00004, 0.008): "0.004 [+0.000, 0.008]",
+        (-0.0002, -0.012, 0.012): "0.000 [-0.012, 0.012]",
         (0.0, 0.0, 0.5): "0.000 [0.000, 0.500]",
     }
     names = [f"x_minus_y_nats{end}" for end in ("", "_low", "_high")]
@@ -379,7 +379,7 @@ def test_a_number_that_rounds_to_no_effect_has_more_decimals():
     assert plain == [*cells.values()]
     reference = pd.DataFrame({"x_minus_y_nats": [np.nan, 1.0], "is_reference": [True, False]})
     assert format_table(reference).iloc[0, 0] == "reference"
-    for ratio, text in {(2.81, 0.97, 4.65): "2.8 [0.97, 4.7]", (0.98, 0.97, 0.99): "0.98 [0.97, 0.99]"}.items():
+    for ratio, text in {(2.81, 0.999, 4.65): "2.810 [0.999, 4.650]", (0.98, 0.97, 0.99): "0.98 [0.97, 0.99]"}.items():
         row = pd.DataFrame([ratio], columns=["flops_ratio", "flops_ratio_low", "flops_ratio_high"])
         assert format_table(row).iloc[0, 0].replace("\N{NO-BREAK SPACE}", " ") == text
 

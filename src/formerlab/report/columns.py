@@ -55,10 +55,12 @@ COLUMNS = {
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
     "loss_minus_dense_nats": Column("minus 1x1 (nats) ↓"),
-    "plain_perplexity": Column(
-        "plain, perplexity ↓", "over the paired seeds, as for 1x1; in the CSV, `perplexity` is over all seeds of 1x1"
-    ),
-    "rates": Column("peak rates, plain; 1x1", "at 24 blocks, the first row has the best rate of each model"),
+    "pair": Column("models and test text"),
+    "plain_perplexity": Column("perplexity, plain ↓", places=2),
+    "dense_perplexity": Column("perplexity, 1x1 ↓", places=2),
+    "plain_learning_rate": Column("peak rate, plain"),
+    "dense_learning_rate": Column("peak rate, 1x1"),
+    "dense_minus_plain_nats": Column("1x1 minus plain (nats) ↓"),
     "plain_milliseconds": Column("plain (ms) ↓", places=1),
     "time_ratio": Column("time / plain ↓", places=2, null=1),
     "memory_ratio": Column("memory / plain ↓", places=2, null=1),
@@ -81,7 +83,7 @@ COLUMNS = {
     "first_step_minus_ungrown_nats": Column("before the first step (nats) ↓"),
     "mean_minus_ungrown_nats": Column("mean over training (nats) ↓"),
     "change_minus_net2net_nats": Column("zero keys minus Net2Net by padding (nats) ↓"),
-    "flops_ratio": Column("ratio of costs ↓", places=1, null=1),
+    "flops_ratio": Column("ratio of costs ↓", places=2, null=1),
     "teraflops": Column("cost (TFLOP) ↓", places=0),
     "extrapolated": Column("extrapolated", "beyond the cost of our most expensive Transformer"),
     "tokens_read": Column("tokens", "training tokens, from scratch or in the stage"),
@@ -182,7 +184,8 @@ def meanings(headings: Iterable[str]) -> list[str]:
 def texts(name: str, values: Series, low: Series, high: Series, error: Series) -> list[str]:
     """Return a column as text: `x`, `x [low, high]` or `x ± error`.
 
-    All rows have the same decimals, except where more are needed to differ from the null value.
+    All rows have the same decimals. An end that rounds to zero has a sign if it shows that the interval excludes zero.
+    A ratio has more decimals if an end of its interval would otherwise round to 1.
     """
     if not all(isinstance(value, int | float) or value is None for value in values):
         return ["" if value is None or value != value else str(value) for value in values]
@@ -192,13 +195,13 @@ def texts(name: str, values: Series, low: Series, high: Series, error: Series) -
     if places is None:
         places = _mantissa(values) if name.startswith("flops") else _decimals(name, values, low, high, error)
     cells = []
-    null, tenth = column(name).null, 10.0 ** -(places + 1)
+    null = column(name).null
     for value, least, most, deviation in zip(values, low, high, error, strict=True):
-        digits = _places(value, null, places) if least > null or most < null else places
-        if digits > places:
-            digits = max(digits, _places(least, null, places), _places(most, null, places))
-        text = _text(name, value, _places(value, null, digits, tenth))
-        least_text, most_text = (_text(name, end, _places(end, null, digits)) for end in (least, most))
+        excluded, digits = least > null or most < null, places
+        if null:
+            digits = max(_places(end, null, places) for end in (least, most))
+        text = _text(name, value, digits)
+        least_text, most_text = (_signed(_text(name, end, digits), end, excluded) for end in (least, most))
         error_text = "" if math.isnan(deviation) else number(name, deviation, places)
         if least_text:
             text += f" [{least_text},\N{NO-BREAK SPACE}{most_text}]"
@@ -213,22 +216,29 @@ def verdict_words(verdict: Any, letters: dict[str, str] | None = None) -> str:
 
     With `letters`, each claim is named by a letter, which is added for a new claim: "no verdict (a)".
     """
-    words = list[str]()
+    by_word = dict[str, list[str]]()
     for text in verdict.split("; ") if isinstance(verdict, str) else ():
         word, _, claim = text.partition(": ")[0].removesuffix(")").partition(" (")
-        letter = "" if letters is None or not claim else letters.setdefault(claim, ascii_lowercase[len(letters)])
-        words.append(word + f" ({letter})" * bool(letter))
-    return ", ".join(dict.fromkeys(words))
+        of_word = by_word.setdefault(word, [])
+        if letters is not None and claim:
+            of_word.append(letters.setdefault(claim, ascii_lowercase[len(letters)]))
+    return ", ".join(word + f" ({', '.join(names)})" * bool(names) for word, names in by_word.items())
 
 
-def _places(value: float, null: float, places: int, least: float = 0) -> int:
-    """Return `places`, or as many decimals as are needed to distinguish the number from `null`.
-
-    A difference of at most `least` is ignored.
-    """
-    while abs(value - null) > max(least, 1e-9) and float(f"{value:.{places}f}") == null:
+def _places(value: float, null: float, places: int) -> int:
+    """Return `places`, or as many decimals as are needed to distinguish the number from `null`."""
+    while abs(value - null) > 1e-9 and float(f"{value:.{places}f}") == null:
         places += 1
     return places
+
+
+def _signed(text: str, value: float, excluded: bool) -> str:
+    """Return the text of an end of an interval, with a sign if it rounds to zero: a minus sign if it is below zero, a
+    plus sign if it is above zero and the interval excludes zero.
+    """
+    if not re.fullmatch(r"0\.?0*", text) or abs(value) < 1e-9:
+        return text
+    return MINUS + text if value < 0 else "+" * excluded + text
 
 
 def _text(name: str, value: float, places: int) -> str:
@@ -277,6 +287,8 @@ def number(name: str, value: float, places: int) -> str:
     """
     if name in ("lr", "learning_rate"):
         return f"{value:.3g}"
+    if name.endswith("_learning_rate"):
+        return f"{value:g}"
     if name == "parameters_added":
         return f"{value:,.0f}"
     if name.startswith(("parameters", "tokens")):

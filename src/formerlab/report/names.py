@@ -71,8 +71,10 @@ def data_set_label(name: str, released: str | None, scale: str) -> str:
     return _scale_labels(scale).get(name, name)
 
 
-TABLE_LABELS = {"novels": "English novels", "books": "test books", "docstrings": "Python docstrings"}
+TABLE_LABELS = {"novels": "English novels", "books": "six books", "docstrings": "Python docstrings"}
 """Labels of data sets in tables and documents. Figures use the shorter labels of the scale file."""
+PRUNING_LABELS = TABLE_LABELS | {"books": "seven books"}
+"""Labels of the texts of the pruning study, whose test books are others."""
 _SCHEDULES = {"onecycle": "one-cycle", "noam": "inverse square root"}
 
 

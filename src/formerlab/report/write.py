@@ -38,11 +38,12 @@ from formerlab.report.catalogue import (
     load_declaration,
     load_rows,
 )
-from formerlab.report.columns import count, meanings, verdict_words
+from formerlab.report.columns import MINUS, count, meanings, verdict_words
 from formerlab.report.marks import hidden_marks
 from formerlab.report.names import RELEASED_NAMES, data_set_label, regime_label
 from formerlab.report.style import SETTINGS, empty
 from formerlab.report.tables.cells import claim_verdicts
+from formerlab.report.tables.terms import terms
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150
@@ -352,17 +353,21 @@ def with_claim_letters(rows: DataFrame, letters: dict[str, str]) -> DataFrame:
     return rows.assign(**{name: rows[name].map(words).replace("", None) for name in columns})
 
 
-def _claims(letters: Mapping[str, str], results: Results, study: str) -> list[str]:
-    """Return a line per claim: its letter, the claim with its limits, and the conditions that are not met."""
+def _claims(letters: Mapping[str, str], results: Results, study: str, *, brief: bool) -> list[str]:
+    """Return a line per claim: its letter, the claim, and the conditions that are not met. Without `brief`, the line
+    also has the limits and our values.
+    """
     lines = []
     for claim, verdict in claim_verdicts(results, study, *letters).items() if letters else ():
         unmet = f" Condition not met: {'. '.join(verdict.reasons)}."
-        lines.append(f"({letters[claim]}) Claim: {verdict.claim}{unmet if verdict.reasons else ''}")
+        statement = f"{verdict.claim.partition('. Needed: ')[0]}." if brief else verdict.claim
+        lines.append(f"({letters[claim]}) Claim: {statement}{unmet if verdict.reasons else ''}")
     return lines
 
 
 _SIGNS = {
-    "\N{EN DASH}": "\N{EN DASH}: not run or not evaluated.",
+    "\N{EN DASH}": "\N{EN DASH}: not run, not evaluated or no claim.",
+    rf"[{MINUS}+]0\.0+\b": f"{MINUS}0.0, +0.0: rounded to zero; the sign shows the side.",
     pages.DAGGER: f"{pages.DAGGER}: the interval of these seeds alone includes equality (0, or 1 for a ratio).",
     pages.SECTION: f"{pages.SECTION}: the interval of these seeds alone excludes equality (0, or 1 for a ratio).",
 }
@@ -370,13 +375,17 @@ _SIGNS = {
 
 
 def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
-    """Return formatted cells with "not published" or a dash (not run) in place of empty cells. Verdict columns stay
-    unchanged.
+    """Return formatted cells with "not published" or a dash (not run, no claim) in place of empty cells, and with bold
+    names (the first column) in the rows that a claim uses.
     """
     filled = cells.copy()
-    for name in (name for name in map(str, cells) if "verdict" not in name):
+    for name in map(str, cells):
         of_paper = published or name.startswith("published")
         filled[name] = cells[name].replace("", "not published" if of_paper else "\N{EN DASH}")
+    verdicts = cells[[name for name in map(str, cells) if "verdict" in name]]
+    if verdicts.size:
+        names = str(cells.columns[0])
+        filled[names] = filled[names].mask(verdicts.ne("").any(axis=1), "**" + filled[names] + "**")
     return filled
 
 
@@ -397,7 +406,7 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
     ours = with_labels(table[table["source"] == "ours"], results.scale)
     answer = declaration.answer(ours) if declaration.answer and len(ours) else ""
     heading = pages.caption_title(entry.caption)
-    text, page, explained = [f"# {heading}"], list[str](), ""
+    text, page, explained, named = [f"# {heading}"], list[str](), "", answer
     if answer:
         text.append(f"**{pages.escape_markdown(answer)}**")
         page.append(f"<p><b>{escape(answer)}</b></p>")
@@ -410,14 +419,15 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
             cells, note = pages.without_constants(cells)
         cells_with_dashes = _with_empty_cells(cells, published=block.startswith(_PUBLISHED))
         explained += " ".join(cells_with_dashes.to_numpy().ravel())
-        text += [
-            f"**{block}**",
-            *([] if cells.empty else [pages.markdown_table(cells_with_dashes)]),
-            *([note] if note else []),
-        ]
-        page += [pages.heading(block), *([] if cells.empty else [pages.html_table(cells_with_dashes)])]
-        page += [pages.paragraph(note)] if note else []
-    lines = [*pages.bullets(entry.caption), *meanings(headings), *_claims(letters, results, entry.study)]
+        title, _, settings = block.partition("\n")
+        notes = list(filter(None, [settings and f"{settings}.", note]))
+        text += [f"**{title}**", *([] if cells.empty else [pages.markdown_table(cells_with_dashes)]), *notes]
+        page += [pages.heading(title), *([] if cells.empty else [pages.html_table(cells_with_dashes)])]
+        page += map(pages.paragraph, notes)
+        named += f" {title} {settings} " + " ".join(cells)
+    lines = [*pages.bullets(entry.caption), *meanings(headings)]
+    lines += terms(f"{named} {explained}")
+    lines += _claims(letters, results, entry.study, brief="needed" in headings)
     lines += [meaning for sign, meaning in _SIGNS.items() if re.search(sign, explained)]
     lines += _origin(entry, results, shown_runs, {*ours.reindex(columns=["run", "tokenformer"]).stack().dropna()})
     text += ["\n".join(f"- {words}" for words in lines), _links(entry)]

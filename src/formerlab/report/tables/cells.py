@@ -1,5 +1,6 @@
 """Cells of tables: values side by side, pooled intervals, verdicts, values in words, n-gram baselines."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import outcome_text, reasons
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.claims.verdict import evaluate, exact_numbers
-from formerlab.report.columns import verdict_words
+from formerlab.report.columns import MINUS, verdict_words
 from formerlab.report.pages import format_table
 from formerlab.report.runs import estimate, language_baselines, load_runs
 from formerlab.results.read import Results
@@ -180,21 +181,42 @@ def _claim_verdict(results: Results, study: str, name: str, arms: ClaimArms | No
 
 
 def with_verdicts(
-    rows: DataFrame, results: Results, study: str, masks: Mapping[str, Any], column: str = "verdict"
+    rows: DataFrame, results: Results, study: str, masks: Mapping[str, Any], mirrored: bool = False
 ) -> DataFrame:
-    """Return rows with the verdicts on the claims that use the run of a row, in `column`: `agrees (<claim>)`, or
-    `no verdict (<claim>): <first reason>`, separated by semicolons.
+    """Return rows with the verdicts on the claims that use the run of a row, in `verdict`: `agrees (<claim>)`, or
+    `no verdict (<claim>): <first reason>`, separated by semicolons; and with the limits of these claims in `needed`
+    (`needed_words`).
 
     `masks` maps each claim to a mask of candidate rows. A claim is shown in a candidate row if it uses the run of that
     row; an exact claim is shown in all of them. Tables for readers show a letter in place of the claim
     (`write.with_claim_letters`).
     """
-    words = Series("", rows.index)
+    words, limits = Series("", rows.index), Series("", rows.index)
     for claim, verdict in claim_verdicts(results, study, *masks).items():
-        text = f"; {verdict_cell(claim, verdict)}"
         used = rows["run"].isin(verdict.runs) | (verdict.word in ("holds", "fails"))  # exact claims use no runs
-        words += (used & masks[claim]).map({True: text, False: ""})
-    return rows.assign(**{column: words.str.removeprefix("; ").replace("", None)})
+        words += (used & masks[claim]).map({True: f"; {verdict_cell(claim, verdict)}", False: ""})
+        limits += (used & masks[claim]).map({True: f"; {needed_words(verdict, mirrored)}", False: ""})
+    cells = {"verdict": words, "needed": limits}
+    return rows.assign(**{name: text.str.removeprefix("; ").replace("", None) for name, text in cells.items()})
+
+
+_SHORTER = {"an interval that ends at or below": "interval at most", "an interval that begins at or above":
+            "interval at least", "an interval": "interval", "a mean of": "mean", " and ": ", "}  # fmt: skip
+_MIRRORED = {"above": "below", "below": "above", "least": "most", "most": "least"}
+
+
+def needed_words(verdict: ClaimVerdict, mirrored: bool = False) -> str:
+    """Return the limits of a claim without the label of its quantity, such as `interval above 0, mean at least 0.2`.
+    With `mirrored`, return the limits of the negative of the quantity, for tables that show b minus a where
+    the claim has a minus b.
+    """
+    text = re.sub(" (nats|points)", "", verdict.needed.rpartition(": ")[2])
+    for words, shorter in _SHORTER.items():
+        text = text.replace(words, shorter)
+    if mirrored:
+        text = re.sub("above|below|least|most", lambda match: _MIRRORED[match[0]], text)
+        text = re.sub(r"(?<= )(?=0\.\d|[1-9])", MINUS, text)
+    return text
 
 
 def verdict_cell(claim: str, verdict: ClaimVerdict) -> str:

@@ -5,7 +5,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.names import TABLE_LABELS
+from formerlab.report.names import PRUNING_LABELS
 from formerlab.report.studies import policy_comparison, pruning, questions
 from formerlab.report.studies.questions import LOCAL_SUFFIX, SUITES
 from formerlab.report.tables.cells import in_words, side_by_side
@@ -27,7 +27,7 @@ def _losses(results: Results, runs: list[str]) -> DataFrame:
             continue
         rows = policy_comparison.losses(results, STUDY, names, ("Full", *_POLICIES))
         windows = rows.groupby("text")["windows"].transform("max").map(", {:.0f} windows".format)
-        rows["text"] = rows["text"].replace(TABLE_LABELS) + windows + length
+        rows["text"] = rows["text"].replace(PRUNING_LABELS) + windows + length
         rows["run"] = (_LONG_RUNS if length else "") + rows["run"]
         for end in ("", "_low", "_high"):
             rows[f"perplexity_increase_percent{end}"] = 100 * np.expm1(rows[f"increase_nats{end}"])
@@ -79,14 +79,14 @@ def _by_budget(rows: DataFrame) -> dict[str, DataFrame]:
 def _answer(rows: DataFrame) -> str:
     rows = rows[
         rows["configuration"].eq("H2O")
-        & rows["text"].astype(str).str.fullmatch(rf"{TABLE_LABELS['books']}, \d+ windows")
+        & rows["text"].astype(str).str.fullmatch(rf"{PRUNING_LABELS['books']}, \d+ windows")
     ]
     rows = rows.sort_values("budget")
     words = [
         f"{in_words(row, 'perplexity_increase_percent')} % at {pruning.budget_text(row['budget'])}"
         for _, row in rows.iterrows()
     ]
-    return f"With H2O, the perplexity of {TABLE_LABELS['books']} rises by {', '.join(words)}." if words else ""
+    return f"With H2O, the perplexity of {PRUNING_LABELS['books']} rises by {', '.join(words)}." if words else ""
 
 
 @table(reads="prune.csv prune_questions.csv", runs="released-* budgets-* random-* novels-* tight-* wikitext-* long-*",

@@ -5,7 +5,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.names import TABLE_LABELS
+from formerlab.report.names import PRUNING_LABELS
 from formerlab.report.studies import policy_comparison, pruning
 from formerlab.report.studies.pruning import (
     BEYOND_BUDGET,
@@ -47,7 +47,7 @@ def _by_budget(rows: DataFrame) -> DataFrame:
 def _heading(rows: DataFrame) -> str:
     """Return the model, the number of windows and the text of rows on one text."""
     text, model = str(rows["text"].iloc[0]), model_label(str(rows["run"].iloc[0]))
-    return f"loss minus H2O; {model}, {rows['windows'].max():.0f} windows of {TABLE_LABELS.get(text, text)}"
+    return f"loss minus H2O; {model}, {rows['windows'].max():.0f} windows of {PRUNING_LABELS.get(text, text)}"
 
 
 def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
@@ -95,7 +95,7 @@ def _answer_minus_h2o(rows: DataFrame) -> str:
             f"{policy} ({', '.join(group['budget'].map(budget_text))})"
             for policy, group in rivals[clear].groupby("configuration", sort=False)
         ]
-        text = TABLE_LABELS.get(name := str(of_text["text"].iloc[0]), name)
+        text = PRUNING_LABELS.get(name := str(of_text["text"].iloc[0]), name)
         winners |= {*rivals.loc[clear, "configuration"]}
         if policies:
             lower.append(f"on {text} {', '.join(policies)}")

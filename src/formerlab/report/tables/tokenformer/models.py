@@ -261,7 +261,7 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """Is a Tokenformer worse than a Transformer of equal size?
 
     - Loss of the Tokenformer minus the loss of the Transformer, after Table 6 of Tokenformer (arXiv:2410.23168).
-    - Brackets: 95 % interval over seeds, with the variance of similar runs, except on the test books with a final rate
+    - Brackets: 95 % interval over seeds, with the variance of similar runs, except on six books with a final rate
     of zero. A change uses shared seeds.
     - Doubt: with these seeds' variance alone, few intervals exclude zero. Most rates are from short searches.
     """
