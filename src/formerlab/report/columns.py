@@ -123,10 +123,12 @@ COLUMNS = {
     "error_ratio_b": Column("published (B/16)", places=3),
     "accuracy": Column("accuracy (%) ↑", factor=100, places=1),
     "full": Column("Full (%)", factor=100, places=1),
-    "tested": Column("tested (points)", factor=100, places=1),
+    "tested": Column("ours (points)", factor=100, places=1),
     "decay_minus_h2o": Column("Decay minus H2O (points) ↑", factor=100, places=1),
     "full_minus_chance": Column("Full minus chance (points)", factor=100, places=1),
     "h2o_loses": Column("H2O loses (points)", "accuracy of Full minus accuracy of H2O", factor=100, places=1),
+    "local_loses": Column("Local loses (points)", factor=100, places=1),
+    "published_points": Column("published, OPT-2.7B (points)", places=1),
     "fraction_won_back": Column(
         "fraction won back (%) ↑", "Decay minus H2O, divided by the accuracy that H2O loses", factor=100, places=0
     ),
