@@ -50,7 +50,8 @@ COLUMNS = {
     "published_bleu": Column("published ↑", places=1),
     "parameters_non_embedding": Column("parameters", "without embeddings"),
     "tokens": Column("training tokens"),
-    "flops_cumulative": Column("cumulative FLOPs"),
+    "peak_learning_rate": Column("peak rate"),
+    "flops_cumulative": Column("FLOPs with ancestors"),
     "loss_nats": Column("held-out loss (nats) ↓", LOSS),
     "perplexity": Column("perplexity ↓"),
     "gain_nats": Column("gain (nats) ↑"),
@@ -76,9 +77,7 @@ COLUMNS = {
     "cost_nats": Column("added loss (nats) ↓", places=4),
     "perplexity_tokenformer": Column("Tokenformer, perplexity ↓"),
     "difference_nats": Column("difference (nats) ↓"),
-    "tokens_of_stage": Column("tokens of the stage"),
-    "grown": Column("new keys"),
-    "other": Column("compared with"),
+    "other": Column("minus"),
     "validation_minus_ungrown_nats": Column("at the end (nats) ↓"),
     "first_step_minus_ungrown_nats": Column("before the first step (nats) ↓"),
     "mean_minus_ungrown_nats": Column("mean over training (nats) ↓"),
@@ -290,7 +289,7 @@ def number(name: str, value: float, places: int) -> str:
     if name in ("lr", "learning_rate"):
         return f"{value:.3g}"
     if name.endswith("_learning_rate"):
-        return f"{value:g}"
+        return f"{value:.3g}".replace("e-0", "e-")
     if name == "parameters_added":
         return f"{value:,.0f}"
     if name.startswith(("parameters", "tokens")):

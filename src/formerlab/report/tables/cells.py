@@ -210,7 +210,7 @@ def needed_words(verdict: ClaimVerdict, mirrored: bool = False) -> str:
     With `mirrored`, return the limits of the negative of the quantity, for tables that show b minus a where
     the claim has a minus b.
     """
-    text = re.sub(" (nats|points)", "", verdict.needed.rpartition(": ")[2])
+    text = re.sub(" (nats|points|times)", "", verdict.needed.rpartition(": ")[2])
     for words, shorter in _SHORTER.items():
         text = text.replace(words, shorter)
     if mirrored:

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.envelope import flops_at_loss
-from formerlab.report.columns import count, verdict_words
+from formerlab.report.columns import count
 from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_FURTHER,
@@ -36,16 +36,18 @@ from formerlab.report.studies.tokenformer import (
     with_registered_rates,
 )
 from formerlab.report.tables.cells import (
+    answer_word,
     arm_runs,
     claim_rows,
     claim_verdicts,
     in_words,
+    needed_words,
     negated,
     ngram_levels,
     ngrams,
     pooled_estimate,
+    side_by_side,
     with_pooled,
-    with_prefix,
     with_verdict,
     with_verdicts,
 )
@@ -55,7 +57,7 @@ from formerlab.statistics import student
 _FAMILIES = {"pattention": TOKENFORMER, "linear": TRANSFORMER}
 """Labels by kind of projection."""
 _GROWN = "grown: random keys, tau sqrt(n)"
-_STAGE, _SCRATCH = "the parent trained further", "the same model from scratch"
+_STAGE, _SCRATCH, _COSTS = "the parent trained further", "the same model from scratch", "cost"
 _BEATS, _EQUAL_FLOPS = "tokenformer-growth-beats-continuing", "tokenformer-growth-equal-total-flops"
 
 
@@ -76,10 +78,18 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
     return pairs.rename(columns={"rival": "compared_with"})
 
 
+_KEYS = {_GROWN: "random keys", "grown: zero keys, tau kept": "zero keys"}
+_RATIO = expand_columns("flops_ratio[]+")
+
+
 def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
-    """Return a row per stage, way to grow and compared model, in a block per text. If some texts have a verdict, the
-    other texts are left out. Without comparisons, return all models.
+    """Return the costs, the differences by stage with a column per way to grow, and the compared models. If some texts
+    have a verdict, the other texts are left out. Without comparisons, return all models.
     """
+    if rows["source"].eq("published").any():
+        return rows[["variant", "flops_ratio"]]
+    of_cost = rows["question"].eq(_COSTS) if "question" in rows else rows["run"].isna()
+    costs, rows = rows[of_cost], rows[~of_cost]
     models = rows.drop_duplicates("run").set_index("run")
     asked = rows[rows["question"].notna()].sort_values(["tokens", "question", "variant"])
     if asked.empty:
@@ -87,48 +97,66 @@ def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     asked = asked.assign(text=asked["regime"].str.partition(", ")[0])
     if (evaluated := asked["verdict"].notna()).any():
         asked = asked[asked["text"].isin(asked.loc[evaluated, "text"])]
-    other = models.loc[asked["compared_with"]].set_index(asked.index)
-    rate = other["learning_rate"].map(", rate {:.1e}".format).str.replace("e-0", "e-")
-    asked = asked.assign(
-        tokens_of_stage=asked["tokens"],
-        other_run=asked["compared_with"],
-        grown=asked["variant"].str.removeprefix("grown: "),
-        other=asked["question"].str.removeprefix("the ") + rate,
-        **{"grown, perplexity ↓": asked["perplexity"], "other, perplexity ↓": other["perplexity"]},
-    )
-    columns = ["tokens_of_stage", "grown", "other", "grown, perplexity ↓", "other, perplexity ↓"]
-    columns += [*expand_columns("difference_nats[]+"), "verdict", "run", "other_run"]
-    levels = {text: with_prefix("; ", ngram_levels(rows[rows["regime"].eq(text)])) for text in asked["text"]}
-    groups = asked.groupby("text", sort=False)
-    return {f"{text}, {seed_count(group['seeds'])}{levels[text]}": group[columns] for text, group in groups}
+    blocks = dict[str, DataFrame]()
+    if len(costs):
+        shown = costs[["variant", "tokens", *_RATIO, "needed", "verdict"]].rename(columns={"tokens": "tokens_read"})
+        text = costs["regime"].iloc[0].partition(", ")[0]
+        title = f"cost with ancestors / cost of a Transformer of equal loss, on {text}"
+        blocks[f"{title}\nIn FLOPs; the models are in the table tokenformer_envelope"] = shown
+    for text, group in asked.groupby("text", sort=False):
+        lengths = group["tokens"].drop_duplicates().rank().map({1: "short", 2: "medium", 3: "long"})
+        stage = group["tokens"].map(dict(zip(group["tokens"].unique(), lengths, strict=True))).fillna("other")
+        group = group.assign(stage=stage + ", " + group["tokens"].map(count), other=group["question"])
+        wide = side_by_side(group, ["stage", "other"], group["variant"].map(_KEYS) + " (nats) ↓", "difference_nats",
+                            [f"{name} (nats) ↓" for name in _KEYS.values()], pooled=True)  # fmt: skip
+        claimed = group.dropna(subset="verdict").set_index(["stage", "other"])[["needed", "verdict"]]
+        wide = wide.join(claimed, on=["stage", "other"])
+        settings = "; ".join(filter(None, [seed_count(group["seeds"]), ngram_levels(rows[rows["regime"].eq(text)])]))
+        blocks[f"test loss of the grown model minus another model with equal FLOPs, on {text}\n{settings}"] = wide
+        names = dict(zip(group["run"], "grown, " + group["variant"].map(_KEYS), strict=True))
+        names |= dict(zip(group["compared_with"], group["question"].str.removeprefix("the "), strict=True))
+        parents = models[models["variant"].eq(TOKENFORMER) & models["regime"].isin(group["regime"])]
+        parents = parents[parents["parameters_non_embedding"].eq(parents["parameters_non_embedding"].min())]
+        names |= dict.fromkeys(parents.nlargest(1, "tokens").index, "better parent, without a stage")
+        shown = models.loc[[*names]].assign(model=names.values()).sort_values(["flops_cumulative", "model"])
+        shown = shown.rename(columns={"tokens": "tokens_read", "learning_rate": "peak_learning_rate"}).reset_index()
+        blocks["the compared models"] = shown[
+            ["run", "model", "tokens_read", "peak_learning_rate", "flops_cumulative", "perplexity"]
+        ]
+    return blocks
 
 
 def _answer_stages(rows: DataFrame) -> str:
     grown = rows[rows["variant"].eq(_GROWN)].sort_values("tokens")
-    stages, scratch = (grown[grown["question"].eq(question)] for question in (_STAGE, _SCRATCH))
+    stages = grown[grown["question"].eq(_STAGE)]
     if stages.empty:
         return ""
-    ends = {words: in_words(stages.iloc[at], "difference_nats") for at, words in ((0, "shortest"), (-1, "longest"))}
-    text = " and ".join(f"{value} nats after the {words} stage" for words, value in ends.items())
-    if len(scratch):
-        text += f"; minus the same model from scratch: {in_words(scratch.iloc[-1], 'difference_nats')} nats"
-    evaluated = verdict_words(stages["verdict"].iloc[-1]).capitalize() or "No claim"
-    evaluated += " (longest stage)" if stages["verdict"].isna().any() else ""
-    return f"{evaluated}. Loss of the grown model minus the parent trained further: {text}."
+    first, last = (f"{in_words(stages.iloc[at], 'difference_nats')} nats" for at in (0, -1))
+    answer = f"{answer_word(stages.iloc[-1])}, after the longest stage{with_verdict(stages.iloc[-1])}"
+    return f"{answer}: loss minus the parent trained further is {last}; after the shortest stage, {first}."
 
 
-@table(reads="test.csv floors.csv", readers=_stages, answer=_answer_stages,
+def _published_cost_ratios() -> DataFrame:
+    """Return the published ratio of costs, with the perplexities of either of two tables that differ."""
+    ratios, names = (
+        published_ratio().iloc[0],
+        {"Tables 6 and 7": "flops_ratio", "Table 7": "flops_ratio_other_perplexity"},
+    )
+    label = "grown to 1.4B, TPU hours (perplexities of {})"
+    return DataFrame([{"variant": label.format(table), "flops_ratio": ratios[name]} for table, name in names.items()])
+
+
+@table(reads="test.csv floors.csv", readers=_stages, answer=_answer_stages, published=_published_cost_ratios,
        columns="source run regime question variant family parameters_non_embedding learning_rate tokens -flops "
                "tokens_per_new_parameter flops_cumulative loss_nats[] -bits_per_byte perplexity[] compared_with "
-               "difference_nats[]+ seeds diverged verdict")  # fmt: skip
+               "difference_nats[]+ flops_ratio[]+ seeds diverged needed verdict")  # fmt: skip
 def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Does growing beat training the parent further?
 
-    - Test loss of the grown model minus the loss of another model with equal FLOPs. Published growth: random
-    keys with tau = sqrt(n).
+    - Costs and test losses of grown models. After Fig. 3 and Tables 6 and 7 of Tokenformer (arXiv:2410.23168).
     - Brackets: 95 % interval over seeds, with the variance of similar runs.
-    - Doubt: the parent trained further gains nothing from longer stages. Parent and model from scratch read the same
-    books, stages others.
+    - Doubt: the parent trained further stops learning after the short stage. Parent and model from scratch read other
+    books than the stages.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = means_by_run(losses, first=["regime", "spec.optimizer.lr", "spec.model.projection.kind"])
@@ -139,8 +167,31 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
         rows = rows.merge(pairs.dropna(subset="difference_nats"), on="run", how="left")
     question = rows.get("question", rows["run"])
     rows = with_verdicts(rows, results, STUDY, {_BEATS: question.eq(_STAGE), _EQUAL_FLOPS: question.eq(_SCRATCH)})
-    rows = rows.rename(columns={"spec.optimizer.lr": "learning_rate"})
-    return pd.concat([ngrams(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
+    beats = claim_verdicts(results, STUDY, _BEATS)[_BEATS]
+    by_stage = {arm_runs(_BEATS, results.scale, item).get("grown"): word for item, word in beats.items.items()}
+    tested = question.eq(_STAGE) & rows["run"].isin(by_stage)
+    rows.loc[tested, "verdict"] = rows.loc[tested, "run"].map(by_stage) + f" ({_BEATS})"
+    rows.loc[tested, "needed"] = needed_words(beats)
+    rows = sort_by_regime(rows.rename(columns={"spec.optimizer.lr": "learning_rate"}), "flops_cumulative", "run")
+    return pd.concat([ngrams(results, STUDY, runs), rows, _cost_ratios(results, runs)])
+
+
+def _cost_ratios(results: Results, runs: list[str]) -> DataFrame:
+    """Return the costs of tokenformer_envelope for the parent and for each way to continue it, after its longest
+    stage.
+    """
+    if not any(run.startswith("envelope-") for run in runs):
+        return DataFrame()
+    rows = tokenformer_envelope.rows(results, runs)
+    text = rows.loc[rows["envelope"].eq("yes"), "regime"].iloc[0]
+    rows = rows[rows["variant"].isin(_WAYS) & rows["flops_ratio"].notna()]
+    rows = rows[rows["parent"].notna() | rows["run"].isin(rows["parent"])].sort_values("flops_cumulative")
+    rows = rows.drop_duplicates("variant", keep="last").sort_values(
+        "variant", key=lambda names: names.map([*_WAYS].index)
+    )
+    rows = rows.assign(regime=text).replace({"variant": _WAYS})
+    columns = ["run", "regime", "variant", "tokens", "flops_cumulative", "perplexity", *_RATIO, "seeds", "needed"]
+    return rows.assign(question=_COSTS)[["question", *columns, "verdict"]]
 
 
 _NEW_TEXT = "tokenformer-continued-training-lower"
