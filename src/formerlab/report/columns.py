@@ -119,6 +119,7 @@ COLUMNS = {
     "tested": Column("ours (points)", factor=100, places=1),
     "decay_minus_h2o": Column("Decay minus H2O (points) ↑", factor=100, places=1),
     "full_minus_chance": Column("Full minus chance (points)", factor=100, places=1),
+    "published_fraction": Column("published fraction (68 %) of it (points)", factor=100, places=1),
     "h2o_loses": Column("H2O loses (points)", "accuracy of Full minus accuracy of H2O", factor=100, places=1),
     "local_loses": Column("Local loses (points)", factor=100, places=1),
     "published_points": Column("published, OPT-2.7B (points)", places=1),
