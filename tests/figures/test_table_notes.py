@@ -8,7 +8,7 @@ import pytest
 from formerlab.report.columns import verdict_words
 from formerlab.report.pages import DAGGER, SECTION, format_table
 from formerlab.report.tables.cells import ClaimVerdict, claim_verdicts, needed_words
-from formerlab.report.tables.terms import terms
+from formerlab.report.terms import terms
 from formerlab.report.write import with_claim_letters
 from formerlab.results.read import Results
 

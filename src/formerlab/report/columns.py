@@ -69,7 +69,7 @@ COLUMNS = {
     "averages": Column("averages", "k x p: every k-th earlier output, after every p-th block; none: Transformer"),
     "device": Column("processor"),
     "parameters_added": Column("added parameters"),
-    "decoded_tokens_per_s": Column("decoded tokens/s ↑"),
+    "decoded_tokens_per_s": Column("decoding (tokens/s) ↑", places=1),
     "step_time_ratio": Column("step time ratio", "step time of a DenseFormer / step time of the Transformer"),
     "training_time_hours": Column("training time (h)"),
     "arm": Column("Transformer", "modern: RMSNorm, SwiGLU, rotary positions; classic: as GPT-2"),
@@ -129,12 +129,14 @@ COLUMNS = {
     "minus_full": Column("minus Full (points) ↑", factor=100, places=1),
     "minus_h2o": Column("minus H2O (points) ↑", factor=100, places=1),
     "chance": Column("chance (%)", factor=100, places=1),
-    "acc_own": Column("accuracy with own alpha (%) ↑", factor=100, places=1),
-    "acc_common": Column("accuracy with common alpha (%) ↑", factor=100, places=1),
+    "acc_own": Column("own alpha (%) ↑", factor=100, places=1),
+    "acc_common": Column("common alpha (%) ↑", factor=100, places=1),
     "task": Column("set"),
+    "acc_decay": Column("Decay 0.2 (%) ↑", factor=100, places=1),
+    "questions_of_set": Column("questions", places=0),
     "acc_h2o": Column("H2O (%) ↑", factor=100, places=1),
     "megabytes": Column("memory (MB) ↓", places=1),
-    "gain": Column("own minus common alpha (points) ↑", factor=100, places=1),
+    "gain": Column("own minus common (points) ↑", factor=100, places=1),
     "length": Column("prompt length (tokens)"),
     "configuration": Column("policy"),
     "budget": Column("cache budget (%)", "planned cache size, in percent of the tokens", 100),
@@ -145,6 +147,7 @@ COLUMNS = {
     **{name: Column(name, places=1) for name in (f"{budget} % of the tokens ↓" for budget in (5, 10, 20, 40))},
     "increase_nats": Column("loss minus Full (nats) ↓", "loss with the pruned cache minus loss with the full cache"),
 
+    "prompt_s": Column("prompt (s) ↓", places=1),
     "prompt_ratio": Column("prompt time / Full ↓", places=2, null=1),
     "speed_ratio": Column("decoding speed / Full ↑", places=2, null=1),
     "faster_after": Column(
@@ -174,6 +177,8 @@ def meanings(headings: Iterable[str]) -> list[str]:
         for heading in headings
         if meaning_by_heading.get(heading)
     ]
+    if re.search("minus|loses", " ".join(headings)):
+        lines.append("Differences are rounded after subtraction.")
     return [*lines, *([f"{'; '.join(arrows)}."] if arrows else [])]
 
 

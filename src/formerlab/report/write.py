@@ -43,7 +43,7 @@ from formerlab.report.marks import hidden_marks
 from formerlab.report.names import RELEASED_NAMES, data_set_label, regime_label
 from formerlab.report.style import SETTINGS, empty
 from formerlab.report.tables.cells import claim_verdicts
-from formerlab.report.tables.terms import terms
+from formerlab.report.terms import terms
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150

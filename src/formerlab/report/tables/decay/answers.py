@@ -210,12 +210,15 @@ def _accuracy_by_alpha_choice(rows: DataFrame) -> dict[str, DataFrame]:
     """
     rows = pruning.first_model_rows(rows)
     rows = rows[rows["budget"] == rows["budget"].iloc[0]]
-    common_alphas = rows["common alphas"].dropna().iloc[0]
-    heading = f"{model_label(str(rows['run'].iloc[0]))}, cache of {pruning.budget_text(rows['budget'].iloc[0])}"
-    sets = rows["task"] + rows["questions"].map(" ({:.0f})".format, na_action="ignore").fillna("")
-    reader_rows = rows.assign(task=sets, **{"own alphas": rows["own alphas"].fillna("by set")})
-    columns = ["task", "own alphas", *expand_columns("acc_own acc_common acc_h2o gain[]"), "verdict"]
-    return {f"{heading}; common alphas of the halves: {common_alphas}": reader_rows[columns]}
+    settings = (
+        f"{model_label(str(rows['run'].iloc[0]))}, cache of {pruning.budget_text(rows['budget'].iloc[0])}; common "
+    )
+    settings += f"alphas of the halves: {rows['common alphas'].dropna().iloc[0]}"
+    tasks = rows["task"] + (100 * rows["chance"]).map(" (chance {:.0f} %)".format, na_action="ignore").fillna("")
+    alphas = rows["own alphas"].replace({r"^([\d.]+)$": r"\1, \1"}, regex=True)
+    columns = ["task", "questions_of_set", "own alphas", *expand_columns("acc_own acc_common acc_decay acc_h2o gain[]")]
+    reader_rows = rows.assign(**{"task": tasks, "own alphas": alphas}, questions_of_set=rows["questions"])
+    return {f"accuracy by choice of alpha\n{settings}": reader_rows[[*columns, "verdict"]]}
 
 
 def _answer_tasks(rows: DataFrame) -> str:
@@ -233,11 +236,10 @@ def _answer_tasks(rows: DataFrame) -> str:
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task?
 
-    - Accuracy of Decay with an alpha for each set and with one alpha for all, chosen on one half of the questions and
-    evaluated on the other. Alphas of both halves are shown.
-    - Square brackets: 95 % interval over questions; for the mean, resamples choose alpha again. Round brackets:
-    questions.
-    - Doubt: halves often disagree on alpha.
+    - Accuracy of Decay with an alpha for each set and with one alpha for all: of ten, the best on one half of the
+    questions is evaluated on the other. Own alphas: of both halves.
+    - Brackets: 95 % interval over questions; for the mean, resamples choose alpha again.
+    - Doubt: three sets are not above chance; halves often disagree on alpha.
     """
     answers = load_answers(results, STUDY, runs)
     fixed = answers[is_published_setting(answers)].groupby(["run", "budget", "policy", "task"])["value"].mean()

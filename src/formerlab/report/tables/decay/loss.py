@@ -1,6 +1,7 @@
 """Tables of the loss, the size and the speed of pruned caches."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -169,7 +170,7 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """Which one-shot policy adds less loss than H2O?
 
     - The first half of a window is the prompt; loss and perplexity are of the second half. A cache that is pruned once
-    then grows with the text; the other keeps its size, so it ends with fewer keys.
+    then grows; the other keeps its size, so it ends with fewer keys.
     - Brackets: 95 % interval over windows, one model.
     - Doubt: one text. H2O reserves half of its budget for recent keys, SnapKV less.
     """
@@ -188,7 +189,7 @@ _CALIBRATED = {
     "single_by_loss": "one alpha, chosen on validation text",
 }
 _FIXED, _RESERVED = "alpha 0.2, as published", "for comparison: Decay 0.95, half recent"
-_CHOICES = (*_CALIBRATED.values(), _FIXED, BEST_OF_WINDOW, BEST_OF_TEXT, _RESERVED)
+_CHOICES = ("H2O", *_CALIBRATED.values(), _FIXED, BEST_OF_WINDOW, BEST_OF_TEXT, _RESERVED)
 
 
 def _spread(alphas: Series) -> str:
@@ -197,7 +198,7 @@ def _spread(alphas: Series) -> str:
 
 
 def _choices(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a row per choice of alpha. The label of a choice with one alpha gives this alpha for each budget."""
+    """Return H2O and a row per choice of alpha, with the chosen alphas."""
     rows = pruning.first_model_rows(rows)
     rows = rows[rows["configuration"].isin(_CHOICES)]
     if rows.empty:
@@ -205,32 +206,24 @@ def _choices(rows: DataFrame) -> dict[str, DataFrame]:
     chosen = rows[rows["alphas"].str.fullmatch(r"[\d.]+", na=False)]
     alphas = chosen["alphas"] + " at " + chosen["budget"].map(budget_text)
     alphas = alphas.groupby(chosen["configuration"]).agg(", ".join)
+    rows = rows.assign(**{MINUS_H2O: rows[MINUS_H2O].mask(rows["configuration"].eq("H2O"))})
     table = _by_budget(rows).sort_values("configuration", key=lambda names: names.map(_CHOICES.index))
-    names = [f"{name} ({alphas[name]})" if name in alphas else name for name in table["configuration"]]
-    return {_heading(rows): table.assign(configuration=names).rename(columns={"configuration": "choice of alpha"})}
+    names = table["configuration"].replace({_RESERVED: "Decay 0.95, half recent, known afterwards"})
+    table = table.assign(configuration=names)
+    table.insert(1, "alpha", table["configuration"].map(alphas))
+    return {_heading(rows): table.rename(columns={"configuration": "choice of alpha"})}
 
 
 def _answer_choices(rows: DataFrame) -> str:
-    """Return for each budget whether the best choice without hindsight has a clearly lower loss than H2O. If no alpha
-    was chosen at a budget, the best alpha of each window, known afterwards, is a lower bound of the loss of any choice
-    of one alpha for all heads.
-    """
+    """Return for each budget whether the best choice without hindsight has a clearly lower loss than H2O."""
     rows = pruning.first_model_rows(rows)
-    chosen = rows[rows["configuration"].isin(_CALIBRATED.values())]
+    chosen, words = rows[rows["configuration"].isin(_CALIBRATED.values())], list[str]()
     if chosen.empty:
         return ""
-    words = []
     for _, row in chosen.loc[chosen.groupby("budget")[MINUS_H2O].idxmin()].iterrows():
         answer = "yes" if row[f"{MINUS_H2O}_high"] < 0 else "no"
-        words.append(f"{answer} at {budget_text(row['budget'])} ({in_words(row, MINUS_H2O)})")
-    text = f"{', '.join(words)}. In brackets: loss of the best choice without hindsight minus the loss of H2O, in nats."
-    unchosen = rows[rows["configuration"].eq(BEST_OF_WINDOW) & ~rows["budget"].isin(chosen["budget"])]
-    for _, row in unchosen.iterrows():
-        text += (
-            f" At {budget_text(row['budget'])} no alpha was chosen; the best alpha of each window, known afterwards, "
-            f"has {in_words(row, MINUS_H2O)}."
-        )
-    return text[0].upper() + text[1:]
+        words.append(f"at {budget_text(row['budget'])} {answer}, {in_words(row, MINUS_H2O)} nats")
+    return f"Loss minus H2O with {row['configuration']}: {'; '.join(words)}."
 
 
 @table(reads="prune.csv prune_calibrated.csv prune_alphas.csv", runs="decoder released-*",
@@ -239,10 +232,10 @@ def _answer_choices(rows: DataFrame) -> str:
 def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a better choice of alpha beat H2O?
 
-    - Loss of Decay minus the loss of H2O, by cache budget. Only the last row reserves recent tokens. An alpha for each
-    head makes its attention most similar to ideal attention.
-    - Square brackets: 95 % interval over windows, for this one model. Round brackets: chosen alphas.
-    - Doubt: alphas known afterwards are chosen by the reported loss.
+    - Loss of Decay minus the loss of H2O, by cache budget in percent of the tokens. An alpha for each head makes its
+    attention most similar to ideal attention.
+    - Brackets: 95 % interval over windows, for this one model.
+    - Doubt: what is known afterwards was chosen by the reported loss. Intervals are not corrected for their number.
     """
     keys, choice = ["run", "budget"], ["run", "budget", "configuration"]
     rows = results.rows("prune.csv", STUDY, runs)
@@ -273,18 +266,28 @@ def decay_alphas_table(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _speeds(rows: DataFrame) -> dict[str, DataFrame]:
-    """Return a block for each model, number of sequences and prompt, with the pruned caches by decreasing budget."""
+    """Return a block for each model, number of sequences and prompt, with the caches by decreasing budget."""
     rows, blocks = pruning.by_model(rows), {}
     for _, group in rows.groupby(["model", "sequences", "length"], sort=False):
-        first, full = group.iloc[0], group[group["budget"].eq(1)]
-        heading = f"{first['model']}, sequences: {first['sequences']}, prompt of {first['length']:,} tokens"
-        for _, row in full.iterrows():
-            speed = f"{row['decoded_tokens_per_s']:.1f} tokens/s"
-            heading += f"; {row['configuration']}: prompt {row['prompt_s']:.1f} s, {speed}, {row['megabytes']:.1f} MB"
-        pruned = group.drop(full.index).sort_values("budget", ascending=False, kind="stable")
-        columns = expand_columns("configuration budget prompt_ratio[] speed_ratio[] faster_after megabytes")
-        blocks[heading] = pruned[[*columns, "repetitions", "device", "threads"]]
+        first = group.iloc[0]
+        title = f"{first['model']}, prompt of {first['length']:,} tokens, sequences: {first['sequences']}"
+        group = group.sort_values("budget", ascending=False, kind="stable").assign(is_reference=group["budget"].eq(1))
+        ratios = {name: [_with_quartiles(row, name) for _, row in group.iterrows()] for name in _RATIOS}
+        columns = ["configuration", "budget", "prompt_s", "prompt_ratio", "decoded_tokens_per_s", "speed_ratio"]
+        blocks[title] = group.assign(**ratios)[
+            [*columns, "faster_after", "megabytes", "repetitions", "device", "threads"]
+        ]
     return blocks
+
+
+_RATIOS = ("prompt_ratio", "speed_ratio")
+
+
+def _with_quartiles(row: "Series[Any]", name: str) -> str:
+    """Return a ratio with its quartiles in round brackets, since square brackets are confidence intervals."""
+    if row["budget"] == 1:
+        return "reference" if row["policy"] == "full" else f"{row[name]:.2f}"
+    return re.sub(r"\[(.*),\s(.*)\]", r"(\1 to \2)", in_words(row, name))
 
 
 def _answer_speeds(rows: DataFrame) -> str:
@@ -294,8 +297,11 @@ def _answer_speeds(rows: DataFrame) -> str:
     row = rows.sort_values("budget").iloc[0]
     answer = "Yes" if row["speed_ratio_low"] > 1 else "No"
     cache = f"{row['configuration']} with {budget_text(row['budget'])} of the cache"
-    speed, prompt = in_words(row, "speed_ratio"), in_words(row, "prompt_ratio")
-    return f"{answer}: {cache} decodes {speed} times as fast as Full, but reads the prompt in {prompt} times the time."
+    prompt, speed = (_with_quartiles(row, name) for name in _RATIOS)
+    return (
+        f"{answer}, in our decoder: {cache} decodes {speed} times as fast as Full, but reads the prompt in {prompt} "
+        "times the time."
+    )
 
 
 @table(reads="decode.csv", readers=_speeds, answer=_answer_speeds,
@@ -305,10 +311,10 @@ def _answer_speeds(rows: DataFrame) -> str:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Does a pruned cache decode faster?
 
-    - Median times on one machine. Ratios: prompt time / prompt time of Full in the same turn, and the same for decoding
-    speed. DynamicCache: the full cache of the transformers library. Memory includes scores and positions.
-    - Brackets: quartiles over repetitions (no confidence interval).
-    - Doubt: these are times of our decoder. With `generate` of transformers or on a GPU, ratios differ.
+    - Median times on one machine; ratios to Full, measured in turns. Reading takes longer because scores are computed.
+    Memory includes scores and positions.
+    - Round brackets: quartiles over repetitions (no confidence interval).
+    - Doubt: in `generate` of transformers, Decay decodes more slowly than the full cache (0.88 times).
     """
     rows = pruning.decode_speeds(results, STUDY, runs)
     if rows.empty:
