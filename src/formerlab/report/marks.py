@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 from matplotlib.transforms import ScaledTranslation
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, GREY, LETTER, MET_GROUND, PUBLISHED_GROUND, PUBLISHED_INK, Label, ink
+from formerlab.report.style import BLACK, GREY, LETTER, MET_GROUND, PUBLISHED_GROUND, Label, ink
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -261,7 +261,7 @@ def _forest(
     colours = y_colours or {name: panel.plot_style(str(name), rows)["color"] for name, rows in means.groupby(panel.by)}
     for name, tick in zip(names, axes.get_yticklabels(), strict=True):
         if panel.by == panel.y or name in alone:
-            tick.set_color(PUBLISHED_INK if name in alone else ink(colours[name]))
+            tick.set_color(GREY if name in alone else ink(colours[name]))
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":
@@ -287,7 +287,9 @@ def _shade_rows(axes: Axes, panel: "Panel", means: DataFrame, names: list[Any], 
     limits = means.reindex(columns=[panel.y, f"{panel.x}_limit", f"{panel.x}_met"])
     for name, limit, met in limits.dropna(subset=f"{panel.x}_limit").to_numpy():
         rows = names.index(name) - 0.45, names.index(name) + 0.45
-        axes.vlines([end for end in (limit, met) if np.isfinite(end)], *rows, color=GREY, linestyle="--", linewidth=1)
+        ends = [end for end in (limit, met) if np.isfinite(end)]
+        axes.vlines(ends, *rows, color="white", linewidth=3, zorder=1.5)  # covers a zero line at the same place
+        axes.vlines(ends, *rows, color=BLACK, linestyle=(0, (3, 2)), linewidth=1.2, zorder=1.6)
         if pd.notna(met):
             ends = axes.get_xlim()
             axes.fill_betweenx(

@@ -34,7 +34,6 @@ from formerlab.report.style import (
     GREY,
     HOLLOW,
     LETTER,
-    PUBLISHED_INK,
     WIDEST,
     PlotStyle,
     label_at_edge,
@@ -223,7 +222,7 @@ def _figure(
             axes.tick_params(axis="y", labelleft=not shared)
             axes.tick_params(axis="x", labelbottom=not repeated[at])
             axes.set_xlabel("" if repeated[at] else xlabels[at])
-            axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
+            axes.set_title(title, color=GREY if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
         y -= under
     _equalize_limits(figure, pairs)
@@ -294,7 +293,7 @@ def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
             drawn = rows.dropna(subset=[panel.x] if panel.kind == "forest" else panel.y)
             handles |= {name: line for name, line in panel.handles(drawn).items() if name not in handles}
     if handles and any(f"{panel.x}_limit" in rows for panel, rows in pairs):
-        handles["limit of the claim"] = Line2D([], [], color=GREY, linestyle="--", linewidth=1)
+        handles["limit of the claim"] = Line2D([], [], color=BLACK, linestyle=(0, (3, 2)), linewidth=1.2)
     return handles
 
 

@@ -51,8 +51,6 @@ PUBLISHED_GROUND = "#f6f2e7"
 """Background colour of a panel with published values."""
 MET_GROUND = "#e2f3e4"
 """Background colour of the values that meet a claim."""
-PUBLISHED_INK = "#6b5510"
-"""Colour of published values and of the titles of their panels."""
 BETTER = "\N{LEFTWARDS ARROW}\N{NO-BREAK SPACE}better"
 """Marks the better side in the label of an axis where it is left or, in the rotated label of a y axis, below."""
 SIGNS = {
@@ -61,11 +59,11 @@ SIGNS = {
     "orange or brown, teal": "DenseFormer, Hyper-Connections",
     "dark green, light green": "Decay, Decay with half of the budget for recent tokens",
     "vermilion, violet": "H2O, TOVA",
-    "grey": "most other variants, interactions and notes",
+    "grey": "most other variants, interactions, notes and names of published rows",
     "shades of a colour": "settings or sizes of one variant",
     "upward triangle, circle": "in figures of growth: grown as published, the parent; other ways to grow differ",
     "hollow mark, tinted panel, row or strip": "published values, not ours",
-    "dashed grey line, green ground": "limit of a claim, values that meet it",
+    "dashed line, green ground": "limit of a claim (also where it is zero), values that meet it",
     "bold name": "a claim uses the row",
     "thick pale bar": "interval that verdicts use, with the spread of similar runs",
     "thin bar, band": "interval of these seeds or examples alone",

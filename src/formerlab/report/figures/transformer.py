@@ -26,7 +26,6 @@ from formerlab.report.style import (
     LETTER,
     NARROW,
     PUBLISHED_GROUND,
-    PUBLISHED_INK,
     WIDEST,
     plot_style,
 )
@@ -118,7 +117,7 @@ def _draw_published_value(axes: Axes, rows: DataFrame) -> None:
     axes.set_xticks(rows["step"].unique(), minor=True)
     axes.tick_params(axis="x", which="minor", bottom=True, length=3)
     if axes is axes.figure.axes[0]:
-        axes.text(middle, 0.03, "paper,\n100k", color=PUBLISHED_INK, ha="center", fontsize=7,
+        axes.text(middle, 0.03, "paper,\n100k", color=GREY, ha="center", fontsize=7,
                   transform=axes.get_xaxis_transform())  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
 from formerlab.report.runs import estimate
 from formerlab.report.studies.pruning import CONFIGURATION, RELEASED_RUNS, budget_text, first_model_rows, label_and_sort
-from formerlab.report.style import BLACK, PUBLISHED_INK
+from formerlab.report.style import BLACK, GREY
 from formerlab.report.tables.cells import claim_verdicts, claim_words
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
@@ -49,7 +49,7 @@ def _finish_mask(axes: Axes, rows: DataFrame) -> None:
     alpha = "\n(alpha 0.1)" * (first["policy"] == "decay")
     cosine = f"cosine\n{first['cosine']:.{2 if few else 3}f}{few}"  # fewer windows: fewer digits are comparable
     published = f"published{alpha}\n{first['published']:.3f}"
-    for at, words, value, color in ((1.0, cosine, "cosine", BLACK), (0.72, published, "published", PUBLISHED_INK)):
+    for at, words, value, color in ((1.0, cosine, "cosine", BLACK), (0.72, published, "published", GREY)):
         if first[value] == first[value]:
             axes.text(1, at, words, color=color, ha="right", va="top", fontsize=7, transform=axes.transAxes)
     if first["policy"] == "ideal":

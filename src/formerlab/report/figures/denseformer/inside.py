@@ -36,7 +36,6 @@ from formerlab.report.style import (
     NARROW,
     ORANGE,
     PUBLISHED_GROUND,
-    PUBLISHED_INK,
     RUST,
     WIDEST,
     arrow,
@@ -137,7 +136,7 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     return DataFrame(rows)
 
 
-_PAPER: dict[str, Any] = {"color": PUBLISHED_INK, "fontsize": 7}
+_PAPER: dict[str, Any] = {"color": GREY, "fontsize": 7}
 """The font of texts about the paper."""
 _PATTERN = "denseformer-weight-pattern"
 _ASKED = {"first_third": (0.0, np.inf), "last_third": (0.0, -np.inf), "seed_correlation": (0.8, np.inf)}
@@ -186,7 +185,7 @@ PUBLISHED_MOMENT = 100 * 5000 / 40_000
 
 
 def _mark_published_moment(axes: Axes, rows: DataFrame) -> None:
-    axes.axvline(PUBLISHED_MOMENT, color=PUBLISHED_INK, linestyle=":", linewidth=1)
+    axes.axvline(PUBLISHED_MOMENT, color=GREY, linestyle=":", linewidth=1)
     axes.text(0.98, 0.04, "dotted: pattern\ncomplete in the paper", transform=axes.transAxes, ha="right", **_PAPER)
     for nth, (colour, blocks) in enumerate(rows[["_color", "_moment"]].drop_duplicates().to_numpy()):
         axes.text(0.98, 0.3 + 0.1 * nth, blocks, transform=axes.transAxes, ha="right", fontsize=7, color=ink(colour))
@@ -298,7 +297,7 @@ MOST_DROPPED = 0.4
 
 
 def _mark_knee(axes: Axes, rows: DataFrame) -> None:
-    axes.axvline(15, color=PUBLISHED_INK, linestyle=":", linewidth=1)
+    axes.axvline(15, color=GREY, linestyle=":", linewidth=1)
     axes.text(16, 0.97, "paper: sharp\nrise from here", transform=axes.get_xaxis_transform(), va="top", **_PAPER)
     for gain in rows["gain_over_transformer_nats"].dropna().unique():
         axes.axhline(gain, color=GREY, linestyle="--", linewidth=1)

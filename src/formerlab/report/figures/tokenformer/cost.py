@@ -18,7 +18,7 @@ from formerlab.report.claims.arms import registered_arms
 from formerlab.report.claims.quantity import Quantity
 from formerlab.report.marks import embolden_claims, mark
 from formerlab.report.panel import Panel, layout, setting, with_claims
-from formerlab.report.runs import TRANSFORMER, differences, estimate, held_out_losses, seed_notes
+from formerlab.report.runs import TOKENFORMER, TRANSFORMER, differences, estimate, held_out_losses, seed_notes
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     LENGTHS,
@@ -38,7 +38,6 @@ from formerlab.report.style import (
     BLACK,
     GREY,
     NARROW,
-    PUBLISHED_INK,
     WIDEST,
     arrow,
     ink,
@@ -59,38 +58,49 @@ _PUBLISHED = (
     ("Fig 4", "Transformer, 30B tokens"),
     ("Fig 3", "grown, 30B a stage"),
 )
-_CSV_ONLY = WAYS_TO_GROW["grown: zero keys, tau kept"]
-"""Series whose costs only the CSV has; tokenformer_stage_length shows its losses."""
+_FROM_SCRATCH = "Tokenformer from scratch"
+_CSV_ONLY = (WAYS_TO_GROW["grown: zero keys, tau kept"], _FROM_SCRATCH)
+"""Series whose costs only the CSV has; tokenformer_stage_length shows their losses."""
 _SHORTER_STAGES_PATTERN = f"-(?:{'|'.join(LENGTHS[:-1])})"
 """Runs of the shorter stages; the table tokenformer_envelope lists them."""
 _FURTHER = "parent trained further, equal FLOPs"
 _AT_ZERO = "Transformer, rate to 0"
-_losses = partial(Panel, y="loss_nats", by="_series", ylabel="held-out loss (nats per token)")
+_losses = partial(
+    Panel, "_relative", "loss_nats", by="_series", log="x", unit="_line", ylabel="held-out loss (nats per token)"
+)
+_RIGHT = {"xytext": (7, 0), "ha": "left", "va": "center"}
+_NAMES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    _LOWEST: (f"{TRANSFORMER} from scratch", 0, {"xytext": (7, 3), "ha": "left"}),
+    PARENT: (f"{TOKENFORMER}\n(parent)", 0, {"xytext": (0, 8), "ha": "center"}),
+    "grown as published": ("grown", 0, _RIGHT),
+    _FURTHER: ("parent\ntrained\nfurther", 0, _RIGHT),
+    "Transformer, 300B tokens": ("Transformer, 300B tokens", 0, {"xytext": (7, -1), "ha": "left"}),
+    "Transformer, 30B tokens": ("30B tokens", -1, {"xytext": (9, -6), "ha": "right", "va": "top"}),
+    "grown, 30B a stage": (f"{TOKENFORMER},\ngrown", -1, {"xytext": (-7, 0), "ha": "right", "va": "center"}),
+}
+"""Name of a series in the panels of losses, the point beside which it is, and its offset in points."""
 
 
 def _write_models(axes: Axes, rows: DataFrame) -> None:
-    """Draw a dotted arrow from the parent to the grown model, and a double arrow, labelled with the cost ratio, from a
-    model to the Transformers of equal loss. Name the parent, and the number of seeds of each Transformer.
+    """Draw an arrow from the parent to the grown model, and a double arrow, labelled with the cost ratio, from a model
+    to the Transformers of equal loss. Name the series, and the number of seeds of each Transformer.
     """
     write = partial(axes.annotate, textcoords="offset points", fontsize=7)
-    means = rows[rows["seed"].isna()].dropna(subset="_at").drop_duplicates("run").set_index("run")
+    means = rows.dropna(subset="_at").drop_duplicates("run").set_index("run")
     for run, point in means[means["parent"].isin(means.index) & means["series"].ne(_FURTHER)].iterrows():
         ends = means.loc[[point["parent"], run], ["_at", "loss_nats"]].to_numpy(float)
-        arrow(axes, *ends, color=plot_style(point["series"])["color"], linewidth=0.8, linestyle=":", shrinkA=6,
-              shrinkB=10)  # fmt: skip
+        arrow(axes, *ends, color=plot_style(point["series"])["color"], shrinkA=4, shrinkB=4)
     for x, y, ratio, relative in means.dropna(subset="_ratio")[["_at", "loss_nats", "_ratio", "_relative"]].to_numpy():
-        arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=9, shrinkB=5)
+        arrow(axes, (x, y), (relative / ratio, y), color=GREY, arrowstyle="<|-|>", shrinkA=5, shrinkB=5)
         write(f"{ratio:.2g}\N{MULTIPLICATION SIGN}", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
               color=GREY)  # fmt: skip
-    for x, y in means.loc[means["series"].eq(PARENT), ["_at", "loss_nats"]].to_numpy():
-        write(PARENT, (x, y), (0, 9), ha="center", color=ink(plot_style(PARENT)["color"]))
-    lowest = means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy()
-    for nth, (x, y, seeds) in enumerate(lowest):
-        words = "1 seed" if seeds == 1 else f"{seeds:.0f} seeds"
-        write(words if nth else f"{_LOWEST}, {words}", (x, y), (-4, -4) if nth else (8, 3), color=BLACK,
-              ha="right" if nth else "left", va="top" if nth else "bottom")  # fmt: skip
-    low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.1 * (high - low), high)
+    for series, points in rows.groupby("_series", sort=False):
+        if series in _NAMES:
+            words, at, beside = _NAMES[series]
+            x, y = points.sort_values("_at")[["_at", "loss_nats"]].to_numpy()[at]
+            write(words, (x, y), color=ink(plot_style(series)["color"]), **beside)
+    for x, y, seeds in means.loc[means["series"].eq(_LOWEST), ["_at", "loss_nats", "seeds"]].to_numpy():
+        write("1 seed" if seeds == 1 else f"{seeds:.0f} seeds", (x, y), (-5, -4), color=GREY, ha="right", va="top")
 
 
 def _write_ratios(axes: Axes, rows: DataFrame) -> None:
@@ -106,10 +116,10 @@ def _write_ratios(axes: Axes, rows: DataFrame) -> None:
 
 def draw_cost(data: DataFrame) -> Figure:
     """Draw the ratios of costs and, below them, our losses and the published losses against costs."""
-    data.attrs["marks"] = {"bars", "dots"}
+    data.attrs["marks"] = {"bars"}
     notes, ratios = seed_notes(data), data[data["flops_ratio"].notna()]
     top = bool(len(ratios)) * (0.25 * len(ratios) + 0.85)
-    height = top + 4.22
+    height = top + 3.9
     figure = Figure((WIDEST, height), label=" ".join(notes))
     note = (
         f"{setting(data[data['_series'].notna()])}; {''.join(notes[:1])[:-1]}; the learning rates of the Transformers "
@@ -125,41 +135,38 @@ def draw_cost(data: DataFrame) -> Figure:
                  xlabel=f"FLOPs with all ancestors / FLOPs of a Transformer of equal loss ({BETTER})")  # fmt: skip
         _write_ratios(axes, ratios)
     drawn = list[Any]()
-    for panel, source, x, words in (
-        (_losses("_relative", log="x", finish=_write_models, unit="_line",
-                 title="Ours"), "ours",
-         0.65, "FLOPs with all ancestors\n(largest Transformer = 1)"),
-        (_losses("_relative", log="x", name="inside", title="", ylabel="ln perplexity", finish=_write_models),
-         "published", 4.6, "TPU v4 hours\n(largest Transformer = 1)"),
-    ):  # fmt: skip
-        rows = data[data["source"].eq(source) & data["_series"].notna()]
-        axes = figure.add_axes((x / WIDEST, 1.28 / height, 2.3 / WIDEST, 2.6 / height))
-        labels = mark(axes, panel, rows, {})[0] if len(rows) else []
+    for source, x, words, title, ylabel in (
+        ("ours", 0.65, "FLOPs with all ancestors", "Ours", _losses.keywords["ylabel"]),
+        ("published", 4.15, "TPU v4 hours", "PUBLISHED, not ours", "ln perplexity"),
+    ):
+        rows = data[data["source"].eq(source) & data["_series"].notna() & data["seed"].isna()]
+        axes = figure.add_axes((x / WIDEST, 1.15 / height, 2.75 / WIDEST, 2.4 / height))
+        labels = mark(axes, _losses(finish=_write_models), rows, {})[0] if len(rows) else []
         drawn.append((axes, labels))
-        axes.set(xlabel=words, ylabel=panel.ylabel)
-        axes.set_title(panel.heading(rows).rstrip(": "), color=BLACK if x < 1 else PUBLISHED_INK)
+        axes.set(xlabel=f"{words} (largest Transformer = 1, log)", ylabel=ylabel)
+        axes.set_title(title, color=BLACK if source == "ours" else GREY)
     ends, limits = [axes.get_xlim() for axes, _ in drawn], [axes.get_ylim() for axes, _ in drawn]
     for (axes, labels), (_, top) in zip(drawn, limits, strict=True):  # equal scales, so that slopes can be compared
-        axes.set(xlim=(np.min(ends), np.max(ends)), ylim=(top - np.ptp(limits, axis=1).max(), top))
-        label_at_edge(axes, [label for label in labels if label.text not in (PARENT, _LOWEST)], 13)
+        axes.set(xlim=(np.min(ends), 2.3 * np.max(ends)), ylim=(top - np.ptp(limits, axis=1).max(), top))
+        label_at_edge(axes, [label for label in labels if label.text not in _NAMES], 13)
     return figure
 
 
 @plot(reads="test.csv", within_regime=True, draw=draw_cost)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168). Above: the cost of the
-    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line. Bars:
-    the interval of the verdict. Its low end is extrapolated beyond the black line, and two of the three Transformers on
-    the line have one seed. Below: the losses. The cost of a grown model includes all its ancestors; the Tokenformer
-    from scratch (moved to the right) and the parent trained further have the same cost. Both panels have the
-    same scales. Hollow: the paper's models, which are a thousand
-    times larger. Their ratio is 0.40 to 0.42, because the paper prints two values of one perplexity. To see: growing
-    saves cost if its mark is to the left of the black line. The CSV also has the smallest Transformer with a rate to
-    zero, and tokenformer_envelope the other stages and ways to grow.
+    claim's grown model (long stage) and of its parent, relative to a Transformer of equal loss on the black line.
+    Bars: the interval of the verdict. Its low end is extrapolated beyond the black line, and two of the three
+    Transformers on the line have one seed. Below: the losses of Transformers (black, grey) and Tokenformers (blue,
+    pink). The cost of a grown model includes all its ancestors. Both panels have the same scales. Hollow: the
+    paper's models, which are a thousand times larger. Their ratio is 0.40 to 0.42, because the paper prints two
+    values of one perplexity. To see: growing saves cost if its mark is to the left of the black line. The CSV also
+    has a Tokenformer of the grown size from scratch, which has the same cost, and the smallest Transformer with a
+    rate to zero; the table tokenformer_envelope has the other stages and ways to grow.
     """
     rows, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     rows["_series"] = rows["series"].where(
-        rows["series"].ne(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER_STAGES_PATTERN)
+        ~rows["series"].isin(_CSV_ONLY) & ~rows["run"].str.contains(_SHORTER_STAGES_PATTERN)
     )
     frames = [rows.assign(flops_ratio=np.nan)]
     claims = ""
@@ -192,8 +199,7 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     largest = cost.where(rows["variant"].eq(TRANSFORMER) | rows["run"].str.startswith(TRANSFORMER))
     linked = rows["parent"].notna() & rows["series"].ne(_FURTHER)  # arrows join models and their parents
     rows["_line"] = rows["run"].where(linked, rows["_series"])
-    at_the_right = "Tokenformer from scratch"  # marks of equal cost are shifted sideways in this order
-    rows = rows.sort_values("series", key=lambda names: names.eq(at_the_right), kind="stable")
+    rows = rows.sort_values("series", key=lambda names: names.eq(_FROM_SCRATCH), kind="stable")
     ratio = rows.dropna(subset="flops_ratio").set_index("run")["flops_ratio"]
     rows["_ratio"] = rows["run"].map(ratio).where(rows["series"].ne(PARENT) & rows["flops_ratio"].isna())
     rows["_claims"] = claims
