@@ -29,7 +29,7 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.report.studies.denseformer import DEPTH, LONG, SPARSE, STUDY, compared_runs
-from formerlab.report.style import BETTER, BLACK, GREY, NARROW, RUST, ink, plot_style
+from formerlab.report.style import BETTER, BLACK, GREY, MET_GROUND, NARROW, RUST, ink, plot_style
 from formerlab.report.tables import denseformer as tables
 from formerlab.report.tables.cells import (
     NEEDED_BLOCKS,
@@ -118,31 +118,36 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _finish_tradeoff(axes: Axes, rows: DataFrame) -> None:
-    """Write our values beside the points, the number of blocks at published points, and share the y axis of the first
-    panel.
+    """Write our values beside the points and the number of blocks at published points, and make the ground above the
+    line of the Transformers green. Share the y axis of the first panel.
     """
-    points = rows[rows["part"].eq("mean") & rows["run"].ne(rows["base"])]
+    first, (left, right), ends = axes.figure.axes[0], axes.get_xlim(), rows.filter(regex=f"^{_GAIN}_pooled").to_numpy()
+    limits = np.nanmin([axes.get_ylim()[0], *ends.ravel()]) - 0.005, axes.get_ylim()[1]
+    points = rows[rows["run"].ne(rows["base"])]
     for source, variant, layers, time, gain in points[
         ["source", "variant", "layers", "slower_percent", _GAIN]
     ].to_numpy():
         write = partial(axes.annotate, xy=(time, gain), textcoords="offset points", fontsize=7,
                         color=ink(plot_style(variant)["color"]))  # fmt: skip
         if source == "ours":
-            write(f"gain {gain:.3f}, {time:.0f} % more time", xytext=(40, 0), va="center")
+            side = -1 if time > (left + right) / 2 else 1
+            write(f"gain {gain:.3f},\n{time:.0f} % more time", xytext=(6 * side, 3), va="bottom",
+                  ha="left" if side > 0 else "right")  # fmt: skip
         else:
             write(f"{layers:.0f}", xytext=(4, -10) if variant == TRANSFORMER else (0, 5))
-    first, limits = axes.figure.axes[0], axes.get_ylim()
+    line = points[points["variant"].eq(TRANSFORMER)].sort_values("slower_percent")
     if axes is not first:
         limits = min(limits[0], first.get_ylim()[0]), max(limits[1], first.get_ylim()[1])
         axes.sharey(first)
-    axes.set_ylim(limits)
+        axes.fill_between(line["slower_percent"], line[_GAIN], limits[1], color=MET_GROUND, linewidth=0, zorder=0)
+    axes.set(xlim=(left, right), ylim=limits)
 
 
 @plot(reads="test.csv speed.csv", needs="depth.kind=dwa", within_regime=True, draw=layout(
-    Panel("slower_percent", _GAIN, by="_series", style="variant", facet="_panel", zero=0.0, same_limits="x",
-          share_y=True, finish=_finish_tradeoff, name="legend", xlabel="more time of a forward pass, %",
+    Panel("slower_percent", _GAIN, by="_series", style="variant", facet="_panel", zero=0.0, share_y=True,
+          finish=_finish_tradeoff, name="legend", xlabel="more time of a forward pass, %",
           ylabel="gain in loss\n(nats per token)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); up: better, left: faster; {_BARS}; bars across: "
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; up: better, left: faster; {_BARS}; bars across: "
                         f"quartiles of the time; zero: a Transformer of {rows['_base'].iloc[0]:.0f} blocks (paper: 48, "
                         f"numbers: blocks){rows['_untimed'].iloc[0]}."],
     height=2.4
@@ -151,9 +156,10 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Extra time of a full forward pass and gain in held-out loss, both against the shallowest timed Transformer of the
     same source, after Fig. 3 of DenseFormer (arXiv:2402.02622). The gain is paired by seed. Times are ratios of medians
     over repetitions, measured in turns on one machine. Right: Table 1 of the paper, as differences of ln perplexity;
-    lines join models of 48 to 90 blocks. To see: on the right, a model above the line of the Transformers is better
-    than a deeper Transformer at equal time. Our deeper Transformers are not timed, so on the left there is no such
-    line, and no trade-off: only the gain and the extra time of each scheme.
+    lines join models of 48 to 90 blocks. The panels have different scales of time. To see: on the right, a model on the
+    green ground, above the line of the Transformers, is better than a deeper Transformer at equal time. Our deeper
+    Transformers are not timed, so on the left there is no such line, and no trade-off: only the gain and the extra time
+    of each scheme. The CSV also has the seeds and the published 4x1 and Skips with Gains.
     """
     models = _models(results, runs)
     kind, group = ["variant", "layers", "spec.model.width"], ["regime", "tokens"]
@@ -180,10 +186,10 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     published[_GAIN] = np.log(published["perplexity"].iloc[0] / published["perplexity"])
     rows = pd.concat([ours, published], ignore_index=True)
     ends, depths = expand_columns("slower_percent[]")[1:], "/".join(f"{n:.0f}" for n in sorted({*models["layers"]}))
-    panels = {"ours": f"ours, {depths} blocks" + " (deeper: not timed)" * alone,
-              "published": "above the black line: better at equal time"}  # fmt: skip
+    panels = {"ours": f"ours, {depths} blocks" + ": no answer,\nno deeper Transformer is timed" * alone,
+              "published": "on green,\nbetter than a Transformer of equal time"}  # fmt: skip
     return rows.assign(
-        _series=rows["_series"].where(rows["variant"].isin(models["variant"])),
+        _series=rows["_series"].where(rows["variant"].isin(models["variant"]) & rows["part"].ne("seed")),
         _panel=rows["source"].map(panels),
         _untimed=f"; {', '.join(f'{layers:.0f}' for layers in untimed)} blocks: not timed" * bool(untimed),
         **{end: rows[end].where(rows["part"].eq("mean")) for end in ends},

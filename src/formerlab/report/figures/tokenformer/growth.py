@@ -44,14 +44,25 @@ ARMS = {
 
 _CLAIM = "tokenformer-continued-training-lower"
 _GAP_CLAIM = "tokenformer-gap-shrinks-with-training"
-ITEMS = {"first_step": "first step", "area_under_curve": "mean of curve", "last_step": "last step"}
-"""Labels of the items of the claim on new text."""
+ITEMS = {"first_step": ("starts lower", "step 0, before training"),
+         "area_under_curve": ("falls faster", "mean from step 0 on"),
+         "last_step": ("ends lower", "last step")}  # fmt: skip
+"""Parts of the claim on new text, and the losses that they compare."""
 _DRAWN = [name for run, name in ARMS.items() if "ungrown" not in run and "hypercloning" not in run]
 
 
-def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
-    """Set the limits from the rows after the first step. The difference at the first step is much larger."""
-    later = rows.loc[~rows["_label"].str.startswith(ITEMS["first_step"])].filter(regex="^_gain(_|$)")
+def _limit_to_later(axes: Axes, rows: DataFrame) -> None:
+    """Set the limits from the losses after the first step. The differences before it are much larger."""
+    later = rows[rows["step"].gt(0)]
+    if len(later):
+        ends = later.filter(regex="^_relative(_|$)").to_numpy(float)
+        low, high = min(0.0, np.nanmin(ends)), max(0.0, np.nanmax(ends))
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.25 * (high - low))  # the arrows of step 0 need room
+
+
+def _limit_to_later_parts(axes: Axes, rows: DataFrame) -> None:
+    """Set the limits from the parts of the claim after the first step, and make the rows bold."""
+    later = rows.loc[~rows["_label"].str.startswith(ITEMS["first_step"][0])].filter(regex="^_gain(_|$)")
     ends = [0.0, *later.drop(columns=["_gain_limit", "_gain_met"]).to_numpy(float).ravel()]
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     if high > low:
@@ -60,25 +71,26 @@ def _limit_to_later_steps(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=layout(
-    Panel("_first", "_series", by="_series", kind="forest", zero=0.0, where={"part": "relative"},
-          title="Before the first step", xlabel=f"loss, grown minus\nnot grown (nats; {BETTER})"),
-    Panel("step", "_relative", by="_series", kind="line", zero=0.0, name="none", where={"part": "relative"}, apart=35,
-          title="After it", xlabel="step on the new text", ylabel=f"loss, grown minus\nnot grown (nats; {BETTER})"),
+    Panel("step", "_relative", by="_series", kind="line", zero=0.0, where={"part": "relative"}, apart=25,
+          title="Loss, grown minus not grown", finish=_limit_to_later, xlabel="step on the new text",
+          ylabel=f"nats per token ({BETTER})"),
     Panel("_gain", "_label", by="_label", kind="forest", style="_style", where={"part": "claim"}, zero=0.0,
-          title="Claim: tokens gain more", finish=_limit_to_later_steps, xlabel="gain, tokens minus\nNet2Net (nats)"),
-    notes=lambda rows: [f"{seed_count(rows['seeds'])}; thin bars (first and last step): 95 % Student t interval over "
+          title="Claim in three parts", finish=_limit_to_later_parts,
+          xlabel="gain, tokens minus Net2Net\n(nats; right: tokens better)"),
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; thin bars (last step): 95 % Student t interval over "
                         "seeds; thick bars: 95 % interval with the spread of similar runs, as used for verdicts; "
                         "green: meets the claim."],
-    wanted=[wrap(name, 16) for name in _DRAWN], order="_order step", height=2.1, columns=3
+    wanted=[wrap(name, 16) for name in _DRAWN], order="_order step", height=2.3
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown models on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
-    (arXiv:2410.23168, which prints no values). Left and middle: validation loss on the new domain minus the loss of the
-    same model without growth, paired by step and seed. Right: the gain (not grown minus grown) of growth by tokens
-    (zero keys, tau kept) minus the gain of the paper's Net2Net; the first step is far beyond the axis. To see: a model
-    whose growth preserves its function starts at zero. Copies do so by construction (the Net2Net of 2015, and
-    HyperCloning, whose curve coincides with it and is not drawn). Padding with new blocks, the paper's form of Net2Net,
-    does not, but its loss is the lowest in the end. The CSV has the losses.
+    (arXiv:2410.23168, which prints no values). Left: validation loss on the new domain minus the loss of the same model
+    without growth, paired by step and seed; arrows: values at step 0, before training. Right: the gain (not grown minus
+    grown) of growth by tokens (zero keys, tau kept) minus the gain of the paper's Net2Net, with the verdict on each
+    part of the claim. The mean of the curve includes step 0, where the loss of Net2Net is far higher. To
+    see: a model whose growth preserves its function starts at zero. Copies do so by construction (the Net2Net of 2015,
+    and HyperCloning, whose curve coincides with it and is not drawn). Padding with new blocks, the paper's form of
+    Net2Net, does not, but its loss is the lowest in the end. The CSV has the losses.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -89,16 +101,15 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     rows = rows.assign(
         _order=rows["run"].map(list(ARMS).index), **dict.fromkeys(("variant", "_style"), rows["run"].map(ARMS))
     )
-    later, last = rows["step"].gt(0), rows["step"].eq(rows["step"].max())
+    last = rows["step"].eq(rows["step"].max())
     rows["_series"] = rows["variant"].map(lambda name: wrap(name, 16)).where(rows["variant"].isin(_DRAWN))
     for end in ("", "_low", "_high"):
-        rows[f"_first{end}"] = rows[f"loss_nats{end}"].mask(later)
-        rows[f"_relative{end}"] = rows[f"loss_nats{end}"].where(last if end else later)
+        rows[f"_relative{end}"] = rows[f"loss_nats{end}"].where(last | (end == ""))
     reader, registered = ClaimRows(results, STUDY, ClaimArms()), registered_arms(_CLAIM, results.scale)
     signs = {"tokenformer": 1.0, "tokenformer_ungrown": -1.0, "rival": -1.0, "rival_ungrown": 1.0}
     verdicts = claim_verdicts(results, STUDY, _CLAIM)
     rows["_claims"] = claim_words(verdicts, {_CLAIM: "growth by tokens ends with the lower loss"})
-    for item, label in ITEMS.items():
+    for item, (part, moment) in ITEMS.items():
         arms = {str(arm.run): signs[name] for name, arm in registered.for_item(item).items() if name in signs}
         value = pooled_estimate(reader, "tokens_minus_net2net_nats_pooled", arms, at=item) if len(arms) == 4 else {}
         if value:
@@ -107,7 +118,8 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
             gain = {"_gain": mean, "_gain_pooled_low": high, "_gain_pooled_high": low}
             row = {"source": "ours", "part": "claim", "run": "continued-tokenformer", "verdict": verdicts[_CLAIM].word}
             row |= {
-                "_label": f"{label}\n{with_interval(mean, high, low, 'z.3f')}".replace(" [", "\n["),
+                "_label": f"{part}: {verdicts[_CLAIM].items.get(item, '')}".rstrip(": ")
+                + f"\n({moment})\n{with_interval(mean, high, low, 'z.3f')}",
                 "_style": "grown with zero keys",
             }
             row |= value | gain | {"_order": 9, "_gain_limit": 0.0, "_gain_met": np.inf}
