@@ -291,11 +291,11 @@ def _shade_rows(axes: Axes, panel: "Panel", means: DataFrame, names: list[Any], 
         axes.vlines(ends, *rows, color="white", linewidth=3, zorder=1.5)  # covers a zero line at the same place
         axes.vlines(ends, *rows, color=BLACK, linestyle=(0, (3, 2)), linewidth=1.2, zorder=1.6)
         if pd.notna(met):
-            ends = axes.get_xlim()
+            shown = axes.get_xlim()
             axes.fill_betweenx(
                 (bottoms[name], rows[1]), limit, np.clip(met, -1e6, 1e6), color=MET_GROUND, linewidth=0, zorder=-1
             )
-            axes.set_xlim(ends)
+            axes.set_xlim(shown)
 
 
 def embolden_claims(axes: Axes, rows: DataFrame) -> None:

@@ -385,7 +385,7 @@ def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
     verdicts = cells[[name for name in map(str, cells) if "verdict" in name]]
     if verdicts.size:
         names = str(cells.columns[0])
-        filled[names] = filled[names].mask(verdicts.ne("").any(axis=1), "**" + filled[names] + "**")
+        filled[names] = filled[names].mask(verdicts.astype(bool).any(axis=1), "**" + filled[names] + "**")
     return filled
 
 
@@ -418,13 +418,13 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
             headings += [*cells]
             cells, note = pages.without_constants(cells)
         cells_with_dashes = _with_empty_cells(cells, published=block.startswith(_PUBLISHED))
-        explained += " ".join(cells_with_dashes.to_numpy().ravel())
+        explained += " ".join(map(str, cells_with_dashes.to_numpy().ravel()))
         title, _, settings = block.partition("\n")
         notes = list(filter(None, [settings and f"{settings}.", note]))
         text += [f"**{title}**", *([] if cells.empty else [pages.markdown_table(cells_with_dashes)]), *notes]
         page += [pages.heading(title), *([] if cells.empty else [pages.html_table(cells_with_dashes)])]
         page += map(pages.paragraph, notes)
-        named += f" {title} {settings} " + " ".join(cells)
+        named += f" {title} {settings} " + " ".join(map(str, cells))
     lines = [*pages.bullets(entry.caption), *meanings(headings)]
     lines += terms(f"{named} {explained}")
     lines += _claims(letters, results, entry.study, brief="needed" in headings)

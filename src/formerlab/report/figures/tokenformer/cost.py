@@ -95,7 +95,7 @@ def _write_models(axes: Axes, rows: DataFrame) -> None:
         write(f"{ratio:.2g}\N{MULTIPLICATION SIGN}", ((x * relative / ratio) ** 0.5, y), (0, -3), ha="center", va="top",
               color=GREY)  # fmt: skip
     for series, points in rows.groupby("_series", sort=False):
-        if series in _NAMES:
+        if (series := str(series)) in _NAMES:
             words, at, beside = _NAMES[series]
             x, y = points.sort_values("_at")[["_at", "loss_nats"]].to_numpy()[at]
             write(words, (x, y), color=ink(plot_style(series)["color"]), **beside)

@@ -194,7 +194,7 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     for claim, verdict in claim_verdicts(results, STUDY, *_CLAIMS).items():
         if verdict.interval is not None and verdict.runs & {*table["run"]}:
             printed = re.search(r"published (-?[\d.]+)", verdict.quantity)
-            row = {"run": min(verdict.runs), "set": _CLAIM, "configuration": _CLAIMS[claim]}
+            row: dict[str, Any] = {"run": min(verdict.runs), "set": _CLAIM, "configuration": _CLAIMS[claim]}
             row |= {"needed": needed_words(verdict), "published_points": float(printed[1]) if printed else np.nan}
             tested.append(row | estimate("tested", verdict.interval) | {"verdict": verdict_cell(claim, verdict)})
     return pd.concat([table, DataFrame(tested)], ignore_index=True)

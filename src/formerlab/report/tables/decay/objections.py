@@ -184,7 +184,7 @@ def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
     - Doubt: only the first row was registered. ARC-e, SciQ and BLiMP were chosen after the result.
     """
     rows = pruning.nearest_budget_rows(results.rows("prune_questions.csv", STUDY, runs))
-    table = []
+    compared_rows: list[dict[str, Any]] = []
     for run, of_run in rows.groupby("run", sort=False):
         for metric, scoring in _SCORINGS.items():
             scored = of_run[of_run["metric"].eq(metric)]
@@ -195,13 +195,13 @@ def decay_objections_table(results: Results, runs: list[str]) -> DataFrame:
                 alpha = _best_alpha(scored[scored["policy"].eq("decay") & scored["recent"].eq(0)])
                 conditions[f"alpha {alpha:g}, the best on these questions"] = _compared(scored, f"Decay {alpha:g}")
                 conditions["H2O of the official code for OPT"] = _compared(scored, h2o="H2O (local statistics)")
-            table += [
+            compared_rows += [
                 {"run": run, "scoring": scoring, "condition": condition} | row
                 for condition, compared in conditions.items()
                 for row in compared
                 if condition == _REGISTERED or row["set"].startswith(("the article's", "all sets"))
             ]
-    table = DataFrame(table)
+    table = DataFrame(compared_rows)
     if table.empty:
         return table
     registered = (

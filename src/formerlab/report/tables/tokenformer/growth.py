@@ -112,13 +112,13 @@ def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
         claimed = group.dropna(subset="verdict").set_index(["stage", "other"])[["needed", "verdict"]]
         wide = wide.join(claimed, on=["stage", "other"])
         settings = "; ".join(filter(None, [seed_count(group["seeds"]), ngram_levels(rows[rows["regime"].eq(text)])]))
-        blocks[f"test loss of the grown model minus another model with equal FLOPs, on {text}\n{settings}"] = wide
+        blocks[f"test loss of the grown model minus another model with equal FLOPs, on {text!s}\n{settings}"] = wide
         names = dict(zip(group["run"], "grown, " + group["variant"].map(_KEYS), strict=True))
         names |= dict(zip(group["compared_with"], group["question"].str.removeprefix("the "), strict=True))
         parents = models[models["variant"].eq(TOKENFORMER) & models["regime"].isin(group["regime"])]
         parents = parents[parents["parameters_non_embedding"].eq(parents["parameters_non_embedding"].min())]
         names |= dict.fromkeys(parents.nlargest(1, "tokens").index, "better parent, without a stage")
-        shown = models.loc[[*names]].assign(model=names.values()).sort_values(["flops_cumulative", "model"])
+        shown = models.loc[[*names]].assign(model=[*names.values()]).sort_values(["flops_cumulative", "model"])
         shown = shown.rename(columns={"tokens": "tokens_read", "learning_rate": "peak_learning_rate"}).reset_index()
         blocks["the compared models"] = shown[
             ["run", "model", "tokens_read", "peak_learning_rate", "flops_cumulative", "perplexity"]
