@@ -63,7 +63,7 @@ SIGNS = {
     "shades of a colour": "settings or sizes of one variant",
     "upward triangle, circle": "in figures of growth: grown as published, the parent; other ways to grow differ",
     "hollow mark, tinted panel, row or strip": "published values, not ours",
-    "dashed line, green ground": "limit of a claim (also where it is zero), values that meet it",
+    "dashed grey line, green ground": "limit of a claim (also where it is zero), values that meet it",
     "bold name": "a claim uses the row",
     "thick pale bar": "interval that verdicts use, with the spread of similar runs",
     "thin bar, band": "interval of these seeds or examples alone",

@@ -226,11 +226,11 @@ def _finish_curve(axes: Axes, rows: DataFrame) -> None:
 
 
 def _write_intervals(axes: Axes, rows: DataFrame) -> None:
-    """Write each registered difference to the right of its bar."""
+    """Write each registered difference and its verdict to the right of its bar."""
     names = [label.get_text() for label in axes.get_yticklabels()]
     left, right = rows["_contrast_low"].min() - 0.2, rows["_contrast_high"].max()
-    for name, *values in rows[["_name", *expand_columns("_contrast[]")]].to_numpy():
-        words = f"{name}\n{with_interval(values[0], values[1], values[2], '.1f')}"
+    for name, verdict, *values in rows[["_name", "verdict", *expand_columns("_contrast[]")]].to_numpy():
+        words = f"{name}\n{with_interval(values[0], values[1], values[2], '.1f')}: {verdict}"
         axes.text(right + 0.2, names.index(name), words, va="center", fontsize=7)
     axes.set(xlim=(left, left + 2.3 * (right - left)), yticks=[], xticks=(-1, 0, 1))
 
