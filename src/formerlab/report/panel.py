@@ -323,7 +323,7 @@ def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float
     rows = rows.dropna(subset=panel.x)
     series = rows.groupby(panel.y)[panel.by].nunique().max()
     lines = max(str(name).count("\n") + 1 for name in rows[panel.y].unique())
-    return (0.1 + 0.13 * lines + 0.1 * (series - 1)) * rows[panel.y].nunique() + 0.25
+    return (0.1 + 0.13 * lines + 0.06 * (series - 1)) * rows[panel.y].nunique() + 0.25
 
 
 def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[float, float]:

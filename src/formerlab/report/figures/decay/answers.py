@@ -108,10 +108,10 @@ _pairs = partial(
 _draw_accuracy = layout(
     _pairs(where={"_panel": "pair"}, title="Accuracy, Decay minus H2O"),
     Panel("_difference", "_name", by="_arm", kind="forest", zero=0.0, where={"_panel": "level"},
-          title="Mean of five, minus full cache (triangle: H2O, square: Decay)", xlabel="points"),
+          title="Mean of five, minus full cache", xlabel="points (triangle: H2O, square: Decay)"),
     _pairs(where={"_panel": "other"}, title="The same, other sets"),
     Panel("_excess", "_name", by="_model", kind="forest", zero=0.0, where={"_panel": "excess"},
-          title="Accuracy lost by Decay minus half of H2O's", xlabel="points (left: less than half)"),
+          title="Lost accuracy minus half of H2O's", xlabel="points (left: less than half)"),
     notes=_accuracy_notes, wanted=("H2O", "Decay"), order="source run _order"
 )  # fmt: skip
 
@@ -121,12 +121,10 @@ def draw_accuracy(data: DataFrame) -> Figure:
     excess of Decay's loss over half of H2O's.
     """
     markers = data["_model"].map({"LLaMA-2-7B-chat": "D", "OPT-2.7B": "p"}).fillna("s")
-    names = data["_model"] + data["source"].eq("published").map({True: " (published)", False: ""})
-    data = data.assign(_marker=markers, _short=data["_model"], _model=names)
+    data = data.assign(_marker=markers, _model=data["_model"].str.replace("-Instruct", ""))
     pairs = data[data["policy"].eq("decay") | data["source"].eq("published") & data["series"].eq("Decay")]
     levels = data[data["_name"].eq(_MEAN)].dropna(subset="_series").query("_series != 'Local'")
-    models = levels["_short"].str.replace("-Instruct", "")
-    levels = levels.assign(_panel="level", _name=models, _arm=levels["_series"] + ", " + models,
+    levels = levels.assign(_panel="level", _name=levels["_model"], _arm=levels["_series"] + ", " + levels["_model"],
                            _marker=levels["_series"].str.startswith("H2O").map({True: "v", False: "s"}))  # fmt: skip
     excess = pairs[pairs["_name"].eq(_MEAN)].assign(_panel="excess")
     in_article = pairs["_name"].isin(pairs.loc[pairs["source"].eq("published"), "_name"])

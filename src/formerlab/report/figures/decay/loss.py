@@ -68,13 +68,13 @@ _league = partial(
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: the loss that each cache policy adds to the loss of the full cache, with
-    step-by-step eviction. At each budget, the caches of all policies have the same size in bytes. The number after Decay is its
-    alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected keeps the first
-    4 keys and gives a quarter of the budget to recent keys. A row has all windows of its text. A text has no line for
-    a policy that was not run on it; colours and marks are the same in all panels. The claim on protected random
-    eviction has no verdict: its threshold exceeds even the advantage of the full cache. The CSV also has the paired
-    differences to H2O, whose intervals are shorter than the bars suggest, and random eviction without protection;
-    decay_table has further policies. To see: which line is lowest at which budget.
+    step-by-step eviction. At each budget, the caches of all policies have the same size in bytes. The number after
+    Decay is its alpha; half recent means that half of the budget is for recent keys, as in H2O. Random, protected
+    keeps the first 4 keys and gives a quarter of the budget to recent keys. A row has all windows of its text. A
+    text has no line for a policy that was not run on it; colours and marks are the same in all panels. The claim on
+    protected random eviction has no verdict: its threshold exceeds even the advantage of the full cache. The CSV
+    also has the paired differences to H2O, whose intervals are shorter than the bars suggest, and random eviction
+    without protection; decay_table has further policies. To see: which line is lowest at which budget.
     """
     table = policy_comparison.losses(results, STUDY, runs)
     table = table[table["configuration"].isin([*LEAGUE, "Full", "Random", "Local"]) & table[MINUS_H2O].notna()]

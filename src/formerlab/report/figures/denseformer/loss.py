@@ -197,11 +197,12 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=layout(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=embolden_claims,
-          title="Transformer minus\nDenseFormer 1x1", xlabel="loss, nats per token\n(right: 1x1 better)"),
+    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0, finish=embolden_claims, facet="source",
+          title="Loss, Transformer minus DenseFormer 1x1", same_limits="x",
+          xlabel="nats per token\n(right: 1x1 better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); M: million training tokens; {_BARS}; bold: rows of a "
-                        "claim, green: its range for the mean; tinted: published, ln perplexity, no intervals."],
-    width=NARROW, columns=1, order="_rank _group layers"
+                        "claim, green: its range for the mean; published: ln perplexity, no intervals."],
+    order="_rank _group layers"
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus the loss of DenseFormer 1x1 of the same depth, for each depth and
