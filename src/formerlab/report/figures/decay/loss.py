@@ -49,7 +49,7 @@ def _mark_budgets(axes: Axes, rows: DataFrame) -> None:
     axes.set_xticks([], minor=True)
     for name, points in rows[rows["_unnamed"]].groupby("configuration"):
         at = points.sort_values("budget")[["_at", "increase_nats"]].to_numpy()[0]
-        axes.annotate(name, at, (6, 0), textcoords="offset points", fontsize=7, color=GREY)
+        axes.annotate(str(name), at, (6, 0), textcoords="offset points", fontsize=7, color=GREY)
 
 
 _league = partial(
