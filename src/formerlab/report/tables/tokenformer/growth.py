@@ -69,7 +69,8 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
     stages = stage_pairs(losses, results.runs(STUDY).drop_duplicates("run").set_index("run"))
     stages = stages.reindex(columns=["run", "rival", "tokens_per_new_parameter"]).astype({"run": losses["run"].dtype})
     runs = losses.drop_duplicates("run")
-    scratch, grown = runs[runs["variant"].eq(TOKENFORMER) & runs["init.id"].isna()], runs[runs["variant"].eq(_GROWN)]
+    from_scratch = runs["variant"].eq(TOKENFORMER) & runs["init.id"].isna() & ~runs["run"].str.endswith("-all")
+    scratch, grown = runs[from_scratch], runs[runs["variant"].eq(_GROWN)]
     pairs = grown.merge(scratch, on=["parameters", "regime"], suffixes=("", "_scratch"))
     equal = (pairs["flops_cumulative"] / pairs["flops_cumulative_scratch"]).between(0.95, 1.05)
     pairs = pairs.loc[equal, ["run", "run_scratch"]].rename(columns={"run_scratch": "rival"})
@@ -80,6 +81,11 @@ def _comparisons(losses: DataFrame, results: Results) -> DataFrame:
 
 _KEYS = {_GROWN: "random keys", "grown: zero keys, tau kept": "zero keys"}
 _RATIO = expand_columns("flops_ratio[]+")
+
+
+def _text_of(run: str) -> str:
+    """Return ", all books" for a run that reads all training books; other stages read the last fifth."""
+    return ", all books" if run.endswith("-all") else ""
 
 
 def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
@@ -106,14 +112,18 @@ def _stages(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     for text, group in asked.groupby("text", sort=False):
         lengths = group["tokens"].drop_duplicates().rank().map({1: "short", 2: "medium", 3: "long"})
         stage = group["tokens"].map(dict(zip(group["tokens"].unique(), lengths, strict=True))).fillna("other")
-        group = group.assign(stage=stage + ", " + group["tokens"].map(count), other=group["question"])
+        group = group.assign(
+            stage=stage + ", " + group["tokens"].map(count) + group["run"].map(_text_of), other=group["question"]
+        )
         wide = side_by_side(group, ["stage", "other"], group["variant"].map(_KEYS) + " (nats) ↓", "difference_nats",
                             [f"{name} (nats) ↓" for name in _KEYS.values()], pooled=True)  # fmt: skip
         claimed = group.dropna(subset="verdict").set_index(["stage", "other"])[["needed", "verdict"]]
         wide = wide.join(claimed, on=["stage", "other"])
         settings = "; ".join(filter(None, [seed_count(group["seeds"]), ngram_levels(rows[rows["regime"].eq(text)])]))
         blocks[f"test loss of the grown model minus another model with equal FLOPs, on {text!s}\n{settings}"] = wide
-        names = dict(zip(group["run"], "grown, " + group["variant"].map(_KEYS), strict=True))
+        names = dict(
+            zip(group["run"], "grown, " + group["variant"].map(_KEYS) + group["run"].map(_text_of), strict=True)
+        )
         names |= dict(zip(group["compared_with"], group["question"].str.removeprefix("the "), strict=True))
         parents = models[models["variant"].eq(TOKENFORMER) & models["regime"].isin(group["regime"])]
         parents = parents[parents["parameters_non_embedding"].eq(parents["parameters_non_embedding"].min())]
@@ -320,12 +330,16 @@ def _ratios(rows: DataFrame) -> DataFrame | dict[str, DataFrame]:
     )
     order = [*dict.fromkeys(_WAYS.values())]
     ours = ours.sort_values("teraflops").sort_values("variant", key=lambda names: names.map(order.index), kind="stable")
+    ours = ours.assign(variant=ours["variant"] + ours["run"].map(_text_of))
     text = rows.loc[rows["envelope"].eq("yes"), "regime"].iloc[0].partition(", ")[0]
     low, least = ours["flops_ratio_pooled_low"].fillna(ours["flops_ratio_low"]), ours["least_ratio"]
     ours["extrapolated"] = np.select([ours["flops_ratio"] < least, low < least], ["ratio and low end", "low end"], "no")
     columns = ["variant", "tokens_read", "teraflops", "perplexity", *expand_columns("flops_ratio[]+"), "extrapolated"]
     scratch = scratch.assign(
-        variant=scratch["variant"] + ", " + scratch["parameters_non_embedding"].map(count),
+        variant=scratch["variant"]
+        + ", "
+        + scratch["parameters_non_embedding"].map(count)
+        + scratch["run"].map(_text_of),
         used=scratch["envelope"].eq("yes").map({True: "yes", False: "no"}),
         rate=scratch["schedule"].str.rpartition(" to ")[2].replace({"0": "zero", "0.1": "0.1 of its peak"}),
     ).sort_values(["teraflops", "perplexity"])
