@@ -1,6 +1,7 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from formerlab.report.runs import (
     seed_notes,
     validation_losses,
 )
-from formerlab.report.style import BETTER, NARROW, wrap
+from formerlab.report.style import BETTER, NARROW
 from formerlab.report.tables import vision as tables
 from formerlab.report.tables.cells import (
     claim_rows,
@@ -43,7 +44,8 @@ _CLAIMS = {
     "vision-gelu-over-exp": "GeLU beats exp",
     "vision-l2-over-l1": "L2 beats L1",
 }
-"""Claims on the rows of `vision_accuracy`, with their short names."""
+"""Claims on the rows of `vision_accuracy` and `vision_scores`, with their short names."""
+_SIZE_CLAIMS, _SCORE_CLAIMS = [*_CLAIMS][:2], [*_CLAIMS][2:]
 _RATIO = "error_ratio"
 _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
 
@@ -97,22 +99,56 @@ def _with_error_ratio(
     return rows
 
 
+_ratios = partial(Panel, _RATIO, "_label", by="_series", kind="forest", facet="_question", zero=1.0, name="legend",
+                  same_limits="x", finish=embolden_claims, xlabel=f"error rate, first / second\n({BETTER})"
+)  # fmt: skip
+
+
+def _notes(rows: DataFrame) -> list[str]:
+    first, *others = seed_notes(rows) or [""]
+    grounds = "green: meets the claim" + "; beige: the paper, on ImageNet" * bool(rows["source"].eq("published").any())
+    return [f"{first.rstrip('.')}; {rows['_vit'].iloc[0]}{grounds}.", *others]
+
+
 @plot(reads="test.csv floors.csv", draw=layout(
-    Panel(_RATIO, "_label", by="_series", kind="forest", facet="_question", zero=1.0, name="legend",
-          same_limits="x", finish=embolden_claims, xlabel=f"error rate, first / second\n({BETTER})"),
-    notes=lambda rows: [note.rstrip(".") + f"; {rows['_vit'].iloc[0]}bold: a claim uses the row; green: meets it."
-                        for note in seed_notes(rows)[:1]] + seed_notes(rows)[1:],
-    columns=1, order="_rank", width=NARROW
+    _ratios(where={"_figure": "models"}), notes=_notes, columns=1, order="_rank", width=NARROW
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Error rates on test images (top-1) of pairs of models, first / second, after Tables 2 and 4 of Tokenformer
+    """Error rates on test images (top-1) of pairs of models, first / second, after Table 2 of Tokenformer
     (arXiv:2410.23168), paired by seed. Hollow: the paper's values on ImageNet-1K, each from a single run. Dashed: limit
-    of the claim, for ours and the paper. A Tokenformer is not worse than the ViT if its whole thick bar is left of the
-    limit; another change helps if its mean is left of the limit and its thick bar is left of 1. To see: whether a
-    Tokenformer with as many parameters reaches the ViT, and whether exp is worse than GeLU. In the second row the
-    paper's L/16 (0.9941) just meets the limit (0.9944). The differences in points, and pairs with grown models, are in
-    the CSV and in the table vision_table.
+    of the claim, for ours and the paper. To see: whether a Tokenformer with as many parameters reaches the ViT. In the
+    second row the paper's L/16 (0.9941) just meets the limit (0.9944). The CSV also has the pairs of vision_scores, the
+    pairs with grown models, and the differences in points; vision_table is the same as a table.
     """
+    return _rows(results, runs).assign(_claims=_claims(results, *_SIZE_CLAIMS))
+
+
+@plot(reads="test.csv", needs="score-*", draw=layout(
+    _ratios(where={"_figure": "scores"}), columns=1, order="_rank", width=NARROW,
+    notes=lambda rows: [_notes(rows)[0][:-1] + "; bold: a claim uses the row.", *_notes(rows)[1:]],
+))  # fmt: skip
+def vision_scores(results: Results, runs: list[str]) -> DataFrame:
+    """Error rates on test images (top-1) of Tokenformers with two scores or two kinds of norms, first / second, after
+    Tables 4 and 5 of Tokenformer (arXiv:2410.23168), paired by seed. Hollow: the paper's values on ImageNet-1K, each
+    from a single run. Dashed: limit of the claim, for ours and the paper. To see: whether exp is worse than GeLU, and
+    how much the order of norm and GeLU changes. One learning rate was used for all scores.
+    """
+    rows = _rows(results, runs)
+    if "_figure" not in rows:
+        return rows[:0]
+    columns = expand_columns(f"source part run compared_with seed model question {_RATIO}[]+ seeds verdict")
+    columns += [f"{_RATIO}_limit", f"{_RATIO}_met"]
+    hidden = [name for name in rows if str(name).startswith("_")]
+    of_scores = rows["_figure"].eq("scores")
+    return rows.loc[of_scores, [*columns, *hidden]].assign(_claims=_claims(results, *_SCORE_CLAIMS), _vit="")
+
+
+def _claims(results: Results, *names: str) -> str:
+    return claim_words(claim_verdicts(results, tables.STUDY), {name: _CLAIMS[name] for name in names})
+
+
+def _rows(results: Results, runs: list[str]) -> DataFrame:
+    """Return the accuracies of all models, the ratios of error rates of all pairs, and the published values of both."""
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
     ours = tables.models(measured).assign(part="mean")
@@ -130,20 +166,20 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     rank = {pair[:2]: number for number, pair in enumerate((*tables.COMPARISONS, *tables.FAIR))}
     size, limits = rows["run"].str.extract("-([BL]/16)")[0], _limits(rows)
     claims = claim_verdicts(results, tables.STUDY)
+    of_scores = rows["question"].isin((tables.SCORES, tables.NORMS))
     pairs = rows[["run", "compared_with"]].where(limits.notna()).to_numpy()
     words = [next((claim.word for claim in claims.values() if {*pair} <= claim.runs), None) for pair in pairs]
-    names = rows["model"].str.replace("\n", " ").str.replace(" minus ", " / ")
-    asked = limits.gt(1).map({True: "not worse: ", False: "better: "}).where(limits.notna(), "")
-    asked = asked.groupby(names).transform("max")
+    names = rows["model"].str.replace(" minus ", " / ").str.replace("\nminus ", "\n/ ")
+    needed = limits.groupby(names).transform("max").map(_needed, na_action="ignore").fillna("")
     return rows.assign(
         _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
-        _label=[wrap(name, 24) for name in asked + names],
+        _label=names + needed,
         _question=rows["question"].mask(rows["question"].eq(tables.GROWTH)).str.replace(", minus ", ", over "),
+        _figure=of_scores.map({True: "scores", False: "models"}),
         _series=("the paper, " + size).fillna("ours"),
         _style=rows["question"].map({tables.DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
         _marker=size.map({"B/16": "o", "L/16": "D"}),
         verdict=Series(words, rows.index, dtype=object),
-        _claims=claim_words(claims, _CLAIMS),
         _vit="".join(f"top-1 of the ViT: {level}; " for level in of_vit[:1]),
         **{f"{_RATIO}_limit": limits, f"{_RATIO}_met": limits.where(limits.isna(), -np.inf)},
     )
@@ -151,7 +187,7 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="eval.csv", runs="vit tokenformer-matched", needs="tokenformer-matched", draw=layout(
     Panel("epoch", "validation_minus_vit_nats", by="_series", kind="line", zero=0.0, name="none", xlabel="epoch",
-          ylabel=f"validation loss, Tokenformer\nminus ViT (nats; {BETTER})"),
+          ylabel="validation loss, Tokenformer\nminus ViT (nats; below 0: better)"),
     notes=lambda rows: [f"{seed_count(rows['seeds'])} (dots); bars: 95 % Student t interval of these seeds; "
                         "the paper trains for 300 epochs (B/16) or 200 (L/16)."],
     columns=1, width=NARROW
@@ -168,6 +204,13 @@ def vision_training(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     epochs = rows["step"] / rows["step"].max() * json.loads(read.iloc[0])[-1]["epochs_cumulative"]
     return rows.assign(epoch=epochs.round(1), _series="ours", _style="Tokenformer").query("epoch >= 2")
+
+
+def _needed(limit: float) -> str:
+    """Return what a claim needs, in the words of the marks."""
+    if limit > 1:
+        return f"\nneeded: thick bar\nleft of {limit:.2f}"
+    return f"\nneeded: square left of\n{limit:.4f}, thick bar\nleft of 1"
 
 
 def _limits(rows: DataFrame) -> Series:

@@ -62,7 +62,7 @@ NAMES = {
 METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
 COMPARED = "top1_points"
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
-SIZES, SCORES, _NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
+SIZES, SCORES, NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
 GROWTH, DEPTH, OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
 _VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
 _MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
@@ -76,8 +76,8 @@ COMPARISONS = (
     (SCORES, "L2 norm before GeLU\nminus after GeLU", "tokenformer", "score-gelu-l2", "", ""),
     (SCORES, "L2 norm before GeLU\nminus L1 norm after it", "tokenformer", "score-gelu-l1",
      "TokenFormer-{}/16 GeLU + L2 norm", _GELU_L1),
-    (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
-    (_NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
+    (NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
+    (NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
     (GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
     (GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
     (GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
