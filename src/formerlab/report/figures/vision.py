@@ -128,10 +128,10 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     notes=lambda rows: [_notes(rows)[0][:-1] + "; bold: a claim uses the row.", *_notes(rows)[1:]],
 ))  # fmt: skip
 def vision_scores(results: Results, runs: list[str]) -> DataFrame:
-    """Error rates on test images (top-1) of Tokenformers with two scores or two kinds of norms, first / second, after
-    Tables 4 and 5 of Tokenformer (arXiv:2410.23168), paired by seed. Hollow: the paper's values on ImageNet-1K, each
-    from a single run. Dashed: limit of the claim, for ours and the paper. To see: whether exp is worse than GeLU, and
-    how much the order of norm and GeLU changes. One learning rate was used for all scores.
+    """Error rates on test images (top-1) of Tokenformers with two scores, or two kinds of norms, first / second, after
+    Table 4 of Tokenformer (arXiv:2410.23168), paired by seed. Hollow: the paper's values on ImageNet-1K, each from a
+    single run. Dashed: limit of the claim, for ours and the paper. To see: whether exp is worse than GeLU, and how much
+    the order of norm and GeLU changes. All scores have one learning rate.
     """
     rows = _rows(results, runs)
     if "_figure" not in rows:
