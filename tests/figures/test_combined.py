@@ -7,7 +7,7 @@ from fixtures.combined import make_combined
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.report.figures.combined import combined_effects
+from formerlab.report.figures.combined import combined_caches, combined_effects
 from formerlab.report.tables.combined import MODELS, cells, contrasts
 from formerlab.results.read import Results
 
@@ -71,3 +71,13 @@ def test_labels_of_a_single_seed_have_no_interval(tmp_path):
     labels = combined_effects.rows(Results(tmp_path / "live/smoke"), [*MODELS])["_label"].dropna()
     assert len(labels)
     assert not labels.str.contains(r"nan|\[").any()
+
+
+def test_the_first_row_of_a_figure_is_an_interaction(tmp_path):
+    make_combined(tmp_path / "live/smoke", **PLANTED)
+    for figure, panel, interactions in ((combined_effects, "models", 1), (combined_caches, "caches", 4)):
+        rows = figure.rows(Results(tmp_path / "live/smoke"), [*MODELS])
+        rows = rows[rows["_panel"].eq(panel)]
+        labels = rows.sort_values("_order", kind="stable").drop_duplicates("_label")
+        assert labels["_interaction"].tolist() == [True] * interactions + [False] * (len(labels) - interactions)
+    assert set(rows["text"]) == {"windows of the pruning test"}

@@ -270,6 +270,9 @@ def test_differences_are_beside_the_published_differences():
     pairs = set(zip(rows["run"], rows["compared_with"], strict=True))
     # figures compare the same pairs of runs as the tables
     assert {("tokenformer", "tokenformer-matched"), ("score-gelu-l2", "score-gelu-l1")} <= pairs
+    scores = pd.read_csv(OVERNIGHT / "vision_scores.csv")
+    shared = rows[rows["question"].eq("Score (Table 4)")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(scores, shared[[*scores]])
 
 
 def test_sparse_averages_are_shown_beside_dense_averages():
