@@ -46,7 +46,7 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
             handles[name] = *handles.get(name, ()), axes.errorbar(points["value"], heights, xerr=bars, **style | hollow)
         for label, limit in rows.reindex(columns=["label", "limit"]).dropna().to_numpy():
             ends = np.array([-0.5, 0.5]) + labels.index(label)
-            handles["limit of the claim"] = (*axes.plot([limit] * 2, ends, "--", color=GREY, linewidth=1.8, zorder=1),)
+            handles["needed for ✔"] = (*axes.plot([limit] * 2, ends, "--", color=GREY, linewidth=1.8, zorder=1),)
         for label, verdict in rows[["label", "verdict"]].dropna().drop_duplicates().to_numpy():
             sign = SIGNS.get(verdict.replace(" ", "_"), SIGNS["not_tested"])
             axes.text(1.02, labels.index(label), sign, va="center", transform=axes.get_yaxis_transform(),

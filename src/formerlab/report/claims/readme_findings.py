@@ -70,7 +70,7 @@ README_CLAIMS = {
         "Errors, Transformer = 1",
         paper="0.98 to 1.01 (ImageNet); needed: interval at most 1.05",
         result="{} (CIFAR-10; 65.9 % correct, Transformer 64.4 %)",
-        short_objection="Short rate search: *no verdict* by our rule for language"),
+        short_objection="Learning rates were searched on two of ten epochs"),
     "tokenformer-worse-than-modern-transformer": ReadmeClaim(
         "After 6 M tokens, a Tokenformer is worse than a modern Transformer of equal size (a third party's claim).",
         "perplexity, 45 novels; needed: 0.6 % higher",
@@ -78,11 +78,11 @@ README_CLAIMS = {
         "The sign changes with training: after 49 M tokens the perplexity is 3.7 [0.2, 7.1] % lower. With three "
         "seeds' variance alone, both include zero.",
         brief="**[Tokenformer](docs/tokenformer_from_scratch.md)** is worse than a modern Transformer of "
-        "equal size, after 6 M training tokens. Perplexity",
-        paper="+2.4 % ([course report](https://github.com/zzox531/nlp_tokenformer); Tokenformer's paper: -3.8 %, "
-        "classic Transformer); needed: +0.6 %",
-        result="{} (novels); after 49 M tokens -3.7 [-7.1, -0.2] %",
-        short_objection="Longer training reverses it; three seeds alone show neither"),
+        "equal size (a course report). Perplexity",
+        paper="+2.4 % ([report](https://github.com/zzox531/nlp_tokenformer); paper, beside a classic Transformer: "
+        "-3.8 %); needed: +0.6 %",
+        result="{} after 6 M training tokens; -3.7 [-7.1, -0.2] % after 49 M",
+        short_objection="Longer training reverses the sign; neither claim is settled"),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "Averages over all earlier blocks (DenseFormer) lower the loss at equal depth.",
         "perplexity, 24 blocks, 1.2 M parameters, 45 novels; needed: 0.7 % lower",
@@ -106,8 +106,8 @@ README_CLAIMS = {
         brief="**[Tokenformer](docs/tokenformer_new_text.md)** growth improves a model on new text more than widening "
         "a Transformer (Net2Net). Perplexity",
         paper="lower at the end (no number); needed: lower",
-        result="{} (growth alone lowers it by 0.8 %, widening alone by 11 %)",
-        short_objection="Both starting models were badly trained; one text"),
+        result="{} (Python docstrings; grown -0.8 %, widened -11 %, each beside no growth)",
+        short_objection="*Cannot tell* until we, knowing this, changed the comparison"),
     "tokenformer-zero-keys-default-tau": ReadmeClaim(
         "New parameter tokens with zero keys leave the output unchanged, with the paper's default scale of the scores.",
         "largest change of a logit, in standard deviations; needed: 0",
@@ -123,8 +123,8 @@ README_CLAIMS = {
         _percent, " points", "z.1f",
         brief="**[Decay](docs/decay.md)** is more accurate than H2O with 40 % of the cache. 7153 questions",
         paper="+4.0 points (OPT-2.7B); needed: +0.2",
-        result="{} (4-bit SmolLM2-135M-Instruct)",
-        short_objection="H2O loses only 1.2 points here, 5.9 there"),
+        result="{} (SmolLM2-135M-Instruct, 4-bit)",
+        short_objection="H2O costs this model only 1.2 points (there 5.9)"),
     "tokenformer-growth-saves-cost": ReadmeClaim(
         "Growing a Tokenformer costs at most half of training a Transformer from scratch to the same loss.",
         "FLOPs of all training; needed: the whole interval at most 0.5",
@@ -135,8 +135,8 @@ README_CLAIMS = {
         brief="**[Tokenformer](docs/tokenformer.md)** growth costs at most half of a Transformer of equal loss. "
         "Cost, Transformer = 1",
         paper="0.40 to 0.42 (TPU hours, our interpolation); needed: interval at most 0.5",
-        result="{} (FLOPs; extrapolated below 2.5)",
-        short_objection="4.5 before growth, so 0.5 was out of reach"),
+        result="{} (FLOPs, six books; extrapolated below 2.5)",
+        short_objection="Before growth it cost 0.89 of our most expensive Transformer"),
     "tokenformer-growth-equal-total-flops": ReadmeClaim(
         "For equal FLOPs, a grown Tokenformer is as good as the same size from scratch (a third party's claim).",
         "perplexity after long training, 45 novels; needed: whole interval at most 2.0 % higher",
@@ -150,7 +150,7 @@ README_CLAIMS = {
         "Conditions not met: all models were still learning, and our base has four heads.",
         brief="**[Transformer](docs/transformer.md)** is worse with a single attention head. Perplexity",
         paper="+7.5 % (one instead of eight); needed: +1.8 %",
-        result="{} (one instead of four)",
+        result="{} (one instead of four; German to English)",
         short_objection="All models were still learning"),
     "denseformer-gain-persists-with-training": ReadmeClaim(
         "DenseFormer's averages still help after eight times as many training tokens (our own claim).",
@@ -180,7 +180,7 @@ KEY = {
     "✘": "the whole interval misses what is needed",
     "?": "neither",
     "○": "our runs do not meet a condition of a fair test",
-    "†": "an earlier verdict was different; then a criterion, its reference, the statistics or the runs changed",
+    "†": "the verdict was different; then a criterion, its reference, the statistics or the runs changed",
 }
 """Meaning of the signs in the table of README."""
 COUNT_WORDS = {
@@ -200,10 +200,13 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return the block of README: a short row for each claim of README_CLAIMS that has a `brief`, the key of the signs,
     and the number of all claims that have each verdict. `by_scale` has the verdicts by scale.
     """
-    lines = ["| claim | published | ours | verdict | main objection |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| claim | published; needed for ✔ (our choice) | ours | verdict | main objection |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for verdict, line in _in_order(by_scale):
         if line.brief:
-            result, word = line.result.format(_numbers_text(verdict, line)), _verdict_words(verdict).partition("\n")[0]
+            result, word = line.result.format(_numbers_text(verdict, line)), _verdict_words(verdict, SIGNS.get)
             row = f"| {line.brief} | {line.paper} | {result} | {word} | {line.short_objection} |"
             lines.append(row.replace("\n", "<br>"))
     lines += ["", *(f"- {sign} {meaning}" for sign, meaning in KEY.items())]
@@ -222,7 +225,7 @@ def _count_lines(evaluated: Sequence[Verdict]) -> list[str]:
     return [
         f"Of the papers' {len(papers)} claims about trained models: {_counts(papers)}.",
         f"Of {len(others)} such [claims of others or our own](docs/verdicts.md): {_counts(others)}.",
-        f"Of {len(exact)} exact claims (arithmetic): {_counts(exact)}.",
+        f"Of {len(exact)} exact claims (arithmetic): {_counts(exact)} ([which](docs/verdicts.md#-fails)).",
     ]
 
 
@@ -254,11 +257,15 @@ def _in_order(by_scale: Mapping[str, Sequence[Verdict]]) -> list[tuple[Verdict, 
     return [(by_id[name], README_CLAIMS[name]) for name in names]
 
 
-def _verdict_words(verdict: Verdict) -> str:
-    """Return the sign and the word of a verdict, then † and the earlier verdict if it was different."""
+def _verdict_words(verdict: Verdict, former_text: Callable[[str], str | None] | None = None) -> str:
+    """Return the sign and the word of a verdict, then † and the earlier verdict if it was different: its word, or what
+    `former_text` returns for it.
+    """
     words = f"{SIGNS[verdict.outcome]} {outcome_text(verdict.outcome, verdict.items).partition(':')[0]}"
     former = read_claims().former_outcome(verdict.claim, verdict.outcome)
-    if former:
+    if former and former_text:
+        words += f" †\n(was {former_text(former)})"
+    elif former:
         former_word = CONDITION_NOT_MET.partition(":")[0] if former == "not_tested" else outcome_text(former, [])
         words += f" †\n(before: *{former_word}*)"
     return words

@@ -12,7 +12,7 @@ from formerlab.results.read import Results
 
 
 @plot(reads="test.csv", needs="annealed-random-*", within_regime=True, draw=overview(
-    "Cost of a Tokenformer, Transformer = 1", f"FLOPs at equal loss, log ({BETTER})", 1.5, ratio=True
+    "Cost of a Tokenformer, Transformer = 1", f"cost at equal loss, log ({BETTER})", 1.5, ratio=True
 ))  # fmt: skip
 def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     """Training cost of a grown Tokenformer in brief (arXiv:2410.23168): FLOPs with all ancestors, divided by the FLOPs
@@ -28,8 +28,8 @@ def tokenformer_overview(results: Results, runs: list[str]) -> DataFrame:
     label = rows["series"].eq(PARENT).map({True: "before growth", False: "after growth"})
     return DataFrame({
         **rows[["source", "run", "verdict"]],
-        "label": label.mask(published, "the paper, 1.4B"),
-        "series": published.map({True: "the paper (no interval)", False: f"ours ({seeds}), 95 % interval"}),
+        "label": label.mask(published, "paper, 1.4B"),
+        "series": published.map({True: "the paper (TPU hours)", False: f"ours ({seeds}), 95 % interval"}),
         "value": rows["flops_ratio"],
         "low": rows["flops_ratio_pooled_low"],
         "high": rows["flops_ratio_pooled_high"],
