@@ -82,7 +82,7 @@ README_CLAIMS = {
         paper="+2.4 % ([report](https://github.com/zzox531/nlp_tokenformer); paper, beside a classic Transformer: "
         "-3.8 %); needed: +0.6 %",
         result="{} after 6 M training tokens; -3.7 [-7.1, -0.2] % after 49 M",
-        short_objection="Longer training reverses the sign; neither claim is settled"),
+        short_objection="Reversed after 49 M tokens; by three seeds alone unclear"),
     "denseformer-better-at-equal-depth": ReadmeClaim(
         "Averages over all earlier blocks (DenseFormer) lower the loss at equal depth.",
         "perplexity, 24 blocks, 1.2 M parameters, 45 novels; needed: 0.7 % lower",
@@ -141,8 +141,8 @@ README_CLAIMS = {
         "For equal FLOPs, a grown Tokenformer is as good as the same size from scratch (a third party's claim).",
         "perplexity after long training, 45 novels; needed: whole interval at most 2.0 % higher",
         "no such comparison; the claim on cost implies it",
-        "Conditions not met: growth read its text 6.1 times, from scratch 2.3 times; its search had fewer rates. On all "
-        "books (one seed) both are equal."),
+        "Conditions not met: growth read its text 6.1 times, from scratch 2.3 times; its search had fewer rates. On "
+        "all books (one seed) both are equal."),
     "transformer-single-head-worse": ReadmeClaim(
         "One attention head is worse than eight.",
         "perplexity, German to English (Multi30k), 1.8 M parameters; needed: 1.8 % higher",
@@ -176,7 +176,8 @@ README_CLAIMS = {
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
     "✔": "the 95 % interval (in brackets) excludes zero (for a ratio: one), and the mean has what is "
-    "[needed](docs/results.md#main-findings), mostly a quarter of the published effect",
+    "[needed](docs/results.md#main-findings), mostly a quarter of the published effect; or the whole interval has it, where "
+    "the row says so",
     "✘": "the whole interval misses what is needed",
     "?": "neither",
     "○": "our runs do not meet a condition of a fair test",

@@ -117,7 +117,10 @@ def _answer_minus_h2o(rows: DataFrame) -> str:
         rivals = pd.concat(of_text[of_text["budget"].eq(budget)] for of_text in texts).dropna(subset=MINUS_H2O)
         rivals = rivals[~rivals["configuration"].isin((*BEYOND_BUDGET, "H2O"))].sort_values(MINUS_H2O)
         clear = rivals.loc[rivals[f"{MINUS_H2O}_high"] < 0, "configuration"].value_counts()
-        result = f"{clear.index[0]}, on {clear.iloc[0]} of {len(texts)} texts" if len(clear) else "no policy"
+        result = "no policy"
+        if len(clear):
+            tried = rivals["configuration"].eq(clear.index[0]).sum()
+            result = f"{clear.index[0]}, on {clear.iloc[0]} of the {tried} texts on which it was run"
         if clear.empty and len(texts) == 1 and len(rivals):
             result += f" (lowest: {rivals['configuration'].iloc[0]}, {in_words(rivals.iloc[0], MINUS_H2O)} nats)"
         words.append(f"at {budget_text(budget)} {result}")
