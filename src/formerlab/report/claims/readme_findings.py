@@ -176,8 +176,8 @@ README_CLAIMS = {
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
     "✔": "the 95 % interval (in brackets) excludes zero (for a ratio: one), and the mean has what is "
-    "[needed](docs/results.md#main-findings), mostly a quarter of the published effect; or the whole interval has it, where "
-    "the row says so",
+    "[needed](docs/results.md#main-findings), mostly a quarter of the published effect; or the whole interval has it, "
+    "where the row says so",
     "✘": "the whole interval misses what is needed",
     "?": "neither",
     "○": "our runs do not meet a condition of a fair test",
