@@ -225,12 +225,13 @@ def _used(study: str, used: Results, rows: DataFrame, records: dict[Any, dict[st
 
 def _searched_fraction(rows: DataFrame, records: dict[Any, dict[str, Any]], used: Results) -> Series:
     """Return, for each row, the tokens of its search divided by the tokens of the longest run at scale LONG_RUNS with
-    the same model, data, kind of start and chosen rate. NaN if there is no such run.
+    the same model, data set, kind of start and chosen rate. NaN if there is no such run.
     """
 
     def key(record: dict[str, Any], rate: object) -> tuple[object, ...]:
         model = json.dumps(record["spec"]["model"], sort_keys=True)
-        return record["study"], model, record["data"]["fingerprint"], record["init"] is not None, rate
+        # By name, because the docstrings of newer packages have another fingerprint.
+        return record["study"], model, record["data"]["name"], record["init"] is not None, rate
 
     tokens = DataFrame(
         [(key(record, flatten(record["spec"]).get(RATE)), record["tokens"]) for record in used.records()]

@@ -189,7 +189,7 @@ def _answer(rows: DataFrame) -> str:
                "parameters_non_embedding "
                "regime blocks width tokens step seeds")  # fmt: skip
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
-    """Are the effects of parameter tokens, averages over depth and a pruned cache additive?
+    """Are the effects of parameter tokens and averages over depth additive?
 
     - Test loss, without and with DenseFormer's averages (1x1). The last cell of the first block is the interaction; if
     it is zero, parameter tokens and averages add up.
