@@ -21,9 +21,8 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
     """Return a function that draws a row per `label` with a point per `series`: `value` and the ends of its interval.
 
     `_style` names the plot style of a series. Published points are hollow on a tinted background. `left` is the space
-    for the labels in inches. The part of a label up to a colon is left out if the row above has the same. A vertical
-    line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic. The sign of the `verdict` of a row, as in
-    README's table, is on the right of the axes.
+    for the labels in inches. A vertical line marks equality: 0, or 1 for a `ratio`, whose axis is logarithmic. The sign
+    of the `verdict` of a row, as in README's table, is on the right of the axes.
     """
 
     def render(rows: DataFrame) -> Figure:
@@ -51,10 +50,7 @@ def overview(title: str, xlabel: str, left: float, ratio: bool = False) -> Calla
             sign = SIGNS.get(verdict.replace(" ", "_"), SIGNS["not_tested"])
             axes.text(1.02, labels.index(label), sign, va="center", transform=axes.get_yaxis_transform(),
                       fontsize=TEXT + 2)  # fmt: skip
-        groups = [label.rpartition(": ")[0] for label in labels]
-        again = [group == above for group, above in zip(groups, [*groups[1:], ""], strict=True)]
-        names = [label.rpartition(": ")[2] if same else label for label, same in zip(labels, again, strict=True)]
-        axes.set_yticks(range(len(labels)), names)
+        axes.set_yticks(range(len(labels)), labels)
         axes.set(ylim=(-0.6, len(labels) - 0.4))
         if ratio:
             axes.set_xscale("log", base=2)

@@ -122,7 +122,7 @@ README_CLAIMS = {
         "One small model, for which H2O loses only 1.2 points (paper: 5.9), so there was little to win back.",
         _percent, " points", "z.1f",
         brief="**[Decay](docs/decay.md)** is more accurate than H2O with 40 % of the cache. 7153 questions",
-        paper="+4.0 points (OPT-2.7B); needed: +0.2",
+        paper="+4.0 points (OPT-2.7B); needed: +0.2, scaled to what H2O costs our model",
         result="{} (SmolLM2-135M-Instruct, 4-bit)",
         short_objection="H2O costs this model only 1.2 points (there 5.9)"),
     "tokenformer-growth-saves-cost": ReadmeClaim(
@@ -175,9 +175,9 @@ README_CLAIMS = {
 }  # fmt: skip
 """The claims of docs/results.md. README has those with a `brief`."""
 KEY = {
-    "✔": "the 95 % interval (in brackets) excludes zero (for a ratio: one), and the mean has what is "
-    "[needed](docs/results.md#main-findings), mostly a quarter of the published effect; or the whole interval has it, "
-    "where the row says so",
+    "✔": "the 95 % interval (in brackets) excludes zero (a ratio: one), and the mean reaches the "
+    "[needed](docs/results.md#main-findings) value, mostly a quarter of the published effect; where a row says "
+    "*interval*, the whole interval must reach it",
     "✘": "the whole interval misses what is needed",
     "?": "neither",
     "○": "our runs do not meet a condition of a fair test",
