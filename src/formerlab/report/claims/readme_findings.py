@@ -226,7 +226,7 @@ def _count_lines(evaluated: Sequence[Verdict]) -> list[str]:
     return [
         f"Of the papers' {len(papers)} claims about trained models: {_counts(papers)}.",
         f"Of {len(others)} such [claims of others or our own](docs/verdicts.md): {_counts(others)}.",
-        f"Of {len(exact)} exact claims (arithmetic): {_counts(exact)} ([which](docs/verdicts.md#-fails)).",
+        f"Of {len(exact)} exact claims (arithmetic): {_counts(exact)} ([which](docs/verdicts.md)).",
     ]
 
 
