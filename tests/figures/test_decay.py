@@ -363,7 +363,7 @@ def test_each_policy_is_paired_with_h2o_on_common_windows(tmp_path):
     assert block["configuration"].tolist() == names, "others read fewer windows"
     assert block["10 % (nats) ↓"].tolist() == pytest.approx([-3.8, np.nan, -0.2, 2.8], nan_ok=True)
     answer = decay_table.answer(table.assign(source="ours")).replace("\N{MINUS SIGN}", "-")
-    assert answer == "Clearly below H2O: at 10 % H2O (local statistics), on 1 of 1 texts."
+    assert answer == "Clearly below H2O: at 10 % H2O (local statistics), on 1 of 1 texts with this policy."
     others = table[table["policy"].ne("h2o variant=local_statistics")].assign(source="ours")
     assert decay_table.answer(others).startswith("Clearly below H2O: at 10 % no policy (lowest: Random, 2.8")
 

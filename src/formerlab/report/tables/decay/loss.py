@@ -120,7 +120,7 @@ def _answer_minus_h2o(rows: DataFrame) -> str:
         result = "no policy"
         if len(clear):
             tried = rivals["configuration"].eq(clear.index[0]).sum()
-            result = f"{clear.index[0]}, on {clear.iloc[0]} of the {tried} texts on which it was run"
+            result = f"{clear.index[0]}, on {clear.iloc[0]} of {tried} texts with this policy"
         if clear.empty and len(texts) == 1 and len(rivals):
             result += f" (lowest: {rivals['configuration'].iloc[0]}, {in_words(rivals.iloc[0], MINUS_H2O)} nats)"
         words.append(f"at {budget_text(budget)} {result}")
