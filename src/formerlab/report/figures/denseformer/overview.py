@@ -10,7 +10,7 @@ from formerlab.report.runs import seed_count
 from formerlab.report.style import BETTER
 from formerlab.results.read import Results
 
-_SHORTER = {"^(?:books|novels), ": "", "OpenWebText2": "OWT2"}
+_SHORTER = {"^[^:]*, ": "", "OpenWebText2": "OWT2"}
 
 
 @plot(reads="test.csv", needs="depth.kind=dwa depth.dilation=1 depth.period=1", within_regime=True, draw=overview(
