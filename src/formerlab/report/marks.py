@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 from matplotlib.transforms import ScaledTranslation
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, GREY, LETTER, MET_GROUND, PUBLISHED_GROUND, Label, ink
+from formerlab.report.style import BLACK, GREY, LETTER, LIMIT_STYLE, MET_GROUND, PUBLISHED_GROUND, Label, ink
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -289,7 +289,7 @@ def _shade_rows(axes: Axes, panel: "Panel", means: DataFrame, names: list[Any], 
         rows = names.index(name) - 0.45, names.index(name) + 0.45
         ends = [end for end in (limit, met) if np.isfinite(end)]
         axes.vlines(ends, *rows, color="white", linewidth=3, zorder=1.5)  # covers a zero line at the same place
-        axes.vlines(ends, *rows, color=GREY, linestyle=(0, (3, 2)), linewidth=1.2, zorder=1.6)
+        axes.vlines(ends, *rows, **LIMIT_STYLE, zorder=1.6)
         if pd.notna(met):
             shown = axes.get_xlim()
             axes.fill_betweenx(

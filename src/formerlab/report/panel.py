@@ -34,6 +34,7 @@ from formerlab.report.style import (
     GREY,
     HOLLOW,
     LETTER,
+    LIMIT_STYLE,
     WIDEST,
     PlotStyle,
     label_at_edge,
@@ -293,7 +294,7 @@ def _handles(pairs: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
             drawn = rows.dropna(subset=[panel.x] if panel.kind == "forest" else panel.y)
             handles |= {name: line for name, line in panel.handles(drawn).items() if name not in handles}
     if handles and any(f"{panel.x}_limit" in rows for panel, rows in pairs):
-        handles["limit of the claim"] = Line2D([], [], color=GREY, linestyle=(0, (3, 2)), linewidth=1.2)
+        handles["limit of the claim"] = Line2D([], [], **LIMIT_STYLE)
     return handles
 
 

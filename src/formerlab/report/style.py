@@ -51,6 +51,8 @@ PUBLISHED_GROUND = "#f6f2e7"
 """Background colour of a panel with published values."""
 MET_GROUND = "#e2f3e4"
 """Background colour of the values that meet a claim."""
+LIMIT_STYLE: dict[str, Any] = {"color": GREY, "linestyle": (0, (3, 2)), "linewidth": 1.2}
+"""Line style of the limit of a claim."""
 BETTER = "\N{LEFTWARDS ARROW}\N{NO-BREAK SPACE}better"
 """Marks the better side in the label of an axis where it is left or, in the rotated label of a y axis, below."""
 SIGNS = {

@@ -32,6 +32,6 @@ _TERMS = {
 
 
 def terms(text: str) -> list[str]:
-    """Return one line that explains the terms in a text, as a list; empty if the text has none of them."""
+    """Return a list with one line that explains the terms in a text, or an empty list if the text has no such term."""
     found = [f"{term}: {words}" for term, words in _TERMS.items() if re.search(rf"\b{term}\b", text)]
     return [f"Terms. {'; '.join(found)}."] if found else []

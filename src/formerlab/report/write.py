@@ -374,7 +374,7 @@ _SIGNS = {
 """Lines that explain signs in cells, by regular expression."""
 
 
-def _with_empty_cells(cells: DataFrame, *, published: bool) -> DataFrame:
+def _with_dashes_and_bold_names(cells: DataFrame, *, published: bool) -> DataFrame:
     """Return formatted cells with "not published" or a dash (not run, no claim) in place of empty cells, and with bold
     names (the first column) in the rows that a claim uses.
     """
@@ -417,12 +417,12 @@ def table_texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tu
             cells = pages.format_table(with_claim_letters(rows, letters), hidden)
             headings += [*cells]
             cells, note = pages.without_constants(cells)
-        cells_with_dashes = _with_empty_cells(cells, published=block.startswith(_PUBLISHED))
-        explained += " ".join(map(str, cells_with_dashes.to_numpy().ravel()))
+        shown_cells = _with_dashes_and_bold_names(cells, published=block.startswith(_PUBLISHED))
+        explained += " ".join(map(str, shown_cells.to_numpy().ravel()))
         title, _, settings = block.partition("\n")
         notes = list(filter(None, [settings and f"{settings}.", note]))
-        text += [f"**{title}**", *([] if cells.empty else [pages.markdown_table(cells_with_dashes)]), *notes]
-        page += [pages.heading(title), *([] if cells.empty else [pages.html_table(cells_with_dashes)])]
+        text += [f"**{title}**", *([] if cells.empty else [pages.markdown_table(shown_cells)]), *notes]
+        page += [pages.heading(title), *([] if cells.empty else [pages.html_table(shown_cells)])]
         page += map(pages.paragraph, notes)
         named += f" {title} {settings} " + " ".join(map(str, cells))
     lines = [*pages.bullets(entry.caption), *meanings(headings)]

@@ -207,7 +207,10 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     ]
     for verdict, line in _in_order(by_scale):
         if line.brief:
-            result, word = line.result.format(_numbers_text(verdict, line)), _verdict_words(verdict, SIGNS.get)
+            result, word = (
+                line.result.format(_numbers_text(verdict, line)),
+                _verdict_words(verdict, former_as_sign=True),
+            )
             row = f"| {line.brief} | {line.paper} | {result} | {word} | {line.short_objection} |"
             lines.append(row.replace("\n", "<br>"))
     lines += ["", *(f"- {sign} {meaning}" for sign, meaning in KEY.items())]
@@ -258,18 +261,18 @@ def _in_order(by_scale: Mapping[str, Sequence[Verdict]]) -> list[tuple[Verdict, 
     return [(by_id[name], README_CLAIMS[name]) for name in names]
 
 
-def _verdict_words(verdict: Verdict, former_text: Callable[[str], str | None] | None = None) -> str:
-    """Return the sign and the word of a verdict, then † and the earlier verdict if it was different: its word, or what
-    `former_text` returns for it.
+def _verdict_words(verdict: Verdict, *, former_as_sign: bool = False) -> str:
+    """Return the sign and the word of a verdict, then † and the word or the sign of the earlier verdict if it was
+    different.
     """
     words = f"{SIGNS[verdict.outcome]} {outcome_text(verdict.outcome, verdict.items).partition(':')[0]}"
     former = read_claims().former_outcome(verdict.claim, verdict.outcome)
-    if former and former_text:
-        words += f" †\n(was {former_text(former)})"
-    elif former:
-        former_word = CONDITION_NOT_MET.partition(":")[0] if former == "not_tested" else outcome_text(former, [])
-        words += f" †\n(before: *{former_word}*)"
-    return words
+    if not former:
+        return words
+    if former_as_sign:
+        return f"{words} †\n(was {SIGNS[former]})"
+    former_word = CONDITION_NOT_MET.partition(":")[0] if former == "not_tested" else outcome_text(former, [])
+    return f"{words} †\n(before: *{former_word}*)"
 
 
 def _numbers_text(verdict: Verdict, line: ReadmeClaim) -> str:

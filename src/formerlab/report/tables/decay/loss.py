@@ -79,12 +79,11 @@ def _by_text(rows: DataFrame) -> dict[str, DataFrame]:
 
 def _minus_h2o_by_text(rows: DataFrame) -> dict[str, DataFrame]:
     """Return the lowest policy by text and budget, and a block for each model and text with a row per policy."""
-    blocks, lowest = dict[str, DataFrame](), []
+    blocks, lowest, ranks = dict[str, DataFrame](), [], dict[str, int]()
     for heading, of_text in _by_text(rows[~rows["configuration"].str.match(_ONE_SHOT)]).items():
-        table = blocks[heading] = _by_budget(of_text)
-        order = next(iter(blocks.values()))["configuration"].tolist()
-        rank = table["configuration"].map({name: number for number, name in enumerate(order)})
-        blocks[heading] = table.iloc[rank.argsort(kind="stable")]
+        table = _by_budget(of_text)
+        ranks = ranks or {name: number for number, name in enumerate(table["configuration"])}  # all as in the first
+        blocks[heading] = table.iloc[table["configuration"].map(ranks).argsort(kind="stable")]
         if of_text["verdict"].notna().any():
             verdicts = of_text.dropna(subset="verdict").drop_duplicates("configuration").set_index("configuration")
             blocks[heading] = blocks[heading].join(verdicts[["needed", "verdict"]], on="configuration")
