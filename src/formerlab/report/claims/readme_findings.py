@@ -207,10 +207,8 @@ def readme_findings(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     ]
     for verdict, line in _in_order(by_scale):
         if line.brief:
-            result, word = (
-                line.result.format(_numbers_text(verdict, line)),
-                _verdict_words(verdict, former_as_sign=True),
-            )
+            result = line.result.format(_numbers_text(verdict, line))
+            word = _verdict_words(verdict, former_as_sign=True)
             row = f"| {line.brief} | {line.paper} | {result} | {word} | {line.short_objection} |"
             lines.append(row.replace("\n", "<br>"))
     lines += ["", *(f"- {sign} {meaning}" for sign, meaning in KEY.items())]
