@@ -142,7 +142,7 @@ README_CLAIMS = {
         "perplexity after long training, 45 novels; needed: whole interval at most 2.0 % higher",
         "no such comparison; the claim on cost implies it",
         "Conditions not met: growth read its text 6.1 times, from scratch 2.3 times; its search had fewer rates. On "
-        "all books (two seeds) both are equal."),
+        "all books (two seeds) we saw no difference."),
     "transformer-single-head-worse": ReadmeClaim(
         "One attention head is worse than eight.",
         "perplexity, German to English (Multi30k), 1.8 M parameters; needed: 1.8 % higher",
